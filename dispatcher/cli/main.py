@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "reschedule": ("unsent:reschedule", "Change when emails that are not sent yet are sent."),
     "lanes": ("lanes:command", "List lanes; set their shares, policies and senders."),
     "tenants": ("tenants:command", "List tenants' limits; set a tenant's rate and share."),
+    "domains": ("domains:command", "List and set the ceilings of recipient domains, for smtp."),
     "pause": ("pause:command", "Stop sending: everything, or one lane, tenant or provider."),
     "resume": ("pause:resume", "End a pause."),
     "held": ("held:command", "List, confirm or release emails whose outcome is unknown."),

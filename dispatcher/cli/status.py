@@ -58,7 +58,8 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     \b
     Statuses:
       pending    enqueued; waits for a worker, or for its next attempt
-      waiting    waits for a later time: it is scheduled, or will be redelivered
+      waiting    waits for a later time: it is scheduled, will be redelivered, or waits for
+                 the ceiling of its recipient domain
       sending    a worker has leased it
       sent       the provider accepted it
       failed     it will not be sent: see `dispatcher dlq`
@@ -68,6 +69,10 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL is unreachable, the command fails. If RabbitMQ
     is unreachable, `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that
     workers have received but not acked.
+
+    An email is `waiting` if it is not due yet: it is scheduled, or waits for a redelivery, or for the ceiling of its
+    recipient domain (see `dispatcher domains`). `domains` lists the domains for which emails wait, each counted up to
+    10,000.
 
     `oldest_pending_seconds` is the longest time that a pending email has waited since it could first be sent. Due
     emails wait until the relay publishes them: `longest_due_seconds` is the longest such wait. Both figures leave out
@@ -112,6 +117,7 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
        "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}},
        "pauses": [{"scope": "tenant", "name": "acme", "until": "2026-11-23T14:00:00+00:00", "reason": "complaints",
                    "actor": "ann@ops-1", "began_at": "2026-11-23T12:00:00+00:00"}],
+       "domains": [{"domain": "example.org", "per_second": 5.0, "concurrent": null, "waiting": 1234}],
        "vanished_hosts": [{"name": "host-2", "in_flight": 64, "settled_in_seconds": 27.5, "silent_seconds": null}],
        "unready": "worker 1 could not boot, 3 times in a row: ...",
        "workers": [{"name": "host-1:w0:4711:9f86d081", "age_seconds": 86400.0, "in_flight": 12}],
@@ -156,11 +162,13 @@ def take_snapshot(settings: Settings) -> Snapshot:
     from dispatcher.store.connections import connected
     from dispatcher.store.controls import list_pauses_sync
     from dispatcher.store.counts import count_emails
+    from dispatcher.store.domains import count_in_line_sync
     from dispatcher.store.providers import find_troubles_sync
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
         troubles, pauses = find_troubles_sync(connection), list_pauses_sync(connection)
+        domains = [each for each in count_in_line_sync(connection) if each.waiting]
         workers, latency = list_workers(connection), measure_latency(connection)
         longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
         silent = list_silent_hosts(connection, after_seconds=longest_seconds)
@@ -177,6 +185,7 @@ def take_snapshot(settings: Settings) -> Snapshot:
         expiring,
         troubles,
         pauses,
+        domains,
         workers,
         silent,
         unready,

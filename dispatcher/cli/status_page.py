@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dispatcher.domain.waiting import ProviderProblem
     from dispatcher.store.activity import Latency, WorkerSeen
     from dispatcher.store.counts import Counts
+    from dispatcher.store.domains import LimitedDomain
     from dispatcher.store.retention import ExpiringEmails
 
 
@@ -33,6 +34,7 @@ class Snapshot:
         expiring: Failed and held emails whose content will soon be deleted; None if content is kept for ever.
         troubles: Providers that at least one worker cannot use now.
         pauses: The operators' pauses that are in force.
+        domains: The recipient domains for whose ceilings emails wait.
         silent_seconds: How long each host's monitor has not reported. Has only hosts that are silent for too long.
         unready: The processes of this host that do not work, and why; None if all work, or if no monitor answers.
         recovery_seconds: The longest time from the expiry of a vanished host's lease until another host recovers it.
@@ -45,6 +47,7 @@ class Snapshot:
     expiring: ExpiringEmails | None
     troubles: list[ProviderProblem]
     pauses: list[Pause]
+    domains: list[LimitedDomain]
     workers: list[WorkerSeen]
     silent_seconds: Mapping[str, float]
     unready: str | None
@@ -76,6 +79,7 @@ class Snapshot:
                 for trouble in self.troubles
             },
             "pauses": [asdict(pause) for pause in self.pauses],
+            "domains": [{**asdict(each.limit), "waiting": each.waiting} for each in self.domains],
             "vanished_hosts": [
                 {
                     "name": host.name,
@@ -106,6 +110,7 @@ def table(snapshot: Snapshot, *, coloured: bool) -> list[str]:
 def _troubles(snapshot: Snapshot, *, coloured: bool) -> list[str]:
     """Pauses, and the faults of providers and processes, one per line. Long reasons would widen the table's columns."""
     lines = [(pause.describe(), "yellow") for pause in snapshot.pauses]
+    lines += [(each.describe(), "") for each in snapshot.domains]
     lines += [
         (f"{trouble.provider}: {_describe(trouble)}", "yellow" if trouble.state == "paused" else "red")
         for trouble in snapshot.troubles

@@ -1,4 +1,7 @@
-"""What operators set for all hosts: lanes' policies, tenants' limits, pauses. `store.controls` reads them."""
+"""What operators set for all hosts: lanes' policies, limits of tenants and recipient domains, pauses.
+
+`store.controls` reads them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ precision."""
 MAX_LIMIT: Final = 1_000_000
 """The highest weight, and the highest ceiling per second. The queries `list_lane_policies` and `list_tenant_limits`
 contain both limits, too."""
+MAX_CONCURRENT: Final = 100_000
+"""The highest number of attempts at the same time that an operator can set for a recipient domain."""
 
 
 def send_queue(queue: str, lane: str) -> str:
@@ -35,6 +40,10 @@ def send_queue(queue: str, lane: str) -> str:
 
 LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """The pattern of a lane's name."""
+
+
+LIMITED_PROVIDER: Final = "smtp"
+"""The provider to which the ceilings of recipient domains apply. The others deliver at their own pace per domain."""
 
 
 class PauseScope(StrEnum):
@@ -132,6 +141,32 @@ class TenantLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class DomainLimit:
+    """What an operator set for a recipient domain. Counts only attempts of the provider `LIMITED_PROVIDER`.
+
+    Attributes:
+        domain: In lower case, without subdomains; an internationalized domain as A-labels.
+        per_second: The most emails per second, all hosts together; None: no limit.
+        concurrent: The most attempts at the same time, all hosts together; None: no limit.
+    """
+
+    domain: str
+    per_second: float | None = None
+    concurrent: int | None = None
+
+    def describe(self) -> str:
+        """A clause such as `example.org may get 5 emails per second, 2 at the same time`."""
+        rate = "" if self.per_second is None else f"{self.per_second:g} email{_s(self.per_second)} per second"
+        most = "" if self.concurrent is None else f"{self.concurrent:,}{'' if rate else f' email{_s(self.concurrent)}'}"
+        slots = f"{most} at the same time" if most else ""
+        return f"{self.domain} may get {', '.join(filter(None, (rate, slots)))}"
+
+
+def _s(count: float) -> str:
+    return "" if count == 1 else "s"
+
+
+@dataclass(frozen=True, slots=True)
 class Controls:
     """Everything that operators set, as read at one moment. Contains no pause that has ended.
 
@@ -143,6 +178,7 @@ class Controls:
     pauses: tuple[Pause, ...] = ()
     lanes: Mapping[str, LanePolicy] = field(default_factory=lambda: MappingProxyType({}))
     tenants: Mapping[str, TenantLimit] = field(default_factory=lambda: MappingProxyType({}))
+    domains: Mapping[str, DomainLimit] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def paused_tenants(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@
        └──────────────── recovered ◀── held by recovery, and the worker returns: not accepted (or ──▶ failed | waiting)
 
     waiting ──its time has come──▶ pending          pending ──reschedule──▶ waiting
-    sending ──deferred, attempts used up, but redelivery is on──▶ waiting
+    sending ──deferred, attempts used up, but redelivery is on; or released, a domain's ceiling is reached──▶ waiting
     waiting | pending ──cancel, or expired──▶ cancelled          held ──expired──▶ cancelled
 
 Rules:
@@ -42,7 +42,8 @@ class Status(StrEnum):
     PENDING = "pending"
     """The email is due: its message is on the send queue, or the relay will publish it."""
     WAITING = "waiting"
-    """The email is not due yet: it is scheduled for later, or waits for a redelivery."""
+    """The email is not due yet: it is scheduled for later, or waits for a redelivery or for a recipient domain's
+    ceiling."""
     SENDING = "sending"
     SENT = "sent"
     FAILED = "failed"
@@ -67,6 +68,7 @@ class Transition(StrEnum):
     WAKE = "wake"
     RESCHEDULE = "reschedule"
     REDELIVER = "redeliver"
+    PUT_IN_LINE = "put_in_line"
     CANCEL = "cancel"
     EXPIRE = "expire"
 
@@ -96,6 +98,7 @@ TRANSITIONS: Final = MappingProxyType(
         (Status.PENDING, Transition.RESCHEDULE): Status.WAITING,
         (Status.SENDING, Transition.REDELIVER): Status.WAITING,
         (Status.HELD, Transition.REDELIVER): Status.WAITING,
+        (Status.SENDING, Transition.PUT_IN_LINE): Status.WAITING,
         (Status.WAITING, Transition.CANCEL): Status.CANCELLED,
         (Status.PENDING, Transition.CANCEL): Status.CANCELLED,
         (Status.WAITING, Transition.EXPIRE): Status.CANCELLED,

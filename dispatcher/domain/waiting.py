@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from dispatcher.domain.controls import Pause, PauseScope
+from dispatcher.domain.controls import DomainLimit, Pause, PauseScope
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 
@@ -30,6 +30,8 @@ class WaitReason(StrEnum):
     """The email is scheduled for later."""
     REDELIVERY = "redelivery"
     """The provider deferred the email, and it is tried again later."""
+    DOMAIN = "domain"
+    """The ceiling of a recipient domain is reached."""
     LOCKED = "locked"
     """Another transaction holds a lock on the email's row."""
     PAUSED = "paused"
@@ -91,9 +93,12 @@ class Facts:
         workers: The number of workers with a session, on all hosts.
         ahead: How many pending emails were enqueued before this email; counted up to `MAX_AHEAD_COUNT`.
         wait_until: When a waiting email becomes due; None if the email is not waiting.
-        wait_reason: `scheduled` or `redelivery`, if the email waits or has waited.
+        wait_reason: `scheduled`, `redelivery` or `domain`, if the email waits or has waited.
         attempt_count: The number of attempts so far.
         provider: The provider of the last attempt.
+        wait_domain: The recipient domain for whose ceiling the email waits or has waited.
+        domain_per_second: The ceiling of this domain in emails per second; None if there is none.
+        domain_concurrent: The ceiling of this domain in attempts at the same time; None if there is none.
         troubles: The providers that workers cannot use now, or that an operator paused.
         ceilings: The most emails per second, by provider. Contains only providers with a ceiling.
         pauses: The operators' pauses that stop the email, except pauses of providers: these are in `troubles`.
@@ -113,6 +118,9 @@ class Facts:
     wait_reason: str | None = None
     attempt_count: int = 0
     provider: str | None = None
+    wait_domain: str | None = None
+    domain_per_second: float | None = None
+    domain_concurrent: int | None = None
     troubles: Sequence[ProviderProblem] = ()
     ceilings: Mapping[str, float] = field(default_factory=dict)
     pauses: Sequence[Pause] = ()
@@ -167,6 +175,11 @@ def _of_schedule(facts: Facts, until: datetime) -> WaitExplanation:
         reason = WaitReason.REDELIVERY
         why = f": {facts.error_type}" if facts.error_type else ""
         because = f"{facts.provider or 'the provider'} deferred it (attempt {facts.attempt_count}{why})"
+    if facts.wait_reason == WaitReason.DOMAIN and facts.wait_domain is not None:
+        limit = DomainLimit(facts.wait_domain, facts.domain_per_second, facts.domain_concurrent)
+        has_ceiling = limit.per_second is not None or limit.concurrent is not None
+        reason = WaitReason.DOMAIN
+        because = limit.describe() if has_ceiling else f"{limit.domain} had a ceiling, which was removed"
     return WaitExplanation(reason, f"The email waits because {because}.", until, because=because)
 
 

@@ -16,6 +16,7 @@ from dispatcher.errors import BrokerUnavailable, StoreUnavailable
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.host.services import Periodic, Service
 from dispatcher.relay.dead_letters import DeadLetterPublisher
+from dispatcher.relay.domain_lines import DomainLines
 from dispatcher.relay.lane_queue import LaneQueue
 from dispatcher.relay.leadership import Leadership
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, PointerPublisher
@@ -125,7 +126,9 @@ class PublishLoop:
             await outbox.listen()
             self._outage.reset()
             self._log.info("relay.leading")
-            own_services: tuple[Service, ...] = _ControlsReader(outbox, self._shares), _Notifications(outbox)
+            lines = DomainLines(outbox)
+            reader = _ControlsReader(outbox, self._shares, lines)
+            own_services: tuple[Service, ...] = reader, lines, _Notifications(outbox)
             services = [Periodic(service) for service in (*own_services, *self._services_of(outbox))]
             while not self._is_stopping:
                 await self._publish_round(outbox, services)
@@ -172,16 +175,19 @@ class PublishLoop:
 
 
 class _ControlsReader:
-    """Applies what operators set: pauses, and the tenants' weights and ceilings."""
+    """Applies what operators set: pauses, the tenants' weights and ceilings, and the ceilings of recipient domains."""
 
     interval_seconds = READ_SECONDS
 
-    def __init__(self, outbox: Outbox, shares: Shares) -> None:
+    def __init__(self, outbox: Outbox, shares: Shares, lines: DomainLines) -> None:
         self._outbox = outbox
         self._shares = shares
+        self._lines = lines
 
     async def run_once(self) -> None:
-        self._shares.set_controls(await self._outbox.read_controls())
+        controls = await self._outbox.read_controls()
+        self._shares.set_controls(controls)
+        self._lines.set_limits(controls.domains)
 
 
 class _Notifications:

@@ -37,6 +37,7 @@ from dispatcher.routing.breaker import (
     BreakerState,
     CircuitBreaker,
 )
+from dispatcher.routing.domain_gates import DomainGates
 from dispatcher.routing.evidence import Blame
 from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import RateLimit
@@ -158,6 +159,7 @@ class Routes:
 
     Attributes:
         weights: The lanes' weights, by which the lanes share the worker and the rate limits.
+        domains: The ceilings of recipient domains.
     """
 
     def __init__(
@@ -165,16 +167,19 @@ class Routes:
         routes: Sequence[Route],
         *,
         weights: LaneWeights | None = None,
+        domains: DomainGates | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         """
         Args:
             weights: The lanes' weights, as in the routes' rate limits.
+            domains: None: no recipient domain has a ceiling.
             jitter: Returns a random number from 0 to 1, so that emails that wait for one provider are not all due at
                 the same time.
         """
         self._routes = tuple(routes)
         self.weights = weights or LaneWeights()
+        self.domains = domains or DomainGates()
         self._jitter = jitter
 
     def choose(self, email: OutgoingEmail, left_out: Collection[str] = ()) -> Route | None:

@@ -1,11 +1,11 @@
-"""Reads the controls that operators set for all hosts: lanes' policies, tenants' limits, pauses. Writes pauses."""
+"""Reads the controls that operators set for all hosts: lanes' policies, limits, pauses. Writes pauses."""
 
 from __future__ import annotations
 
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.controls import Controls, LanePolicy, Pause, PauseScope, TenantLimit
+from dispatcher.domain.controls import Controls, DomainLimit, LanePolicy, Pause, PauseScope, TenantLimit
 from dispatcher.store.connections import Session
 from dispatcher.store.statements import Source, fetch, fetch_sync
 
@@ -22,7 +22,13 @@ async def read_controls(source: Source) -> Controls:
     pauses = await list_pauses(source)
     lanes = await fetch(source, "list_lane_policies", into=LanePolicy)
     tenants = await fetch(source, "list_tenant_limits", into=TenantLimit)
-    return Controls(tuple(pauses), {each.lane: each for each in lanes}, {each.tenant_id: each for each in tenants})
+    domains = await fetch(source, "list_domain_limits", into=DomainLimit)
+    return Controls(
+        tuple(pauses),
+        {each.lane: each for each in lanes},
+        {each.tenant_id: each for each in tenants},
+        {each.domain: each for each in domains},
+    )
 
 
 async def list_pauses(source: Source) -> list[Pause]:

@@ -32,6 +32,10 @@ that moves messages back and forth."""
 MAX_OCTETS: Final = 64 * 1024
 """`lease` returns the content of an email only if the content is at most this large and has no attachments. Nearly all
 emails are far smaller."""
+MOST_WAIT_SECONDS: Final = 3600.0
+"""The longest wait for a domain's ceiling. Then the email gets a new time, because the ceiling may have changed."""
+MOST_PACE: Final = 1_000_000.0
+"""The most emails per second that come back from a line."""
 SLICE_OCTETS: Final = 4 * 1024 * 1024
 _NUMBER: Final = attrgetter("email_id.int")
 _NO_EMAIL: Final = (AttributeError, TypeError, ValueError)
@@ -83,6 +87,19 @@ class Lease(NamedTuple):
     def trace_id(self) -> str | None:
         """The trace id of the traceparent (W3C Trace Context, section 3.2.2.3); None without one."""
         return self.traceparent[3:35] if self.traceparent else None
+
+
+class LinePlace(NamedTuple):
+    """Where an email waits for a ceiling of a recipient domain.
+
+    Attributes:
+        pace: How many emails per second of this domain may come back.
+    """
+
+    domain: str
+    lane: str
+    tenant_id: str
+    pace: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +401,29 @@ class LeaseStore:
             leases, lambda free: self.release({i: leases[i] for i in free}, away_seconds)
         )
         return outcome.locked
+
+    async def put_in_line(self, places: Mapping[UUID, tuple[int, LinePlace]]) -> set[UUID]:
+        """As `release_unlocked`, but the emails wait until their places in the lines of their domains.
+
+        Args:
+            places: The lease's token and the line, by email id.
+        """
+        outcome = await self.locked.execute_unlocked(places, lambda free: self._put_free_in_line(free, places))
+        return outcome.locked
+
+    async def _put_free_in_line(self, free: set[UUID], places: Mapping[UUID, tuple[int, LinePlace]]) -> None:
+        parameters = ids_with("lease_tokens", {email_id: places[email_id][0] for email_id in free})
+        lines = [places[email_id][1] for email_id in parameters["email_ids"]]
+        columns = {
+            "domains": [line.domain for line in lines],
+            "lanes": [line.lane for line in lines],
+            "tenant_ids": [line.tenant_id for line in lines],
+            "paces": [min(line.pace, MOST_PACE) for line in lines],
+            "most_seconds": MOST_WAIT_SECONDS,
+        }
+        ours = await self._ids("put_in_line", {**parameters, **columns})
+        if len(ours) < len(free):
+            await self.revert_recovery({email_id: places[email_id][0] for email_id in free - ours})
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
         """Records a batch of results. Returns the ids of the emails for which this worker still had a lease.

@@ -69,6 +69,11 @@ CANCELLED: Final = Counter(
     (("cancelled",), ("expired",)),
     panel=Panel.SENDING,
 )
+DOMAIN_WAITS: Final = Counter(
+    "dispatcher_domain_waits_total",
+    "How often an email was put aside because a ceiling of a recipient domain was reached.",
+    panel=Panel.SENDING,
+)
 SUPPRESSED_RECIPIENTS: Final = Counter(
     "dispatcher_suppressed_recipients_total",
     "Recipients to whom a worker did not send, because they are suppressed.",

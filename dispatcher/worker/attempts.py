@@ -25,7 +25,6 @@ from dispatcher.host.ledger import Ledger
 from dispatcher.providers.contract import Attempt, NoFreeConnection
 from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS
 from dispatcher.routing.evidence import Blame
-from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.results import storable
@@ -233,8 +232,8 @@ class Attempts:
             bulk: The attempt, if it has begun in a bulk call.
 
         Raises:
-            NoRoute, TryLater, LeaseExpired, CancelledError: The email was not sent, or the provider certainly did not
-                accept it. No attempt is used.
+            NoRoute, TryLater, DomainFull, LeaseExpired, CancelledError: The email was not sent, or the provider
+                certainly did not accept it. No attempt is used.
         """
         if bulk is None and (unsent := self._unsendable(email)):
             return unsent
@@ -242,29 +241,59 @@ class Attempts:
         assert content is not None
         answer: Awaitable[Outcome]
         while True:
-            gate: Gate | None = None
             if bulk is not None:
                 (attempt, answer), bulk = bulk, None
+                outcome = await self._outcome(attempt, content, answer)
             else:
                 route = self._choose(email, content)
                 if route is None:
                     return self._no_provider(email, content)
-                if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
+                if self._routes.domains.concern(route.name):
+                    ended = await self._try_within_ceilings(email, content, route)
+                else:
+                    ended = await self._try(email, content, route)
+                if ended is None:
                     continue
-                if (gate := route.gate) is not None:
-                    await gate.acquire(email.delivery.lane)
-                attempt = self._attempt(email, route)
-                answer = route.provider.send(content, attempt)
-            try:
-                outcome = await self._outcome(attempt, content, answer)
-            finally:
-                if gate is not None:
-                    gate.release()
+                attempt, outcome = ended
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
             if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain timed out and ended the attempt
                 raise NoRoute
+
+    async def _try(
+        self, email: InFlightEmail, content: OutgoingEmail, route: Route
+    ) -> tuple[LedgerAttempt, Outcome | None] | None:
+        """Tries a provider as soon as its rate and its connections allow. Returns None if it may no longer be tried."""
+        if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
+            return None
+        if (gate := route.gate) is not None:
+            await gate.acquire(email.delivery.lane)
+        try:
+            attempt = self._attempt(email, route)
+            return attempt, await self._outcome(attempt, content, route.provider.send(content, attempt))
+        finally:
+            if gate is not None:
+                gate.release()
+
+    async def _try_within_ceilings(
+        self, email: InFlightEmail, content: OutgoingEmail, route: Route
+    ) -> tuple[LedgerAttempt, Outcome | None] | None:
+        """As `_try`, within the ceilings of the email's recipient domains.
+
+        Raises:
+            DomainFull: The ceiling of a domain is reached.
+        """
+        gates = await self._routes.domains.enter(content)
+        began_at = asyncio.get_running_loop().time()
+        seconds: float | None = None
+        try:
+            if ended := await self._try(email, content, route) if route.may_be_tried else None:
+                seconds = asyncio.get_running_loop().time() - began_at
+            return ended
+        finally:
+            for gate in gates:
+                gate.leave(seconds)
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
         """The outcome of an email whose content PostgreSQL cannot read.

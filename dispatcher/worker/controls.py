@@ -5,7 +5,8 @@
     pause of a provider               ─▶ the worker does not try the provider; other providers take over
 
 The worker releases paused emails that it has leased, but that are not on the wire. Emails on the wire are completed.
-While PostgreSQL is unreachable, the controls that were read last stay in force.
+While PostgreSQL is unreachable, the controls that were read last stay in force. The ceilings of recipient domains are
+applied, too.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class OperatorControls:
         if began or ended:
             self._log.info("controls.changed", paused=", ".join(began), resumed=", ".join(ended))
         self._routes.weights.update(controls.lanes)
+        self._routes.domains.update(controls.domains)
         if self._routes.pause({pause.name for pause in controls.pauses if pause.scope is PauseScope.PROVIDER}):
             self._breakers.note_pauses()
         paused_lanes = frozenset(lane for lane in self._lanes if controls.pause_of_lane(lane) is not None)

@@ -21,10 +21,12 @@ from dispatcher.host.ledger import Ledger
 from dispatcher.host.lifecycle import raise_on_stray_cancel, stop_event
 from dispatcher.host.process_table import ChildContext, ProcessSlot
 from dispatcher.providers.registry import max_in_flight, open_provider
+from dispatcher.routing.domain_gates import DomainGates
 from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
+from dispatcher.store.domains import DomainStore
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
 from dispatcher.store.server import verify_sessions
@@ -47,6 +49,8 @@ RECYCLE_SPREAD = 0.2
 _POLL_SECONDS = 1.0
 PREFETCH_HEADROOM = 0.25
 """Prefetch 25 % more messages than the worker sends at the same time, to hide the round trip to RabbitMQ."""
+WAITING_SHARE = 0.125
+"""The most of the prefetch window that waits for slots of recipient domains."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """Collect garbage rarely. An email's few dozen objects are freed by reference counting. Cycles (of exceptions and
 closed connections) are rare. By default the collector would run after every ten emails."""
@@ -104,8 +108,13 @@ async def _work(settings: Settings, identity: WorkerIdentity, context: ChildCont
     providers = ProviderStore(pool, slot=identity.slot)
     breakers = BreakerListener(providers)
     weights = LaneWeights(settings.lanes)
+    domains = DomainGates(
+        DomainStore(pool, worker=identity.worker), most_waiting=math.ceil(settings.prefetch * WAITING_SHARE)
+    )
     routes = Routes(
-        [_route(name, settings, breakers, providers, weights) for name in settings.providers], weights=weights
+        [_route(name, settings, breakers, providers, weights) for name in settings.providers],
+        weights=weights,
+        domains=domains,
     )
     await pool.open()
     try:

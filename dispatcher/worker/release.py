@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer
 from dispatcher.errors import StoreUnavailable
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.store.leases import LeaseStore
+from dispatcher.telemetry import metrics
 from dispatcher.worker.in_flight_email import EmailEvent, ReleaseRequest
 from dispatcher.worker.outage import LOCKED_SECONDS, StoreOutage
 from dispatcher.worker.window import Window
 
 
 class ReleaseStage:
-    """Makes emails pending and due again, then acks their messages."""
+    """Makes emails pending and due again, or lets them wait, then acks their messages."""
 
     def __init__(
         self,
@@ -37,20 +39,21 @@ class ReleaseStage:
         await self._inbox.run(self._release)
 
     async def _release(self, batch: list[ReleaseRequest]) -> None:
-        """Releases the leases. The emails are then pending and due, so their messages can be acked.
+        """Releases the leases. The emails are then pending or waiting, so their messages can be acked.
 
         An email becomes due later, and not immediately, if its provider is unavailable while other providers work, or
-        if there is no memory for its content. Otherwise, workers would lease and release it over and over.
+        if there is no memory for its content. Otherwise, workers would lease and release it over and over. An email
+        waits if the ceiling of a recipient domain is reached.
         """
-        tokens = {email.email_id: email.lease.token for email, _ in batch}
-        delays = {email.email_id: seconds for email, seconds in batch}
-        locked: set[UUID] | None = None
-        while locked is None:
-            try:
-                locked = await self._store.release_unlocked(tokens, delays)
-            except StoreUnavailable as error:
-                await self._outage.wait(error)
-        self._outage.end()
+        tokens = {email.email_id: email.lease.token for email, _, place in batch if place is None}
+        delays = {email.email_id: seconds for email, seconds, _ in batch}
+        places = {email.email_id: (email.lease.token, place) for email, _, place in batch if place is not None}
+        locked: set[UUID] = set()
+        if tokens:
+            locked |= await self._until_answered(lambda: self._store.release_unlocked(tokens, delays))
+        if places:
+            locked |= await self._until_answered(lambda: self._store.put_in_line(places))
+            metrics.DOMAIN_WAITS.add(len(places))
         released = []
         for request in batch:
             email = request.email
@@ -63,6 +66,17 @@ class ReleaseStage:
         self.released_count += len(released)
         self._broker.ack(released)
         self._window.wake()
+
+    async def _until_answered(self, release: Callable[[], Awaitable[set[UUID]]]) -> set[UUID]:
+        """Repeats a statement until PostgreSQL answers. Returns the emails whose rows are locked."""
+        while True:
+            try:
+                locked = await release()
+            except StoreUnavailable as error:
+                await self._outage.wait(error)
+            else:
+                self._outage.end()
+                return locked
 
     async def finish(self) -> None:
         """Waits until every queued lease is released."""

@@ -24,6 +24,8 @@ from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import InFlightAttempt
+from dispatcher.routing.domain_gates import DomainFull
+from dispatcher.store.leases import LinePlace
 from dispatcher.store.results import result_of
 from dispatcher.worker.attempts import Attempts, BulkAttempt, NoRoute, TryLater
 from dispatcher.worker.contents import ContentLoader, NoMemory
@@ -102,11 +104,11 @@ class SendStage:
         email.on(EmailEvent.RESUME)
         self._start(email)
 
-    def release(self, email: InFlightEmail, delay_seconds: float = 0.0) -> None:
+    def release(self, email: InFlightEmail, delay_seconds: float = 0.0, place: LinePlace | None = None) -> None:
         """Releases an email that was not sent, or that the provider certainly did not accept. Idempotent."""
         if email.may(EmailEvent.RELEASE):
             email.on(EmailEvent.RELEASE)
-            self._releases.add(ReleaseRequest(email, delay_seconds))
+            self._releases.add(ReleaseRequest(email, delay_seconds, place))
 
     def stop(self, email: InFlightEmail) -> None:
         """Prevents an email from being sent, and releases the email when its attempt has ended.
@@ -174,6 +176,9 @@ class SendStage:
             self._wait(email, later.seconds)
         except (NoRoute, NoMemory) as error:
             self.release(email, error.delay_seconds)
+        except DomainFull as full:
+            line = LinePlace(full.domain, email.delivery.lane, email.lease.tenant_id, full.pace)
+            self.release(email, place=line)
         except LeaseExpired:
             self.release(email)
         except asyncio.CancelledError:

@@ -27,8 +27,8 @@ grant select, insert, update, delete on
     dispatcher.email_idempotency, dispatcher.email_replay, dispatcher.email_replay_item, dispatcher.api_key_day,
     dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression,
     dispatcher.outgoing_event, dispatcher.webhook, dispatcher.webhook_retry, dispatcher.pause,
-    dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.tenant_limit, dispatcher.ops_session,
-    dispatcher.minute_sample
+    dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.tenant_limit, dispatcher.domain_limit,
+    dispatcher.domain_line, dispatcher.ops_session, dispatcher.minute_sample
     to {role};
 grant select, insert, delete on
     dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient, dispatcher.inbound_message
@@ -59,7 +59,8 @@ grant select on
     dispatcher.email_hourly, dispatcher.email_replay,
     dispatcher.email_replay_item, dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate,
     dispatcher.host_presence, dispatcher.outgoing_event, dispatcher.outgoing_feed, dispatcher.pause,
-    dispatcher.minute_sample, dispatcher.alert_check, dispatcher.lane_policy
+    dispatcher.minute_sample, dispatcher.alert_check, dispatcher.lane_policy,
+    dispatcher.domain_limit
     to {role};
 grant select (email_id, tags) on dispatcher.email_content to {role};
 grant select (recipients_since) on dispatcher.dispatcher_database to {role};

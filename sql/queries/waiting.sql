@@ -43,8 +43,12 @@ select
     e.wait_until,
     e.wait_reason,
     e.attempt_count,
-    e.provider
+    e.provider,
+    e.wait_domain,
+    d.per_second,
+    d.concurrent
 from dispatcher.email_log as e
+left join dispatcher.domain_limit as d on d.domain = e.wait_domain
 where e.email_id = %(email_id)s
     and e.status in ('pending', 'waiting', 'sending');
 

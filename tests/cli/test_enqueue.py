@@ -127,6 +127,7 @@ def test_an_expiry_counts_from_now_without_a_schedule(storing: CommandLine, conn
     ("options", "code", "words"),
     [
         (("--send-at", "2026-12-24T18:00:00"), 2, "must be a date and time with a zone"),
+        (("--send-at", "tomorrow"), 2, "must be a date and time with a zone"),
         (("--expires-at", "2026-01-01T00:00:00Z"), 1, "expires_at: is in the past"),
         (("--expires-at", "2027-01-01T00:00:00Z", "--expires-in", "1h"), 2, "Give only one."),
     ],

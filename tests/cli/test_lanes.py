@@ -78,6 +78,14 @@ def test_a_lane_s_policy_is_copied_into_the_row_unless_the_email_has_its_own(
     assert stored(connection, "b@example.com", "urgent") == ("urgent", None, None, None)
 
 
+@pytest.mark.parametrize("text", ["off", "0s"])
+def test_redelivery_is_turned_off_for_a_lane(storing: CommandLine, connection: psycopg.Connection, text: str) -> None:
+    ended = storing("lanes", "set", "urgent", "--redeliver-for", text)
+
+    assert (ended.code, "no redelivery" in ended.stderr) == (0, True)
+    assert stored(connection, "a@example.com", "urgent")[3] == 0.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

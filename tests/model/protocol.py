@@ -49,6 +49,7 @@ class Fault(Enum):
     CANCEL = "the application cancels the email"
     RESCHEDULE = "the application reschedules the email, at any time and any number of times"
     EXPIRY = "the email's expires_at passes"
+    CEILING = "a worker puts the email aside, because a ceiling of its recipient's domain is reached"
     PROMOTION = "a promoted standby lacks every commit since the enqueue; tolerated only without other faults"
 
 
@@ -58,6 +59,7 @@ ALL_FAULTS: Final = frozenset(Fault) - {
     Fault.CANCEL,
     Fault.RESCHEDULE,
     Fault.EXPIRY,
+    Fault.CEILING,
 }
 """The faults that a search allows at once. With events, it would have three times as many states."""
 
@@ -888,6 +890,10 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
         text = f"worker {i}: releases its lease"
         yield Change(text, _finished(after, i, rules), Transition.RELEASE)
         yield Change(f"{text}, and the reply is lost", after, Transition.RELEASE, fault=Fault.REPLY)
+        if Fault.CEILING in rules.faults:
+            aside = _row_is(_released(state), status=Status.WAITING, due=False)
+            text = f"worker {i}: puts it in line"
+            yield Change(text, _finished(aside, i, rules), Transition.PUT_IN_LINE, fault=Fault.CEILING)
     elif row.status is Status.HELD and (worker.recovered or not rules.fenced_undo):
         after = _undone(state)
         text = f"worker {i}: had not begun it: undoes its recovery"

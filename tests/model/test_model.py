@@ -20,6 +20,7 @@ REFUSALS: Final = frozenset({Fault.REFUSAL, Fault.RELAY})
 PROMOTED: Final = frozenset({Fault.PROMOTION})
 CHANGES: Final = frozenset({Fault.CANCEL, Fault.RESCHEDULE})
 TIMING: Final = CHANGES | {Fault.EXPIRY}
+CEILINGS: Final = frozenset({Fault.CEILING, Fault.RELAY, Fault.CANCEL})
 
 
 def searched(
@@ -53,8 +54,8 @@ def all_found() -> list[Found]:
 
 @pytest.fixture(scope="module")
 def timing_found() -> list[Found]:
-    """The results of searches in which emails are cancelled, rescheduled, redelivered, or expire."""
-    worlds = [(OnUncertain.HOLD, TIMING), (OnUncertain.RESEND, CHANGES)]
+    """The results of searches in which emails are cancelled, rescheduled, put aside, redelivered, or expire."""
+    worlds = [(OnUncertain.HOLD, TIMING), (OnUncertain.RESEND, CHANGES), (OnUncertain.HOLD, CEILINGS)]
     all_found = [searched(policy, faults) for policy, faults in worlds]
     return [*all_found, searched(OnUncertain.HOLD, frozenset({Fault.RELAY}), redelivers=True, most_states=12_000)]
 

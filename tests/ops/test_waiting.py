@@ -79,6 +79,32 @@ async def test_a_waiting_email_waits_until_its_time(
     assert (found.reason, found.until, found.because) == (reason, until, because)
 
 
+@pytest.mark.parametrize(
+    ("limit", "because"),
+    [
+        ((5, None), "example.org may get 5 emails per second"),
+        ((1, 2), "example.org may get 1 email per second, 2 at the same time"),
+        ((None, 1), "example.org may get 1 email at the same time"),
+        (None, "example.org had a ceiling, which was removed"),
+    ],
+)
+async def test_an_email_waits_for_the_ceiling_of_its_domain(
+    session: AsyncSession, books: Books, limit: tuple[float | None, int | None] | None, because: str
+) -> None:
+    (email_id,) = books.enqueue(1)
+    if limit:
+        books.connection.execute(
+            "insert into domain_limit (domain, per_second, concurrent) values ('example.org', %s, %s)", limit
+        )
+    until = datetime.now(UTC) + timedelta(hours=1)
+    place = {"status": "waiting", "wait_until": until, "wait_reason": "domain", "wait_domain": "example.org"}
+    books.change(email_id, **place, publish_due_at=None)
+
+    found = await wait_of(session, email_id)
+
+    assert (found.reason, found.until, found.because) == (WaitReason.DOMAIN, until, because)
+
+
 async def test_emails_ahead_are_other_due_emails(session: AsyncSession, books: Books, running: ExitStack) -> None:
     *others, last = books.enqueue(5)
     books.change(others[0], status="sent", publish_due_at=None)

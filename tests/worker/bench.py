@@ -21,9 +21,11 @@ from dispatcher.domain.controls import NORMAL
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.process_table import ProcessSlot, ProcessTable
 from dispatcher.providers.contract import Provider
+from dispatcher.routing.domain_gates import DomainGates
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import LOCK_SECONDS, make_pool
+from dispatcher.store.domains import DomainStore
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.providers import ProviderStore
 from dispatcher.worker.breaker_listener import BreakerListener
@@ -138,7 +140,8 @@ class Bench:
             [
                 Route(each, breakers(each.name), RateLimit(store, each.name, ceiling) if ceiling else None)
                 for each in providers or [self.provider]
-            ]
+            ],
+            domains=DomainGates(DomainStore(pool, worker=identity.worker), most_waiting=settings.prefetch // 8),
         )
         slots = 2 * settings.prefetch
         ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=slots)

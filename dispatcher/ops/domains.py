@@ -1,0 +1,58 @@
+"""Operators see and set the ceilings of recipient domains. Audited. All hosts follow within two seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from dispatcher.domain.controls import DomainLimit
+from dispatcher.domain.suppression import Recipient
+from dispatcher.errors import DispatcherError, InvalidEmail
+from dispatcher.ops.acts import Act
+from dispatcher.store import domains as store
+from dispatcher.store.comparable_address import comparable_domain
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.domains import LimitedDomain
+
+
+class NoCeiling(DispatcherError):
+    """The domain has no ceiling."""
+
+
+def parse_domain(text: str) -> str:
+    """The domain in the form in which the domains of recipients are compared.
+
+    Args:
+        text: Such as `example.org` or `@Example.org`.
+
+    Raises:
+        InvalidEmail: The text is no domain.
+    """
+    if "@" in text.strip().removeprefix("@"):
+        raise InvalidEmail("domain", "contains an @; write only the part after the @, such as example.org")
+    return comparable_domain(Recipient.parse(f"@{text.strip().removeprefix('@')}").text)
+
+
+async def list_domains(session: AsyncSession) -> list[LimitedDomain]:
+    """The domains that have ceilings, by name, and how many emails wait for each."""
+    return await store.count_in_line(session)
+
+
+async def set_limit(session: AsyncSession, domain: str, values: Mapping[str, Any], act: Act) -> DomainLimit:
+    """Sets a domain's values that are not None, keeps the others, and returns the limit.
+
+    Args:
+        values: `per_second` and `concurrent`.
+    """
+    return await store.set_limit(session, domain, values, asdict(act))
+
+
+async def remove_limit(session: AsyncSession, domain: str, act: Act) -> None:
+    """Deletes the ceilings of a domain. The emails that wait for them become due.
+
+    Raises:
+        NoCeiling: The domain has none.
+    """
+    if not await store.remove_limit(session, domain, asdict(act)):
+        raise NoCeiling(f"{domain} has no ceiling.", remedy="See `dispatcher domains list`.")

@@ -1,0 +1,294 @@
+"""The ceilings of recipient domains in one worker: emails per second, and attempts at the same time, over all hosts.
+
+Both are in one row of PostgreSQL per domain. A worker takes the tokens for a tenth of a second in one step, and holds
+slots for the attempts that it makes at the same time. So the ceilings cost no statement per email, and nothing while no
+domain has ceilings.
+
+An email that gets no token leaves the worker at once, and waits in its row (see `put_in_line`). A few emails wait here
+for a slot, because another attempt will soon end. They are at most a part of the prefetch window, so emails to other
+domains are not delayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from dispatcher.domain.controls import LIMITED_PROVIDER, DomainLimit
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.errors import DispatcherError
+from dispatcher.host.clock import steady_clock
+from dispatcher.routing.evidence import domains_of
+from dispatcher.store.comparable_address import comparable_domain
+from dispatcher.store.domains import SLOT_SECONDS, Claim, DomainStore
+
+CLAIM_SECONDS: Final = 0.1
+"""A worker takes the tokens for this time in one step. Those that it does not use in this time are lost."""
+ASK_SECONDS: Final = 0.25
+"""How often a worker asks for a slot that other workers hold."""
+RENEW_SECONDS: Final = 1.0
+"""How often a worker renews its slots, and gives back those that it does not need."""
+HOLD_SECONDS: Final = 1.0
+"""The longest wait for a slot in the worker."""
+ASSUMED_SECONDS: Final = 1.0
+"""The length of an attempt before one was measured."""
+NEW_SHARE: Final = 0.1
+"""The weight of the newest attempt in the mean length of attempts."""
+EAGERNESS: Final = 1.25
+"""Waiting emails come back somewhat faster than the ceilings allow, so that no token and no slot stays unused."""
+
+
+class DomainFull(Exception):
+    """The ceiling of a recipient domain is reached. Caught inside the worker.
+
+    Attributes:
+        domain: The domain.
+        pace: How many waiting emails per second may come back.
+    """
+
+    def __init__(self, domain: str, pace: float) -> None:
+        super().__init__()
+        self.domain = domain
+        self.pace = pace
+
+
+class _Place(NamedTuple):
+    """An email that waits for a token or a slot."""
+
+    granted: asyncio.Future[bool]
+    until: float
+
+
+class DomainGate:
+    """One worker's tokens and slots of a domain. Emails get them in the order in which they ask."""
+
+    def __init__(self, store: DomainStore, limit: DomainLimit, places: asyncio.Semaphore) -> None:
+        """
+        Args:
+            places: Places for emails that wait, shared by all domains.
+        """
+        self._store = store
+        self._domain = limit.domain
+        self._limit: DomainLimit | None = limit
+        self._places = places
+        self._line: deque[_Place] = deque()
+        self._tokens = 0
+        self._tokens_until = self._empty_until = -math.inf
+        self._slots = self._used = 0
+        self._slots_until = -math.inf  # by the steady clock, which also counts while the host is suspended
+        self._seconds = ASSUMED_SECONDS
+        self._claimed_at = -math.inf
+        self._is_asked = asyncio.Event()
+        self._claiming: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def domain(self) -> str:
+        """The domain."""
+        return self._domain
+
+    @property
+    def pace(self) -> float:
+        """How many waiting emails per second may come back."""
+        limit = self._limit
+        if limit is None:
+            return math.inf
+        rate = math.inf if limit.per_second is None else limit.per_second
+        speed = math.inf if limit.concurrent is None else limit.concurrent / max(self._seconds, 0.001)
+        return EAGERNESS * min(rate, speed)
+
+    def set_limit(self, limit: DomainLimit | None) -> None:
+        """Applies what an operator set; None if the ceilings were removed."""
+        self._limit = limit
+        self._admit()
+
+    async def enter(self) -> bool:
+        """Waits for a token and a slot. Returns False if the email must wait in its row.
+
+        After True, call `leave` or `give_back`.
+        """
+        if not self._line and self._may_enter():
+            self._take()
+            return True
+        if self._is_empty() or self._places.locked():
+            return False
+        async with self._places:
+            return await self._wait_in_line()
+
+    def leave(self, seconds: float | None) -> None:
+        """Frees the slot.
+
+        Args:
+            seconds: How long the attempt took; None if it was not made or did not end.
+        """
+        if seconds is not None:
+            self._seconds += NEW_SHARE * (seconds - self._seconds)
+        self._used -= 1
+        self._admit()
+
+    def give_back(self) -> None:
+        """Gives back the token, too, because the email did not get those of its other domains."""
+        self._tokens += 1
+        self._used -= 1
+        self._admit()
+
+    def _may_enter(self) -> bool:
+        limit = self._limit
+        return limit is None or (self._has_token(limit) and self._has_slot(limit))
+
+    def _has_token(self, limit: DomainLimit) -> bool:
+        return limit.per_second is None or (self._tokens >= 1 and self._loop.time() < self._tokens_until)
+
+    def _has_slot(self, limit: DomainLimit) -> bool:
+        return limit.concurrent is None or (self._used < self._slots and steady_clock() < self._slots_until)
+
+    def _is_empty(self) -> bool:
+        """Whether the bucket was just found empty."""
+        limit = self._limit
+        return limit is not None and not self._has_token(limit) and self._loop.time() < self._empty_until
+
+    def _take(self) -> None:
+        self._tokens -= 1
+        self._used += 1
+
+    async def _wait_in_line(self) -> bool:
+        place = _Place(self._loop.create_future(), self._loop.time() + HOLD_SECONDS)
+        self._line.append(place)
+        self._is_asked.set()
+        if self._claiming is None:
+            self._claiming = asyncio.create_task(self._claim_while_needed())
+        try:
+            return await place.granted
+        except asyncio.CancelledError:
+            if not place.granted.cancelled() and place.granted.exception() is None and place.granted.result():
+                self.give_back()
+            raise
+
+    def _admit(self) -> None:
+        """Lets emails enter while there are tokens and slots."""
+        while self._line and self._may_enter():
+            granted = self._line.popleft().granted
+            if not granted.done():
+                self._take()
+                granted.set_result(True)
+
+    def _refuse(self) -> None:
+        """Refuses the emails for which there is no token, and those that have waited too long for a slot."""
+        limit, now = self._limit, self._loop.time()
+        has_token = limit is None or self._has_token(limit)
+        while self._line and (not has_token or self._line[0].until <= now):
+            granted = self._line.popleft().granted
+            if not granted.done():
+                granted.set_result(False)
+
+    async def _claim_while_needed(self) -> None:
+        """Claims tokens and slots while emails wait here or hold slots. At the end, no slot is held."""
+        try:
+            while self._line or self._holds_slots():
+                await self._claim()
+                self._admit()
+                self._refuse()
+                if self._line or self._holds_slots():
+                    await self._wait_to_claim()
+        except Exception as error:  # noqa: BLE001 - each waiting attempt handles it
+            for place in self._line:
+                if not place.granted.done():
+                    place.granted.set_exception(error)
+            self._line.clear()
+        finally:
+            self._claiming = None
+
+    def _holds_slots(self) -> bool:
+        is_limited = self._limit is not None and self._limit.concurrent is not None
+        return is_limited and (self._used > 0 or self._slots > 0)
+
+    async def _claim(self) -> None:
+        limit, waiting = self._limit, len(self._line)
+        if limit is None:
+            return
+        chunk = 0 if limit.per_second is None else max(waiting, math.ceil(limit.per_second * CLAIM_SECONDS))
+        tokens = chunk if waiting else 0
+        self._claimed_at = self._loop.time()
+        self._is_asked.clear()
+        asked_at = steady_clock()
+        try:
+            slots = 0 if limit.concurrent is None else self._used + waiting
+            claim = await self._store.claim(self._domain, tokens=tokens, slots=slots, used=self._used)
+        except DispatcherError:
+            claim = Claim(0, None)
+        if claim is None:
+            self._limit = None  # the next read of the controls finds this, too
+            return
+        if claim.tokens is not None and waiting:
+            now = self._loop.time()
+            self._tokens, self._tokens_until = claim.tokens, now + CLAIM_SECONDS
+            if claim.tokens < tokens:
+                self._empty_until = now + CLAIM_SECONDS
+        if claim.slots is not None:
+            self._slots, self._slots_until = claim.slots, asked_at + SLOT_SECONDS
+
+    async def _wait_to_claim(self) -> None:
+        """Waits until another email asks, or until it is time to ask other workers' slots or to renew the own ones."""
+        until = self._claimed_at + (ASK_SECONDS if self._line else RENEW_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until - self._loop.time()):
+                await self._is_asked.wait()
+        await asyncio.sleep(self._claimed_at + CLAIM_SECONDS - self._loop.time())
+
+
+class DomainGates:
+    """The gates of all domains that have ceilings, in one worker."""
+
+    def __init__(self, store: DomainStore | None = None, *, most_waiting: int = 0) -> None:
+        """
+        Args:
+            store: None for a worker that has no provider with such ceilings.
+            most_waiting: The most emails that wait for slots in this worker.
+        """
+        self._store = store
+        self._places = asyncio.Semaphore(most_waiting)
+        self._gates: dict[str, DomainGate] = {}
+
+    def update(self, limits: Mapping[str, DomainLimit]) -> None:
+        """Applies what operators set."""
+        if self._store is None:
+            return
+        for domain in self._gates.keys() - limits.keys():
+            self._gates.pop(domain).set_limit(None)
+        for domain, limit in limits.items():
+            if gate := self._gates.get(domain):
+                gate.set_limit(limit)
+            else:
+                self._gates[domain] = DomainGate(self._store, limit, self._places)
+
+    def concern(self, provider: str) -> bool:
+        """Whether emails of this provider may be to a domain that has ceilings."""
+        return bool(self._gates) and provider == LIMITED_PROVIDER
+
+    async def enter(self, email: OutgoingEmail) -> Sequence[DomainGate]:
+        """Waits for a token and a slot of each of the email's domains that has ceilings. Returns these domains' gates.
+
+        Raises:
+            DomainFull: The email must wait in its row.
+        """
+        domains = self._gates.keys() & map(comparable_domain, domains_of(email))
+        gates = [self._gates[domain] for domain in sorted(domains)]
+        entered: list[DomainGate] = []
+        try:
+            for gate in gates:
+                await _enter(gate)
+                entered.append(gate)
+        except BaseException:
+            for gate in entered:
+                gate.give_back()
+            raise
+        return gates
+
+
+async def _enter(gate: DomainGate) -> None:
+    if not await gate.enter():
+        raise DomainFull(gate.domain, gate.pace)

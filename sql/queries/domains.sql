@@ -1,0 +1,282 @@
+-- name: list_domain_limits
+-- The ceilings of recipient domains, by domain.
+select domain, per_second, concurrent
+from dispatcher.domain_limit
+order by domain;
+
+-- name: set_domain_limit
+-- Sets what is not null, and keeps the rest. Audited. Returns the limit.
+with changed as (
+    insert into dispatcher.domain_limit as d (domain, per_second, concurrent)
+    values (%(domain)s, %(per_second)s, %(concurrent)s)
+    on conflict (domain) do update
+    set
+        per_second = coalesce(excluded.per_second, d.per_second),
+        concurrent = coalesce(excluded.concurrent, d.concurrent)
+    returning d.domain, d.per_second, d.concurrent
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'set_domain', %(reason)s, to_jsonb(changed)
+    from changed
+)
+select domain, per_second, concurrent
+from changed;
+
+-- name: remove_domain_limit
+-- Deletes the ceilings of a domain. Audited. Zero rows: it has none.
+with deleted as (
+    delete from dispatcher.domain_limit
+    where domain = %(domain)s
+    returning domain
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'set_domain', %(reason)s, jsonb_build_object('domain', domain, 'removed', true)
+    from deleted
+)
+select domain
+from deleted;
+
+-- name: claim_domain
+-- Takes up to wanted_tokens whole tokens from a domain's bucket, and decides how many attempts this worker may make at
+-- the same time until slot_seconds from now. Returns the tokens taken and the number of attempts; null if there is no
+-- such ceiling. Zero rows: the domain has no ceilings (any more).
+-- The tokens are counted as in take_tokens, for the same reasons. Everything is in one row, which the statement locks
+-- first: a snapshot from before the lock would not show what another worker has just got.
+-- `used` attempts are running, so the worker holds at least so many. While another worker wants more than it holds,
+-- each gets an equal share. A share that is no whole number is rounded up or down at random, so that a single slot
+-- changes hands. A worker that wants nothing is removed. The entry of a worker that died does not count, nor an entry
+-- from before the clock was set back.
+with locked as (
+    select domain, per_second, concurrent, tokens, refilled_at, holders
+    from dispatcher.domain_limit
+    where domain = %(domain)s
+    for update
+),
+timed as (
+    select domain, per_second, concurrent, tokens, refilled_at, holders, clock_timestamp() as now
+    from locked
+),
+filled as (
+    select
+        domain, per_second, concurrent, holders, now,
+        case when refilled_at < now + interval '1 second' then greatest(refilled_at, now) else now end as at,
+        least(
+            greatest(1, per_second * %(burst_seconds)s),
+            tokens + greatest(0, extract(epoch from now - refilled_at)::double precision) * coalesce(per_second, 0)
+        ) as available
+    from timed
+),
+other as (
+    select
+        coalesce(
+            jsonb_object_agg(h.worker, h.entry) filter (where h.worker is not null), jsonb_build_object()
+        ) as holders,
+        coalesce(sum((h.entry ->> 'held')::integer), 0) as held,
+        count(h.worker) as workers,
+        coalesce(bool_or((h.entry ->> 'held')::integer < (h.entry ->> 'wanted')::integer), false) as are_short
+    from filled as f
+    left join lateral jsonb_each(f.holders) as h (worker, entry)
+        on h.worker <> %(worker)s
+        and (h.entry ->> 'until')::double precision between extract(epoch from f.now)
+            and extract(epoch from f.now) + 2 * %(slot_seconds)s
+),
+shared as (
+    select
+        f.domain, f.at, f.now, f.available, o.holders,
+        case when f.per_second is not null then least(%(wanted_tokens)s, floor(f.available))::integer end as taken,
+        case
+            when f.concurrent is not null then greatest(
+                0,
+                least(
+                    %(wanted_slots)s,
+                    f.concurrent - o.held,
+                    case
+                        when o.are_short then floor(f.concurrent::double precision / (o.workers + 1) + random())
+                        else f.concurrent
+                    end
+                )
+            )::integer
+        end as allowed
+    from filled as f
+    cross join other as o
+)
+update dispatcher.domain_limit as d
+set
+    tokens = s.available - coalesce(s.taken, 0),
+    refilled_at = s.at,
+    holders = case
+        when s.allowed is null or %(wanted_slots)s = 0 then s.holders
+        else s.holders || jsonb_build_object(
+            %(worker)s::text,
+            jsonb_build_object(
+                'held', greatest(%(used)s, s.allowed),
+                'wanted', %(wanted_slots)s,
+                'until', extract(epoch from s.now) + %(slot_seconds)s
+            )
+        )
+    end
+from shared as s
+where d.domain = s.domain
+returning s.taken, s.allowed;
+
+-- name: put_in_line
+-- Releases leases without an attempt, as `release`, because of the ceiling of a recipient domain: each email waits
+-- until its place in the line of its domain, lane and tenant. The lines of a domain take turns, so a step in a line
+-- takes as long as one email for each line of the domain, at the pace at which the domain gets emails. An email that
+-- would wait longer than most_seconds waits about that long, then gets a new place. If an id is missing in the result,
+-- the worker has lost its lease.
+with asked as materialized (
+    select
+        a.email_id, a.lease_token, a.domain, a.lane, a.tenant_id, a.pace,
+        row_number() over (partition by a.domain, a.lane, a.tenant_id order by a.email_id) as place
+    from unnest(
+        %(email_ids)s::uuid[], %(lease_tokens)s::bigint[], %(domains)s::text[], %(lanes)s::text[],
+        %(tenant_ids)s::text[], %(paces)s::double precision[]
+    ) as a (email_id, lease_token, domain, lane, tenant_id, pace)
+),
+grouped as (
+    select domain, lane, tenant_id, count(*) as emails, max(pace) as pace
+    from asked
+    group by domain, lane, tenant_id
+),
+stepped as materialized (
+    select
+        g.domain, g.lane, g.tenant_id, g.emails,
+        (
+            1 + (
+                select count(*)
+                from dispatcher.domain_line as l
+                where l.domain = g.domain
+                    and (l.lane, l.tenant_id) <> (g.lane, g.tenant_id)
+                    and l.until_at > now()
+            )
+        ) / g.pace * interval '1 second' as step
+    from grouped as g
+),
+grown as (
+    insert into dispatcher.domain_line as l (domain, lane, tenant_id, until_at)
+    select domain, lane, tenant_id, now() + least(emails * step, %(most_seconds)s * interval '1 second')
+    from stepped
+    order by domain, lane, tenant_id
+    on conflict (domain, lane, tenant_id) do update
+    set until_at = least(
+        greatest(l.until_at, now()) + (excluded.until_at - now()), now() + %(most_seconds)s * interval '1 second'
+    )
+    returning domain, lane, tenant_id, until_at
+),
+placed as (
+    select
+        a.email_id, a.lease_token, a.domain,
+        case
+            when g.until_at < now() + %(most_seconds)s * interval '1 second'
+                then greatest(now(), g.until_at - (s.emails - a.place) * s.step)
+            else now() + (0.75 + 0.5 * random()) * %(most_seconds)s * interval '1 second'
+        end as until
+    from asked as a
+    join stepped as s on (s.domain, s.lane, s.tenant_id) = (a.domain, a.lane, a.tenant_id)
+    join grown as g on (g.domain, g.lane, g.tenant_id) = (a.domain, a.lane, a.tenant_id)
+)
+update dispatcher.email_log as e
+set
+    status = 'waiting',
+    wait_until = p.until,
+    wait_reason = 'domain',
+    wait_domain = p.domain,
+    attempt_count = e.attempt_count - 1,
+    locked_by = null,
+    locked_until = 'epoch',
+    published_at = null,
+    publish_due_at = null
+from placed as p
+where e.email_id = any(%(email_ids)s)
+    and e.email_id between %(lowest_id)s and %(highest_id)s
+    and e.email_id = p.email_id
+    and (e.lease_token = p.lease_token and e.status = 'sending') is true
+returning e.email_id;
+
+-- name: list_domains_in_line
+-- The domains for whose ceilings emails wait. One step of the index per domain, however many emails wait.
+with recursive waiting (domain) as (
+    (
+        select wait_domain
+        from dispatcher.email_log
+        where status = 'waiting'
+            and wait_reason = 'domain'
+        order by wait_domain
+        limit 1
+    )
+    union all
+    select (
+        select e.wait_domain
+        from dispatcher.email_log as e
+        where e.status = 'waiting'
+            and e.wait_reason = 'domain'
+            and e.wait_domain > waiting.domain
+        order by e.wait_domain
+        limit 1
+    )
+    from waiting
+    where waiting.domain is not null
+)
+select domain
+from waiting
+where domain is not null;
+
+-- name: find_in_line
+-- Emails that wait for a domain's ceiling and are not due yet, in the order of their places, beginning after an
+-- instant: the email, its time, and in how many seconds that is. Leaves out emails that another transaction has locked.
+select email_id, wait_until, extract(epoch from wait_until - clock_timestamp())::double precision
+from dispatcher.email_log
+where status = 'waiting'
+    and wait_reason = 'domain'
+    and wait_domain = %(domain)s
+    and wait_until > greatest(%(after)s::timestamptz, clock_timestamp())
+order by wait_until
+limit %(limit)s
+for no key update skip locked;
+
+-- name: move_up
+-- Lets emails of find_in_line wait only for so many seconds. Returns a row per email.
+update dispatcher.email_log as e
+set wait_until = least(e.wait_until, clock_timestamp() + w.seconds * interval '1 second')
+from unnest(%(email_ids)s::uuid[], %(seconds)s::double precision[]) as w (email_id, seconds)
+where e.email_id = any(%(email_ids)s)
+    and e.email_id between %(lowest_id)s and %(highest_id)s
+    and e.email_id = w.email_id
+    and (e.status = 'waiting' and e.wait_reason = 'domain') is true
+returning e.email_id;
+
+-- name: shorten_lines
+-- Multiplies the lengths of a domain's lines by a factor; a factor of 0 deletes them. Also deletes other domains' lines
+-- that ended long ago. Returns a row per line that was shortened.
+with deleted as (
+    delete from dispatcher.domain_line
+    where (domain = %(domain)s and %(factor)s = 0)
+        or (domain <> %(domain)s and until_at < now() - interval '1 hour')
+)
+update dispatcher.domain_line
+set until_at = now() + (until_at - now()) * %(factor)s
+where domain = %(domain)s
+    and %(factor)s > 0
+    and until_at > now()
+returning domain;
+
+-- name: count_in_line
+-- The domains that have ceilings, and how many emails wait for them, at most `most` each.
+select
+    d.domain, d.per_second, d.concurrent,
+    (
+        select count(*)
+        from (
+            select
+            from dispatcher.email_log as e
+            where e.status = 'waiting'
+                and e.wait_reason = 'domain'
+                and e.wait_domain = d.domain
+            limit %(most)s
+        ) as counted
+    )
+from dispatcher.domain_limit as d
+order by d.domain;

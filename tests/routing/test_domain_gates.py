@@ -1,0 +1,264 @@
+"""The ceilings of recipient domains hold over all workers, which share them through PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import psycopg
+import pytest
+
+from dispatcher.domain.controls import DomainLimit
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.routing.domain_gates import CLAIM_SECONDS, HOLD_SECONDS, DomainFull, DomainGate, DomainGates
+from dispatcher.store.connections import Pool, make_pool
+from dispatcher.store.domains import BURST_SECONDS, DomainStore
+from tests.providers.emails import an_email
+from tests.waiting import DEADLINE_SECONDS, until, until_answer
+
+DOMAIN = "example.org"
+
+
+@pytest.fixture
+async def pool(database_url: str) -> AsyncIterator[Pool]:
+    """Database sessions for two workers."""
+    opened = make_pool(database_url, name="test domains", size=2)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+def set_limit(
+    connection: psycopg.Connection, domain: str = DOMAIN, *, rate: float | None = None, slots: int | None = None
+) -> DomainLimit:
+    connection.execute(
+        "insert into dispatcher.domain_limit (domain, per_second, concurrent, tokens) values (%s, %s, %s, 1e9)"
+        " on conflict (domain) do update set per_second = excluded.per_second, concurrent = excluded.concurrent",
+        [domain, rate, slots],
+    )
+    connection.commit()
+    return DomainLimit(domain, rate, slots)
+
+
+def gates_of(pool: Pool, *limits: DomainLimit, worker: str = "w0", most_waiting: int = 100) -> DomainGates:
+    gates = DomainGates(DomainStore(pool, worker=worker), most_waiting=most_waiting)
+    gates.update({limit.domain: limit for limit in limits})
+    return gates
+
+
+def email(*to: str) -> OutgoingEmail:
+    return an_email(to=to or (f"ann@{DOMAIN}",))
+
+
+class Sender:
+    """Counts emails of two workers that are sent at the same time."""
+
+    def __init__(self, *workers: DomainGates) -> None:
+        self.workers = workers
+        self.sent = 0
+        self.refused = 0
+        self.most_at_once = 0
+        self._at_once = 0
+
+    async def send(self, worker: DomainGates, seconds: float, *to: str) -> bool:
+        try:
+            entered = await worker.enter(email(*to))
+        except DomainFull:
+            self.refused += 1
+            return False
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        await asyncio.sleep(seconds)
+        self._at_once -= 1
+        for gate in entered:
+            gate.leave(seconds)
+        self.sent += 1
+        return True
+
+    async def keep_sending(self, worker: DomainGates, count: int, seconds: float) -> None:
+        """Sends emails one after the other, each as often as needed."""
+        for _ in range(count):
+            await until_answer(lambda: self.send(worker, seconds))
+
+
+async def test_two_workers_together_never_exceed_the_rate(pool: Pool, connection: psycopg.Connection) -> None:
+    rate = 100.0
+    limit = set_limit(connection, rate=rate)
+    sender = Sender(*(gates_of(pool, limit, worker=f"w{number}") for number in range(2)))
+    began_at = time.monotonic()
+
+    await asyncio.gather(*(sender.keep_sending(worker, 25, 0) for worker in sender.workers for _ in range(2)))
+
+    assert sender.sent == 100
+    seconds = time.monotonic() - began_at
+    assert rate * (seconds + BURST_SECONDS + 2 * CLAIM_SECONDS) >= 100
+
+
+async def test_an_email_beyond_the_rate_is_refused_at_once_and_costs_no_statement(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    limit = set_limit(connection, rate=1)
+    sender = Sender(gates_of(pool, limit))
+    assert await sender.send(sender.workers[0], 0)
+    assert not await sender.send(sender.workers[0], 0)
+    await pool.close()
+
+    assert not any([await sender.send(sender.workers[0], 0) for _ in range(10)])
+
+
+async def test_two_workers_together_never_send_more_at_the_same_time_and_share_the_slots(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    limit = set_limit(connection, slots=3)
+    sender = Sender(*(gates_of(pool, limit, worker=f"w{number}") for number in range(2)))
+
+    sent = await asyncio.gather(*(sender.keep_sending(worker, 5, 0.02) for worker in sender.workers for _ in range(6)))
+
+    assert len(sent) == 12
+    assert (sender.sent, sender.most_at_once) == (60, 3)
+
+
+async def test_a_single_slot_changes_hands(pool: Pool, connection: psycopg.Connection) -> None:
+    limit = set_limit(connection, slots=1)
+    first, second = (gates_of(pool, limit, worker=f"w{number}") for number in range(2))
+    sender = Sender(first, second)
+    greedy = [asyncio.create_task(sender.keep_sending(first, 100_000, 0.01)) for _ in range(3)]
+    await until(lambda: sender.sent)
+
+    await asyncio.wait_for(sender.keep_sending(second, 3, 0.01), DEADLINE_SECONDS)
+
+    assert sender.most_at_once == 1
+    for task in greedy:
+        task.cancel()
+    await asyncio.gather(*greedy, return_exceptions=True)
+
+
+async def test_the_slots_of_a_dead_worker_are_free_after_a_while_and_those_of_an_idle_one_at_once(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    limit = set_limit(connection, slots=1)
+    store = DomainStore(pool, worker="dead")
+    assert await store.claim(DOMAIN, tokens=0, slots=1, used=0) == (None, 1)
+    assert await DomainStore(pool, worker="w0").claim(DOMAIN, tokens=0, slots=1, used=0) == (None, 0)
+
+    connection.execute(
+        "update dispatcher.domain_limit"
+        " set holders = jsonb_set(holders, '{dead,until}', to_jsonb(extract(epoch from now())))"
+    )
+    connection.commit()
+    assert await DomainStore(pool, worker="w0").claim(DOMAIN, tokens=0, slots=1, used=0) == (None, 1)
+
+    sender = Sender(gates_of(pool, limit, worker="w0"))
+    assert await sender.send(sender.workers[0], 0)
+    await until(lambda: _holders(connection) == {})
+
+
+def _holders(connection: psycopg.Connection) -> object:
+    row = connection.execute("select holders from dispatcher.domain_limit").fetchone()
+    connection.commit()
+    return row and row[0]
+
+
+async def test_an_email_waits_only_shortly_for_a_slot_and_only_a_few_wait(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    gates = gates_of(pool, set_limit(connection, slots=1), most_waiting=2)
+    sender = Sender(gates)
+    (gate,) = await gates.enter(email())
+    began_at = time.monotonic()
+
+    answers = await asyncio.gather(*(sender.send(gates, 0) for _ in range(5)))
+
+    assert answers == [False] * 5
+    assert time.monotonic() - began_at < HOLD_SECONDS + 1
+    gate.leave(0)
+    assert await sender.send(gates, 0)
+
+
+async def test_a_cancelled_email_takes_no_slot(pool: Pool, connection: psycopg.Connection) -> None:
+    gates = gates_of(pool, set_limit(connection, slots=1))
+    (gate,) = await gates.enter(email())
+    waiting = [asyncio.create_task(gates.enter(email())) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+
+    gate.leave(0)
+
+    assert len(await asyncio.wait_for(waiting[1], HOLD_SECONDS)) == 1
+    assert waiting[0].cancelled()
+
+
+async def test_an_email_to_several_domains_needs_all_of_them_and_gives_back_what_it_got(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    limits = [set_limit(connection, "a.example", rate=1), set_limit(connection, "b.example", slots=1)]
+    gates = gates_of(pool, *limits, most_waiting=1)
+    (busy,) = await gates.enter(email("x@b.example"))
+
+    with pytest.raises(DomainFull) as raised:
+        await gates.enter(email("Ann <x@A.example>", "x@b.example", "x@free.example"))
+    assert raised.value.domain == "b.example"
+
+    busy.leave(0)
+    assert await _names(gates, "y@a.example", "y@b.example") == ["a.example", "b.example"]
+
+
+async def _names(gates: DomainGates, *to: str) -> Sequence[str]:
+    entered: Sequence[DomainGate] = await gates.enter(email(*to))
+    return [gate.domain for gate in entered]
+
+
+@pytest.mark.parametrize(
+    ("to", "is_limited"),
+    [("ann@example.org", True), ("ann@EXAMPLE.org", True), ("ann@mail.example.org", False), ("ann@example.com", False)],
+)
+async def test_a_domain_includes_no_subdomain(
+    pool: Pool, connection: psycopg.Connection, to: str, is_limited: bool
+) -> None:
+    gates = gates_of(pool, set_limit(connection, slots=1))
+
+    assert bool(await gates.enter(email(to))) is is_limited
+    assert gates.concern("smtp")
+    assert not gates.concern("sendgrid")
+
+
+async def test_an_internationalized_domain_is_compared_in_the_form_of_dns(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    gates = gates_of(pool, set_limit(connection, "xn--bcher-kva.example", slots=1))
+
+    assert await gates.enter(email("ann@bücher.example"))
+
+
+async def test_emails_that_wait_are_sent_when_the_ceiling_is_removed(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    gates = gates_of(pool, set_limit(connection, slots=1))
+    await gates.enter(email())
+    waiting = asyncio.create_task(gates.enter(email()))
+    await asyncio.sleep(0)
+
+    gates.update({})
+
+    await asyncio.wait_for(waiting, HOLD_SECONDS / 2)
+    assert await gates.enter(email()) == []
+
+
+async def test_while_postgresql_is_unreachable_no_email_passes(pool: Pool, connection: psycopg.Connection) -> None:
+    gates = gates_of(pool, set_limit(connection, rate=100))
+    await pool.close()
+
+    with pytest.raises(DomainFull):
+        await gates.enter(email())
+
+
+async def test_the_pace_is_that_of_the_lowest_ceiling(pool: Pool, connection: psycopg.Connection) -> None:
+    async def pace(limit: DomainLimit) -> float:
+        return DomainGate(DomainStore(pool, worker="w0"), limit, asyncio.Semaphore(1)).pace
+
+    by_rate, by_slots = await pace(DomainLimit(DOMAIN, 10)), await pace(DomainLimit(DOMAIN, None, 4))
+
+    assert 10 < by_rate < 15
+    assert 4 < by_slots < 6, "an attempt is assumed to take a second"
+    assert await pace(DomainLimit(DOMAIN, 10, 4)) == by_slots

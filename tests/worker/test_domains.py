@@ -1,0 +1,179 @@
+"""Emails beyond the ceiling of a recipient domain leave the worker and wait. Emails to other domains do not wait."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from itertools import pairwise
+from uuid import UUID
+
+import pytest
+
+from dispatcher.domain.outcome import Deferred, Outcome, Reason
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.providers.contract import Attempt
+from tests.waiting import until, until_answer
+from tests.worker.bench import Bench
+from tests.worker.scripted import ScriptedProvider, accept_when_let_go, answer
+
+LIMITED = "ann@example.org"
+OTHER = "bob@example.com"
+
+
+def set_limit(
+    bench: Bench, *, rate: float | None = None, slots: int | None = None, domain: str = "example.org"
+) -> None:
+    bench.books.connection.execute("delete from domain_limit where domain = %s", [domain])
+    bench.books.connection.execute(
+        "insert into domain_limit (domain, per_second, concurrent, tokens) values (%s, %s, %s, 1)",
+        [domain, rate, slots],
+    )
+
+
+@pytest.fixture
+def smtp(bench: Bench) -> ScriptedProvider:
+    """The provider to which the ceilings apply."""
+    bench.provider = ScriptedProvider("smtp")
+    return bench.provider
+
+
+async def test_emails_beyond_the_rate_wait_in_their_rows_and_others_are_sent(
+    bench: Bench, smtp: ScriptedProvider
+) -> None:
+    set_limit(bench, rate=0.01)
+    await bench.start(PREFETCH="8")
+
+    limited = await bench.enqueue(40, to=LIMITED)
+    others = await bench.enqueue(40, to=OTHER)
+    both = await bench.enqueue(1, to=[OTHER, LIMITED])
+    await bench.settled({"sent": 41, "waiting": 40})
+
+    assert set(others) < set(smtp.accepted)
+    assert set(smtp.accepted.values()) == {1}
+    waiting = [bench.books.row(each) for each in [*limited, *both] if each not in smtp.accepted]
+    assert {(row["wait_reason"], row["wait_domain"], row["attempt_count"]) for row in waiting} == {
+        ("domain", "example.org", 0)
+    }
+    assert {(row["locked_by"], row["publish_due_at"]) for row in waiting} == {(None, None)}
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_waiting_emails_have_places_one_after_the_other_per_lane_and_tenant(
+    bench: Bench, smtp: ScriptedProvider
+) -> None:
+    set_limit(bench, rate=0.01)
+    await bench.start()
+    await bench.enqueue(1, to=LIMITED)
+    await bench.settled({"sent": 1})
+    many = await bench.enqueue(10, to=LIMITED, tenant_id="acme")
+    await bench.settled({"sent": 1, "waiting": 10})
+    (one,) = await bench.enqueue(1, to=LIMITED, tenant_id="other")
+    await bench.settled({"sent": 1, "waiting": 11})
+
+    places = sorted(bench.books.row(each)["wait_until"] for each in many)
+    steps = [later - earlier for earlier, later in pairwise(places)]
+    assert all(timedelta(seconds=79) < step < timedelta(seconds=81) for step in steps), "1.25 times the rate"
+    assert bench.books.row(one)["wait_until"] < places[3], "the lines take turns"
+
+
+async def test_no_more_attempts_than_slots_run_at_the_same_time_and_others_are_not_delayed(
+    bench: Bench, smtp: ScriptedProvider
+) -> None:
+    set_limit(bench, slots=2)
+    running = 0
+    most = 0
+
+    async def act(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        nonlocal running, most
+        if OTHER in email.to:
+            return provider.accept(email.email_id)
+        running += 1
+        most = max(most, running)
+        await provider.wait(email.email_id)
+        running -= 1
+        return provider.accept(email.email_id)
+
+    smtp.always = act
+    await bench.start(PREFETCH="16")
+    await bench.start(PREFETCH="16")
+    await bench.enqueue(60, to=LIMITED)
+    others = await bench.enqueue(60, to=OTHER)
+
+    await until(lambda: all(smtp.accepted[each] for each in others))
+    await bench.settled({"sent": 60, "sending": 2, "waiting": 58})
+
+    assert (most, len(smtp.waiting)) == (2, 2)
+    smtp.let_go()
+    await bench.settled({"sent": 62, "waiting": 58})
+
+
+async def test_other_providers_have_no_ceilings(bench: Bench) -> None:
+    set_limit(bench, rate=0.01, slots=1)
+    await bench.start([ScriptedProvider("sendgrid")])
+
+    await bench.enqueue(20, to=LIMITED)
+
+    await bench.settled({"sent": 20})
+
+
+async def test_an_email_waits_although_another_provider_could_send_it(bench: Bench, smtp: ScriptedProvider) -> None:
+    set_limit(bench, rate=0.01)
+    second = ScriptedProvider("sendgrid")
+    await bench.start([smtp, second])
+
+    await bench.enqueue(5, to=LIMITED)
+
+    await bench.settled({"sent": 1, "waiting": 4})
+    assert not second.calls
+
+
+async def test_each_retry_counts_and_keeps_the_number_of_attempts(bench: Bench, smtp: ScriptedProvider) -> None:
+    set_limit(bench, rate=0.01)
+    await bench.start()
+    (email_id,) = bench.books.enqueue(1, to=LIMITED)
+    smtp.script[email_id].append(answer(Deferred(Reason.RECIPIENT_DEFERRED, "greylisted", "451", 0.01)))
+
+    await bench.deliver([email_id])
+    await bench.settled({"waiting": 1})
+
+    row = bench.books.row(email_id)
+    assert (row["attempt_count"], row["wait_reason"]) == (1, "domain")
+    assert bench.books.outcomes(email_id) == ["deferred"]
+
+
+async def test_a_changed_ceiling_is_in_force_within_two_seconds(bench: Bench, smtp: ScriptedProvider) -> None:
+    set_limit(bench, rate=0.01)
+    await bench.start()
+    await bench.enqueue(3, to=LIMITED)
+    await bench.settled({"sent": 1, "waiting": 2})
+
+    bench.books.connection.execute("delete from domain_limit")
+    sent: list[UUID] = []
+
+    async def is_sent() -> bool:
+        sent.extend(await bench.enqueue(1, to=LIMITED))
+        await until(lambda: bench.books.status(sent[-1]) in ("sent", "waiting"))
+        return bench.books.status(sent[-1]) == "sent"
+
+    async with asyncio.timeout(2):
+        await until_answer(is_sent)
+
+
+async def test_a_worker_that_drains_releases_an_email_that_waits_for_a_slot(
+    bench: Bench, smtp: ScriptedProvider
+) -> None:
+    set_limit(bench, slots=1)
+    smtp.always = accept_when_let_go
+    worker = await bench.start()
+    running, waiting = await bench.enqueue(2, to=LIMITED)
+    await until(lambda: smtp.waiting and bench.books.statuses()["sending"] == 2)
+
+    worker.begin_to_stop()
+    await until(lambda: bench.books.statuses()["sending"] == 1)
+    smtp.let_go()
+    await asyncio.wait_for(worker.task, 30)
+
+    (accepted,) = smtp.accepted
+    assert bench.books.status(accepted) == "sent"
+    (released,) = {running, waiting} - {accepted}
+    assert (bench.books.status(released), bench.books.row(released)["attempt_count"]) == ("pending", 0)
