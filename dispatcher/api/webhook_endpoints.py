@@ -103,7 +103,7 @@ class WebhookEndpoints:
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             webhook = await _found(self.pool, _number(request), tenant)
-            # No session is in use while the receiver answers.
+            # No database session is held while the receiver answers.
             result = await webhooks.test(self.pool, webhook.webhook_id, self.settings)
         return json_response({"is_accepted": result.is_accepted, "detail": result.detail})
 

@@ -88,7 +88,7 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
     metavar="DURATION",
     help="Like --expires-at, but as a length of time from now, or from --send-at: such as 10m or 2h.",
 )
-@click.option("--lane", help="The lane, such as urgent.  [default: by the sender's rule, or normal]")
+@click.option("--lane", help="The lane, such as urgent.  [default: the sender's lane (see `lanes set`), or normal]")
 @json_option()
 def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: Any) -> int:
     """Enqueue one email, or a file of emails with --file. `dispatcher run` sends them.
@@ -120,8 +120,8 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     command reports each invalid line by its number, and enqueues all valid lines. After an interruption, enqueue the
     same file again.
 
-    The times belong to the content. With --expires-in but without --send-at, each repetition has a different time, and
-    so different content. To repeat such a command safely, use --expires-at.
+    The content includes send_at and expires_at. Without --send-at, --expires-in counts from now, so a repeated command
+    has another expiry, and is refused. To repeat such a command safely, use --expires-at.
 
     If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, an email
     with a template if only smtp is configured.
@@ -132,7 +132,7 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     if file is None:
         return _enqueue_one(_sms(options) if is_sms else _email(options), as_json=as_json)
     if is_sms:
-        raise click.UsageError('--file and --sms cannot be combined: a line with "channel": "sms" is an SMS.')
+        raise click.UsageError('--file and --sms cannot be combined. Add "channel": "sms" to each line that is an SMS.')
     if given := [name for name, value in options.items() if value]:
         raise click.UsageError(
             f"--file and {_option_name(given[0])} cannot be combined: with --file, each line describes a whole email."

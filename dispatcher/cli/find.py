@@ -134,8 +134,8 @@ def command(status: str | None, limit: int, cursor: UUID | None, as_json: bool, 
     An email must match all filters. Recipients are shown masked. --to and --domain find an email by a keyed hash, as
     long as its row is kept. The sender and the tags are deleted with the content: by default, after 30 days.
 
-    A page reads a limited number of emails. At this limit it ends, even with fewer than --limit results, and --cursor
-    continues the search.
+    For one page, the command examines only a certain number of emails. So a page may have fewer than --limit results
+    although more exist: `was_cut` is then true, and --cursor continues the search.
 
     \b
     JSON: {"emails": [{"email_id": …, "status": …, "recipients": ["a•••@example.org"], …}], "next_cursor": null,

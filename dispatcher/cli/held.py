@@ -130,8 +130,7 @@ def confirm_(**options: Any) -> int:
     removed from the DLQ. The command is safe to repeat.
 
     Exit codes: 0 all selected emails have the status `sent`, even if they had it before; 1 none has; 2 confirmation
-    needs a terminal or --yes; 3 only some have, or all have but RabbitMQ was unreachable and dead letters remain on the
-    DLQ.
+    needs a terminal or --yes; 3 only some have, or RabbitMQ was unreachable, so that dead letters remain on the DLQ.
     """
     from dispatcher.ops.verdicts import confirm as decide
 
@@ -158,7 +157,7 @@ def release(**options: Any) -> int:
     --held` instead (--status selects held emails, --held permits the replay to send them).
 
     Exit codes: 0 all selected emails are pending, sending or sent; 1 none is; 2 confirmation needs a terminal or --yes;
-    3 only some are, or all are but RabbitMQ was unreachable and dead letters remain on the DLQ.
+    3 only some are, or RabbitMQ was unreachable, so that dead letters remain on the DLQ.
     """
     from dispatcher.ops.verdicts import release as decide
 

@@ -98,7 +98,10 @@ def command() -> None:
     metavar="N",
     help="Allow at most N recipients per UTC day, in all API processes together.  [default: no limit]",
 )
-@click.option("--lane", help="The lane of emails that do not name a lane.  [default: by the sender's rule, or normal]")
+@click.option(
+    "--lane",
+    help="The lane of emails that do not name a lane.  [default: the sender's lane (see `lanes set`), or normal]",
+)
 @click.option(
     "--allow-lane",
     "allowed_lanes",

@@ -98,7 +98,7 @@ def list_(*, as_json: bool) -> int:
 @click.option(
     "--on-uncertain",
     type=click.Choice([each.value for each in OnUncertain]),
-    help="What happens to an email whose outcome is unknown, unless the email itself says.",
+    help="What happens to an email whose outcome is unknown, unless the email has its own setting.",
 )
 @click.option("--max-attempts", type=click.IntRange(1, 1000), help="The most attempts for an email.")
 @click.option(
@@ -121,8 +121,8 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
 
     Shares are in force on all hosts within two seconds. The most urgent lane gets at least 20 % while it has emails,
     whatever its weight. Policies and senders' lanes are stored with each email when it is enqueued, so they apply only
-    to emails that are enqueued from now on. A lane that the email or its API key names takes precedence over the
-    sender's lane.
+    to emails that are enqueued from now on. If the email or its API key has a lane, that lane is used, and not
+    the sender's.
     """
     from dispatcher.ops import lanes
 

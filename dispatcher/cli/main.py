@@ -30,7 +30,7 @@ COMMANDS: Final = {
     "find": ("find:command", "Find emails by recipient, domain, tag, sender, status, time."),
     "status": ("status:command", "Count emails by status, and messages by queue."),
     "cancel": ("unsent:cancel", "Cancel emails that are not sent yet."),
-    "reschedule": ("unsent:reschedule", "Change when emails that are not sent yet are sent."),
+    "reschedule": ("unsent:reschedule", "Change the send time of emails that are not sent yet."),
     "lanes": ("lanes:command", "List lanes; set their shares, policies and senders."),
     "tenants": ("tenants:command", "List tenants' limits; set a tenant's rate and share."),
     "domains": ("domains:command", "List and set the ceilings of recipient domains, for smtp."),

@@ -53,8 +53,8 @@ def command(scope: str, name: str | None, seconds: float | None, act: Act | None
     being transmitted to a provider are finished as usual. A pause lasts until `dispatcher resume`, or for the time of
     --for, even if processes restart. To change the end or the reason of a pause, pause again.
 
-    While a provider is paused, the other providers of DISPATCHER_PROVIDERS send its emails, as while its circuit
-    breaker is open. Emails that only the paused provider can send wait.
+    While a provider is paused, the other providers of DISPATCHER_PROVIDERS send its emails, as if it were unreachable.
+    Emails that only the paused provider can send wait.
 
     `dispatcher status` shows the reason, and the audit log records it.
     """

@@ -98,7 +98,7 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     `expiring` counts the emails whose content will be deleted within a week; it is null if content is kept for ever.
 
     With --history, the command counts attempts by provider and outcome: per hour if TIME is at most 2d, otherwise per
-    day, in UTC. The first hour or day is counted from its beginning. An email counts once per attempt, so a deferred
+    day, in UTC. The first hour or day is counted in full. An email counts once per attempt, so a deferred
     email that is sent later counts twice. The history needs only DISPATCHER_DATABASE_URL. Its JSON always contains both
     hours and days:
 

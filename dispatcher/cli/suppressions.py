@@ -170,7 +170,9 @@ def _ends_after(days: int | None) -> datetime | None:
 @audit_options()
 @click.option("--replay", is_flag=True, help="Also send the emails that failed because of the suppression, each once.")
 @click.option("--rate", type=Number(min=0.01), metavar="N", help="With --replay: emails per second.  [default: 50]")
-@click.option("--dry-run", is_flag=True, help="Only show the entries and the stopped emails; change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only show the entries, and the emails that failed because of them; change nothing."
+)
 @click.option("--yes", is_flag=True, help="With --replay: do not ask for confirmation; required without a terminal.")
 @json_option()
 def remove(

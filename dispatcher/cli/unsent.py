@@ -71,7 +71,7 @@ def cancel(**options: Any) -> int:
     An email that the command reports as cancelled is never sent. If a worker has already leased an email, it is too
     late: the email is not changed, and the command reports this. The command is safe to repeat.
 
-    Exit codes: 0 all selected emails are cancelled, even if they were before, or no email matches the filter; 1 none
+    Exit codes: 0 all selected emails are cancelled (some perhaps before), or no email matches the filter; 1 none
     is; 2 confirmation needs a terminal or --yes; 3 only some are.
     """
     from dispatcher.ops.unsent import cancel as cancel_emails
@@ -88,7 +88,7 @@ def cancel(**options: Any) -> int:
 @click.option("--now", "is_now", is_flag=True, help="Send as soon as possible.")
 @_selecting
 def reschedule(send_at: datetime | None, send_in: float | None, is_now: bool, **options: Any) -> int:
-    """Change when emails that are pending or waiting are sent.
+    """Change the send time of pending or waiting emails.
 
     \b
     Examples:

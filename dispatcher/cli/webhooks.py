@@ -40,8 +40,9 @@ def command() -> None:
       dispatcher webhooks list
       dispatcher webhooks replay 1 --since 2h
 
-    Each event is posted at least once, with the same `webhook-id`, and signed according to Standard Webhooks. The
-    monitor of `dispatcher run` posts the events. An application can also poll: GET /v1/events. See docs/webhooks.md.
+    An event may be posted more than once, each time with the same `webhook-id`. Each post is signed according to
+    Standard Webhooks. The monitor of `dispatcher run` posts the events. An application can also poll: GET /v1/events.
+    See docs/webhooks.md.
     """
 
 
@@ -154,7 +155,7 @@ def list_(tenant_id: str | None, as_json: bool) -> int:
       dispatcher webhooks list --json | jq '.[] | select(.state == "disabled")'
 
     The lag is the age of the oldest event that the webhook has not handled. "retries" counts the events that are posted
-    again because the receiver refused them, and "given up" the refused events that are not posted again.
+    again because the receiver refused them. "given up" counts the refused events that are not posted again.
     """
     from dispatcher.ops.webhooks import list_webhooks
 
@@ -298,11 +299,11 @@ def disable(number: int, act: Act | None) -> int:
     required=True,
     callback=_since,
     metavar="AGE|TIME",
-    help="The time since when events are delivered again: an age such as 2h or 3d, or a time with its zone.",
+    help="Deliver again the events from this time on: an age such as 2h or 3d, or a time with its zone.",
 )
 @audit_options(is_required=False)
 def replay(number: int, since: datetime, act: Act | None) -> int:
-    """Deliver all events since a given time once more. The events keep their ids.
+    """Deliver again all events since a given time. The events keep their ids.
 
     The database keeps events for DISPATCHER_RETAIN_EVENTS_DAYS.
 

@@ -447,7 +447,7 @@ def api_listener(text: str) -> Listener:
     """An address to listen at; `off` is not allowed."""
     found = listener(text)
     if not found.host:
-        raise ValueError("must be host:port and not off; if you need no API, do not start `dispatcher api`")
+        raise ValueError("must be host:port; off is not allowed. If you need no API, do not start `dispatcher api`")
     return found
 
 

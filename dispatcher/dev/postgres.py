@@ -142,7 +142,9 @@ def find(progress: Callable[[str], None]) -> PostgresBinaries:
     """The installed programs, or else the programs of a wheel. DISPATCHER_DEV_POSTGRES forces one of these sources."""
     forced = os.environ.get("DISPATCHER_DEV_POSTGRES")
     if forced not in (None, "", "installed", "wheel"):
-        raise ServerUnavailable(f"DISPATCHER_DEV_POSTGRES is {forced!r}.", remedy='Set it to "installed" or "wheel".')
+        raise ServerUnavailable(
+            f"DISPATCHER_DEV_POSTGRES has the unknown value {forced!r}.", remedy='Set it to "installed" or "wheel".'
+        )
     if forced != "wheel":
         if installed := find_installed():
             return installed

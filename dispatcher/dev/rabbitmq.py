@@ -138,7 +138,9 @@ def find(progress: Callable[[str], None]) -> RabbitBinaries:
     """The installed programs, or else Debian's packages. DISPATCHER_DEV_RABBITMQ forces one of the two sources."""
     forced = os.environ.get("DISPATCHER_DEV_RABBITMQ")
     if forced not in (None, "", "installed", "debian"):
-        raise ServerUnavailable(f"DISPATCHER_DEV_RABBITMQ is {forced!r}.", remedy='Set it to "installed" or "debian".')
+        raise ServerUnavailable(
+            f"DISPATCHER_DEV_RABBITMQ has the unknown value {forced!r}.", remedy='Set it to "installed" or "debian".'
+        )
     if forced != "debian":
         if installed := find_installed():
             return installed

@@ -67,5 +67,5 @@ class Secret:
 
 
 def shown(key_id: str) -> str:
-    """The part of a key that lists show, without the secret: `ed_` and the id."""
+    """The part of a key that is shown in lists: `ed_` and the id, without the secret."""
     return f"ed_{key_id}"

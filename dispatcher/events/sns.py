@@ -163,7 +163,9 @@ class SnsVerifier:
         query = {"Action": "ConfirmSubscription", "Version": "2010-03-31", "TopicArn": message.topic, "Token": token}
         response = await self._fetch(f"{endpoint_of(message.topic)}/?{urlencode(query)}")
         if response.status != 200:
-            raise SourceUnavailable(f"Amazon SNS refused to confirm a subscription with status {response.status}.")
+            raise SourceUnavailable(
+                f"Amazon SNS answered with status {response.status}, and did not confirm the subscription."
+            )
 
 
 def endpoint_of(topic: str) -> str:

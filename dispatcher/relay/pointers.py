@@ -267,7 +267,8 @@ class PointerPublisher:
             due = {row.email_id: row.due_at for row, is_confirmed in zip(rows, confirmed, strict=True) if is_confirmed}
             self._confirmed.add(due, time.monotonic())
             if not all(confirmed):
-                self._list_due_at = self._check_due_at = 0.0  # unconfirmed emails are still due, with earlier due times
+                # Unconfirmed emails are still due. The scan has already passed their due times, so begin again.
+                self._list_due_at = self._check_due_at = 0.0
 
     async def _wait_for_confirms(self) -> None:
         """While many messages are unconfirmed, waits a moment for an answer to one of the batches."""

@@ -140,7 +140,7 @@ async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attemp
 
     Args:
         unit: `hour` or `day`.
-        seconds: How far to look back. The first hour or day is counted from its beginning.
+        seconds: How far to look back. The first hour or day is counted in full.
     """
     return await fetch(source, "sum_attempts", {"unit": unit, "seconds": seconds}, into=Attempts)
 

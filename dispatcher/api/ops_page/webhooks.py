@@ -74,7 +74,7 @@ class WebhookPages:
         return await self._page(request, visitor)
 
     async def test(self, request: Request, visitor: Visitor, _form: Form) -> Response:
-        """Posts a test event. No session is in use while the receiver answers."""
+        """Posts a test event. Holds no database session while the receiver answers."""
         async with self.site.session() as session:
             webhook = await self._find(session, request, visitor)
             target = await webhooks.find_test_target(session, webhook.webhook_id)
