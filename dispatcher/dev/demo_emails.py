@@ -135,8 +135,8 @@ def _fields(number: int, seed: int, expected: ExpectedOutcome, random: Random) -
 
 
 def _recipients(number: int, customer: Customer, expected: ExpectedOutcome, random: Random) -> dict[str, Any]:
-    """Usually one recipient. Always one if the server refuses or defers the recipient: then the email has one
-    answer."""
+    """The recipients: usually one. An email that the server refuses or defers always has one recipient, so that the
+    server's answer applies to the whole email."""
     if expected is not ExpectedOutcome.ACCEPTED:
         return {"to": f"{expected}.{number}@example.net"}
     others = [other.address for other in CUSTOMERS if other is not customer]

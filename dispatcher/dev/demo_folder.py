@@ -141,8 +141,8 @@ def _demo_url(database_url: str) -> str:
 
 @contextmanager
 def _own_queues(amqp_url: str, ca_file: Path | None) -> Iterator[Mapping[str, str]]:
-    """Yields settings with unique names for the exchange and the queues, which `init` creates. Deletes these at the
-    end."""
+    """Yields settings with unique names for the exchange and the queues, which `init` creates. Deletes the exchange and
+    the queues at the end."""
     unique = secrets.token_hex(4)
     names = {variable: name.format(unique) for variable, name in _NAMES.items()}
     try:

@@ -36,7 +36,8 @@ READY_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 40.0
 SETTINGS: Final = {
     "DISPATCHER_PROVIDERS": "smtp",
-    # A small prefetch, so that both workers get emails even in a small demo, but far above the number of connections.
+    # The prefetch window is small, so that both workers get emails even in a small demo. It is still far larger than
+    # the number of connections.
     "DISPATCHER_PREFETCH": "64",
     # The lease length matters only if the in-flight ledger fails. With the ledger, the relay recovers a killed worker's
     # emails immediately.
@@ -180,14 +181,16 @@ def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterato
                 "DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none",
                 "DISPATCHER_RUN_DIR": str(folder / RUN),
             }
-            environment = _foreign_environment() | names | SETTINGS | ours | {"DISPATCHER_WORKERS": str(workers)}
+            environment = _environment_without_settings() | names | SETTINGS | ours
+            environment["DISPATCHER_WORKERS"] = str(workers)
             yield DemoHost(folder, environment, load(environment), processes)
         finally:
             processes.stop()
 
 
-def _foreign_environment() -> dict[str, str]:
-    """This process's environment without the dispatcher's settings, so that the demo does not use this machine's."""
+def _environment_without_settings() -> dict[str, str]:
+    """This process's environment without the dispatcher's settings, so that this machine's settings do not affect the
+    demo."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
 
@@ -195,7 +198,7 @@ def _start_smtp(processes: Processes) -> int:
     """Starts the local SMTP server; returns its port."""
     words = ["--folder", str(processes.folder / SMTP), "--latency-ms", str(SMTP_LATENCY_MS), "--wire"]
     argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words]
-    plan = _plan(processes.folder, SMTP, argv, _foreign_environment(), ["SIGTERM"])
+    plan = _plan(processes.folder, SMTP, argv, _environment_without_settings(), ["SIGTERM"])
     processes.launch(SMTP, plan)
     log = Path(plan["log"])
     await_condition(
@@ -220,8 +223,8 @@ def _program(command: str) -> list[str]:
 
 def _plan(folder: Path, name: str, argv: Sequence[str], environment: Mapping[str, str], stop: list[str]) -> Plan:
     log = str(folder / "log" / f"{name}.log")
-    # If the keeper is killed, the kernel sends SIGTERM. Then the run drains and reaps its children, and the SMTP server
-    # exits immediately.
+    # If the keeper is killed, the kernel sends SIGTERM to both programs. Then the run drains and reaps its children,
+    # and the SMTP server exits immediately.
     return Plan(argv=list(argv), env=dict(environment), cwd=str(folder), log=log, stop=stop, orphaned="SIGTERM")
 
 

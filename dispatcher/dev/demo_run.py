@@ -37,7 +37,7 @@ from dispatcher.store.queries import query
 POISON: Final = b"\x00\xffNot a pointer to an email.\r\n"
 CHECK_SECONDS: Final = 0.04
 STALL_SECONDS: Final = 30.0
-"""Longer than a lease, which is the longest wait of a recovery."""
+"""Longer than a lease lasts in the demo. A recovery waits at most until a lease expires."""
 SLOWEST_EMAILS_PER_SECOND: Final = 20
 _EXAMPLES_SHOWN: Final = 3
 
@@ -357,9 +357,9 @@ async def _read_dlq(settings: Settings) -> list[bytes]:
     """The bodies of the messages on the DLQ; removes none."""
     async with (
         await open_connection(settings.amqp_url, name="dispatcher demo", ca_file=settings.ca_file) as connection,
-        DeadLetterQueue(connection, settings.dlq).scan() as look,
+        DeadLetterQueue(connection, settings.dlq).scan() as scan,
     ):
-        return [found.body async for batch in look.batches() for found in batch]
+        return [found.body async for batch in scan.batches() for found in batch]
 
 
 async def _publish(settings: Settings, body: bytes) -> bool:

@@ -1,6 +1,7 @@
 """The parts of the APIs of SendGrid, SES, Resend and Twilio that the HTTP double implements, as documented publicly.
 
-Each API reads the email ids from a request, and builds the answers that accept, throttle or refuse it.
+Each API reads the email ids from a request, and builds the answers that accept, throttle or refuse the
+request.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class SendGrid:
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """202 with `X-Message-Id`; in sandbox mode 200 without it, as SendGrid answers."""
+        """202 with `X-Message-Id`. In sandbox mode, 200 without `X-Message-Id`, as SendGrid answers."""
         sandbox = request.document.get("mail_settings", {}).get("sandbox_mode", {}).get("enable", False)
         if sandbox:
             return answer(200, {}, b"")
@@ -215,7 +216,8 @@ class SesBulk(Ses):
 
 
 class Resend:
-    """`POST /emails`: https://resend.com/docs/api-reference/emails/send-email. `HttpSession` honours its keys."""
+    """`POST /emails`: https://resend.com/docs/api-reference/emails/send-email. `HttpSession` implements its idempotency
+    keys."""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
         """See `Api.read`."""
@@ -262,7 +264,7 @@ class Twilio:
     """`POST /Messages.json`: https://www.twilio.com/docs/messaging/api/message-resource. The body is a form."""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
-        """See `Api.read`. The id is in the URL for status callbacks."""
+        """See `Api.read`. The email id is read from the URL for status callbacks."""
         if not (document["Body"] and (document.get("From") or document.get("MessagingServiceSid"))):
             raise KeyError("From")
         callback = parse_qs(urlsplit(document.get("StatusCallback", "")).query)
@@ -270,7 +272,7 @@ class Twilio:
         return Request((mail,), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """400 for a refused number; the culprit's text is Twilio's number of the error."""
+        """400 for a refused number, with Twilio's error number from `culprits`."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else twilio_error(400, int(word), f"refused: {request.mails[0].addresses[0]}")
 
@@ -279,7 +281,7 @@ class Twilio:
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """201 with the message."""
+        """201 with the message's document, whose status is `queued`."""
         form = request.document
         message = {
             "sid": f"SM{secrets.token_hex(16)}",
@@ -395,11 +397,11 @@ APIS: dict[str, Api] = {
     "/v2/email/outbound-emails": Ses(),
     "/v2/email/outbound-bulk-emails": SesBulk(),
 }
-"""The endpoints by path. Twilio's path contains the account."""
+"""The endpoints by path. Twilio's endpoint is missing here, because its path contains the account's id."""
 
 
 def api_of(path: str) -> Api | None:
-    """The endpoint that a request is for; None if there is none."""
+    """The endpoint with this path; None if no API has such an endpoint."""
     return TWILIO if _TWILIO_PATH.fullmatch(path) else APIS.get(path)
 
 

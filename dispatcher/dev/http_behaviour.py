@@ -105,8 +105,8 @@ class Behaviour:
     def change(self, document: Mapping[str, Any]) -> None:
         """Sets the behaviour from a JSON object. Fields that the object does not have are reset.
 
-        The fields are `act` or `reply` ({status, body, headers}), `times`, `throttle_seconds`, `latency_ms`, `culprits`
-        and `names_culprits`.
+        The fields are `act` (the value of a `Fault`) or `reply` ({status, body, headers}), `times`, `throttle_seconds`,
+        `latency_ms`, `culprits` and `names_culprits`.
         """
         latency_seconds = document.get("latency_ms", 0) / 1000
         throttle_seconds = float(document.get("throttle_seconds", 0))

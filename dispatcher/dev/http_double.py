@@ -1,4 +1,4 @@
-"""A local HTTPS server in place of SendGrid, SES and Resend. It records accepted emails and delivers nothing.
+"""A local HTTPS server in place of SendGrid, SES, Resend and Twilio. It records accepted emails and delivers nothing.
 
     python -m dispatcher.dev.http_double --folder FOLDER [--port 0] [--tls] [--latency-ms 50] [--act close] [--wire]
 
@@ -45,12 +45,12 @@ class HttpDouble:
         behaviour: Faults, refusals and latency; may be changed while the server runs.
         sessions: The open connections.
         connections: Number of connections since the start.
-        begun: Requests to send whose headers were read, by path.
+        begun: How many requests to send were begun (their headers were read), by path.
         requests: How often each email was posted in a completely read request, by email id.
         received: The bodies of the accepted requests, if `keeps` is set.
         answers: The body and the answer of each accepted request with an idempotency key.
         messages: Twilio's latest messages, as Twilio shows them.
-        reads: Requests for Twilio's messages, by path.
+        reads: How many requests asked for Twilio's messages, by path.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class HttpDouble:
 
     @property
     def url(self) -> str:
-        """The value for DISPATCHER_SENDGRID_HOST, DISPATCHER_SES_ENDPOINT_URL or DISPATCHER_RESEND_URL."""
+        """The value for DISPATCHER_SENDGRID_HOST, DISPATCHER_SES_ENDPOINT_URL, DISPATCHER_RESEND_URL or
+        DISPATCHER_TWILIO_URL."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def ledger(self) -> AcceptanceLedger:
@@ -244,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Without the program's name; None for `sys.argv`.
     """
     parser = argparse.ArgumentParser(
-        "python -m dispatcher.dev.http_double", description="A local SendGrid, SES and Resend."
+        "python -m dispatcher.dev.http_double", description="A local SendGrid, SES, Resend and Twilio."
     )
     parser.add_argument("--folder", type=Path, required=True, help="folder for the records and the certificate")
     parser.add_argument("--port", type=int, default=0, help="port; 0 (the default) chooses a free one")
@@ -253,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--act", type=Fault, choices=list(Fault), help="the fault that each request gets")
     parser.add_argument("--times", type=int, help="how many requests get the fault; default: all")
     parser.add_argument("--throttle-seconds", type=float, default=0.0, help="answer 429 for this long; default: 0")
-    parser.add_argument("--key", help="the API key that SendGrid's and Resend's requests need; default: any")
+    parser.add_argument("--key", help="the API key that requests to SendGrid, Resend and Twilio need; default: any")
     parser.add_argument("--wire", action="store_true", help="record every request and connection in wire.jsonl")
     parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent process exits")
     options = parser.parse_args(arguments)

@@ -40,8 +40,8 @@ SES_ACCOUNT: Final = {
 class HttpRecords(Protocol):
     """The records and the behaviour that all sessions of a server share.
 
-    `answers` has the body and the answer of each accepted request with an idempotency key. `messages` has the latest
-    messages of Twilio, and `reads` counts the requests for them.
+    `answers` has the body and the answer of each accepted request with an idempotency key. `messages` has Twilio's
+    latest messages, and `reads` counts the requests for Twilio's messages, by path.
     """
 
     behaviour: Behaviour
@@ -185,7 +185,11 @@ class HttpSession(asyncio.Protocol):
                 self._misbehave(self._act, octets)
 
     def _accept(self, api: Api, request: Request, behaviour: Behaviour) -> bytes:
-        """The answer to a request that is not refused. A key that was used before delivers nothing."""
+        """Accepts a request that is not refused; returns the answer.
+
+        A request with a known idempotency key accepts no email again. It gets the first answer, or 409 if its body is
+        different.
+        """
         key, body = self._key if api is RESEND else "", bytes(self._body)
         if key and (known := self._records.answers.get(key)):
             is_same = known[0] == body
@@ -206,10 +210,10 @@ class HttpSession(asyncio.Protocol):
         self._records.record_event(self._number, "read", email_id=ids[0], **together)
 
     def _administer(self) -> bytes:
-        """The answer to other requests: SendGrid's scopes, accounts, Twilio's messages, the double's own controls."""
+        """The answer to a request that sends nothing: for scopes, domains, accounts, Twilio's messages, `/double`."""
         behaviour = self._records.behaviour
         if self._path == "/double":
-            return octets_of(self._ordered() if self._method == "PUT" else Reply(200, self._records.counts()))
+            return octets_of(self._change_behaviour() if self._method == "PUT" else Reply(200, self._records.counts()))
         if self._path == "/v2/email/account":
             return octets_of(Reply(200, SES_ACCOUNT))
         if self._path == "/domains":
@@ -237,7 +241,7 @@ class HttpSession(asyncio.Protocol):
             return behaviour.fault
         return TWILIO.found(self._path, self._records.messages)
 
-    def _ordered(self) -> Reply:
+    def _change_behaviour(self) -> Reply:
         try:
             self._records.behaviour.change(orjson.loads(self._body))
         except _INVALID_DOCUMENT:

@@ -1,6 +1,7 @@
 """The keeper: the parent process of all private servers of one folder. When the keeper exits, the servers exit.
 
-`dispatcher.dev.processes` runs this file as a program. It uses only the standard library, so it needs a few megabytes:
+`dispatcher.dev.processes` runs this file as a program. It uses only the standard library, so it needs only a few
+megabytes of memory:
 
     keeper.py FOLDER [OWNER_PID OWNER_STARTED]
 
@@ -30,7 +31,7 @@ from typing import NamedTuple, TypedDict
 WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 OWNER_CHECK_SECONDS = 0.25
 STOP_SECONDS = 16.0  # a clean stop of RabbitMQ takes 6 s
-OWNED_STOP_SECONDS = 4.0  # the data is no longer needed
+OWNED_STOP_SECONDS = 4.0  # the data of servers with an owner may be lost
 ORPHAN_STOP_SECONDS = 0.5  # helper processes exit by themselves when their server has exited
 
 PR_SET_PDEATHSIG = 1
@@ -153,7 +154,7 @@ class Keeper:
         self.exited: dict[str, int] = {}
 
     def run(self) -> None:
-        """Serves until the owner exits or a signal arrives, then stops all processes."""
+        """Serves until the owner exits or SIGTERM or SIGINT arrives, then stops all processes."""
         self.record()
         self.serve()
         self.stop(OWNED_STOP_SECONDS if self.owner else STOP_SECONDS)

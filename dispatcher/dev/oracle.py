@@ -45,9 +45,10 @@ period."""
 
 
 MIN_SHARE_SETTLED: Final = 0.9
-"""The provider reports events about more than this share of emails."""
+"""The least share of uncertain, accepted emails that events must settle. The provider reports events about more than
+this share of emails."""
 ENOUGH_UNCERTAIN: Final = 20
-"""Among fewer uncertain emails, the share of those without an event may be larger by chance."""
+"""If fewer emails are uncertain, the oracle does not check this share, because chance may make it smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Records:
     Attributes:
         policy: `hold` or `resend`.
         refused_keys: Keys of the emails that the provider always refuses; None if unknown.
-        requested_keys: Every key that a producer has enqueued, answered or not.
+        requested_keys: Every key that a producer has enqueued, even if the producer got no answer.
         expired_leases: How often each email was recovered from an expired lease, according to the relay's log.
         unknown_messages: Bodies on the DLQ that are no dead letters of the dispatcher.
         garbage: Bodies that the adversary injected.
@@ -104,7 +105,7 @@ class Records:
         reported: Emails about which the provider reported an event; None if the provider reports none.
         settled: Emails that an event of the provider has made `sent`.
         forgeries: Forged events that were stored, and forged requests that were not refused.
-        cancelling: Emails that a caller tried to cancel, answered or not.
+        cancelling: Emails that a caller tried to cancel, even if the caller got no answer.
         cancelled_at: When a caller first got the answer "cancelled" about an email.
         too_late: Emails about which a caller got the answer "too late".
         fault_times: When the adversary did something that can stop a worker from renewing its leases.
@@ -234,8 +235,8 @@ def explain_held(records: Records) -> list[Held]:
 def _explained(
     email_id: UUID, own: Sequence[RecordedAttempt], seen: Sequence[Exchange], records: Records, used: set[Fragment]
 ) -> Held:
-    # If a refusal arrives after the recovery, the refusal is recorded and the email stays held. Then no attempt is
-    # uncertain.
+    # If a refusal arrives after recovery has held the email, the attempt is recorded as refused, and the email stays
+    # held. So a held email may have no uncertain attempt.
     unknown = [each for each in own if each.outcome == "uncertain"] or own
     whys = {explain(each, requests_of(each, own, seen), records.wire, records.disturbances, used) for each in unknown}
     if email_id in records.unledgered:
@@ -264,7 +265,9 @@ def _existence(records: Records) -> dict[str, Iterable[object]]:
     accepted_keys = Counter(answer.message_key for answer in records.answers if answer.acceptance == "accepted")
     return {
         "answered and without a row": _missing(records),
-        "answered under another key": [answer.email_id for answer in records.answers if not _names(answer, records)],
+        "answered under another key": [
+            answer.email_id for answer in records.answers if not _has_answered_key(answer, records)
+        ],
         "keys with two emails": [key for key, ids in ids_by_key.items() if len(ids) > 1]
         + [key for key, times in keys_in_rows.items() if times > 1],
         "keys accepted twice": [key for key, times in accepted_keys.items() if times > 1],
@@ -365,12 +368,14 @@ def _announcements(records: Records) -> dict[str, Iterable[object]]:
     dead = {email_id for email_id, row in records.rows.items() if row.status in ("failed", "held")}
     return {
         "dead without a dead letter": dead - announced,
-        "alive with a dead letter": [entry.email_id for entry in records.dlq_entries if not _is_true(entry, records)],
+        "alive with a dead letter": [
+            entry.email_id for entry in records.dlq_entries if not _agrees_with_row(entry, records)
+        ],
         "on the DLQ and not garbage": [body for body in records.unknown_messages if body not in records.garbage],
     }
 
 
-def _is_true(entry: DlqEntry, records: Records) -> bool:
+def _agrees_with_row(entry: DlqEntry, records: Records) -> bool:
     """Whether a dead letter agrees with the database.
 
     After the dead letter of a held email was published, evidence may show that the email was sent, or the email may
@@ -384,8 +389,8 @@ def _is_true(entry: DlqEntry, records: Records) -> bool:
     return entry.status == "held" and row.status in may_follow
 
 
-def _names(answer: Answer, records: Records) -> bool:
-    """Whether the email has the producer's key, or does not exist."""
+def _has_answered_key(answer: Answer, records: Records) -> bool:
+    """Whether the email in the answer has the producer's key. True if the email does not exist."""
     row = records.rows.get(answer.email_id)
     return row is None or row.message_key == answer.message_key
 

@@ -294,9 +294,11 @@ def _create_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, a
 
 
 def _verifier(password: str) -> str:
-    """What PostgreSQL stores of the password (RFC 5803), with 1 iteration. The 4,096 iterations that PostgreSQL would
-    choose make it costly to guess a weak password. This password is random, and they would cost each new session
-    2 ms."""
+    """The text that PostgreSQL stores for the password (RFC 5803), with 1 iteration.
+
+    PostgreSQL itself would choose 4,096 iterations, which protect a weak password. This password is random and needs no
+    such protection, and the iterations would cost each new session 2 ms.
+    """
     salt = secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations=1)
     stored_key = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()

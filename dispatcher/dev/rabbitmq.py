@@ -283,8 +283,8 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _epmd_plan(folder: Path, binaries: RabbitBinaries, access: RabbitAccess) -> Plan:
-    """The keeper's plan for epmd. Without this epmd, the node starts one that keeps running and also serves other
-    nodes."""
+    """The keeper's plan for a private epmd. Without it, the node would start an epmd that keeps running after the node
+    has stopped, and that also serves other nodes."""
     environment = _environment(binaries, folder, access)
     return Plan(
         argv=[str(binaries.erlang / "epmd"), "-address", ports.LOOPBACK, "-port", str(access.epmd_port)],

@@ -13,7 +13,7 @@ server answers with a line. The reply to a recipient depends on the beginning of
 
     refused…      550 5.1.1, always
     greylisted…   451 4.7.1 the first time, then accepted
-    slow…         accepted, late
+    slow…         accepted, after a delay
     busy-…        450 4.2.1, always
     limited-…     450 4.7.1, always
     unverified-…  451 4.3.0, always
@@ -242,7 +242,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=0, help="port; 0 (the default) chooses a free one")
     parser.add_argument("--no-eml", action="store_true", help="write the ledger, but no .eml files")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="delay before the answer to an email; default: 0")
-    parser.add_argument("--slow-ms", type=float, default=200.0, help="delay for a recipient slow…; default: 200")
+    parser.add_argument(
+        "--slow-ms", type=float, default=200.0, help="delay before the reply to a recipient slow…; default: 200"
+    )
     parser.add_argument("--reply", action="append", default=[], metavar="STEP=TEXT", type=_scripted, help=(
         f"send this reply at a step ({', '.join(Step)}), or inject a fault ({', '.join(SmtpFault)})"
     ))  # fmt: skip

@@ -1,13 +1,14 @@
-"""Explains why an attempt's outcome is unknown, from the test server's record of requests and the adversary's diary.
+"""Explains why an attempt's outcome is unknown, from the test server's record of requests and the adversary's record
+of disturbances.
 
 The explanations, in this order:
 
     on the wire   The request reached the provider, but no complete answer reached a running worker. Or a part of the
                   request had arrived when the worker was killed or frozen. Or the provider closed the connection while
                   the request was being sent.
-    at the edge   The worker was killed or frozen in one of two moments that no ledger can distinguish: the slot says
-                  *on the wire*, but the first octet was not sent; or the answer was read, but the slot does not say
-                  *answered* yet.
+    at the edge   The worker was killed or frozen in one of two moments that no ledger can distinguish. Either the
+                  ledger's slot says *on the wire*, but the first octet was not sent. Or the answer was read, but the
+                  slot does not say *answered* yet.
     without a ledger   The email was leased to a worker that died after its ledger was deleted.
     unexplained   None of these applies: there was no reason to hold the email or to send it again.
 

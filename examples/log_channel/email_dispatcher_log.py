@@ -1,4 +1,4 @@
-"""A third channel: lines of a log file, through the same outbox, leases, retries and dead letters as emails and SMS.
+"""A package that adds a channel: lines of log files, with the same outbox, leases, retries and dead letters as emails.
 
 enqueue(connection, LogLine(message_key="order-17", to="orders", text="Order 17 was paid."))
 """
@@ -19,7 +19,7 @@ from dispatcher.providers.contract import Attempt
 
 
 class LogLine(TextMessage):
-    """A line for a log. `to` is the log's name."""
+    """A line for a log file. `to` is the file's name, without `.log`."""
 
     channel = "log"
 
