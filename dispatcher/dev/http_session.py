@@ -265,13 +265,10 @@ class HttpSession(asyncio.Protocol):
             Fault.HTML: lambda: self._send(answer(200, {"Content-Type": "text/html"}, _PAGE)),
             Fault.EMPTY: lambda: self._send(answer(200, {}, b"")),
             Fault.GARBAGE: lambda: self._send(b"220 smtp.example ESMTP\r\n", closes=True),
-            Fault.REDIRECT: lambda: self._send(answer(307, {"Location": self._where()}, b"")),
+            Fault.REDIRECT: lambda: self._send(answer(307, {"Location": self._path}, b"")),
             Fault.LAST_ANSWER: lambda: self._send_answer(octets, closes=True),
         }
         faults[act]()
-
-    def _where(self) -> str:
-        return self._path
 
     def _later(self, octets: bytes) -> None:
         if seconds := self._records.behaviour.latency_seconds:
