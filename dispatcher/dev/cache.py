@@ -14,7 +14,8 @@ from dispatcher.errors import ServerUnavailable
 
 
 def folder() -> Path:
-    """The cache folder. No other folder outside the checkout is written."""
+    """The cache folder: DISPATCHER_CACHE_DIR, or `email-dispatcher` in XDG_CACHE_HOME or in `~/.cache`. No other folder
+    outside the checkout is written."""
     if named := os.environ.get("DISPATCHER_CACHE_DIR"):
         return Path(named).absolute()
     if named := os.environ.get("XDG_CACHE_HOME"):

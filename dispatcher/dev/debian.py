@@ -66,12 +66,13 @@ def system() -> str:
 
 
 def to_install(simulation: str) -> list[str]:
-    """The package names in the output of `apt-get -s install`: `Inst socat (1.7.4 Debian:12.11/stable [amd64])`."""
+    """The package names in the output of `apt-get -s install`, which has a line such as `Inst socat (1.7.4 …)` for each
+    package."""
     return re.findall(r"^Inst (\S+) ", simulation, flags=re.MULTILINE)
 
 
 def without(pattern: str, status: str) -> str:
-    """dpkg's status file without the packages whose names match the pattern."""
+    """The text of dpkg's status file, without the packages whose names match the pattern."""
     paragraphs = re.split(r"\n{2,}", status.strip("\n"))
     kept = [text for text in paragraphs if not re.match(rf"Package: (?:{pattern})$", text, flags=re.MULTILINE)]
     return "".join(f"{text}\n\n" for text in kept)

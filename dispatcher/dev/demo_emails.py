@@ -101,7 +101,7 @@ def plan_emails(count: int, seed: int, *, first: int = 0) -> Iterator[PlannedEma
 
 
 def plan_email(number: int, seed: int) -> PlannedEmail:
-    """The email with this number."""
+    """The demo's email with this number. The same number and seed always give the same email."""
     # The same seed has to give the same emails, so the random numbers need not be secure.
     random = Random(f"{seed}:{number}")  # noqa: S311
     expected = _expected_outcome(number)
@@ -237,7 +237,7 @@ class Application:
         self._again: deque[Email] = deque()
 
     def work(self) -> Iterator[None]:
-        """Enqueues one transaction per iteration."""
+        """Enqueues all emails; yields after each committed transaction."""
         random = Random(self._seed)  # noqa: S311 - reproducible, not secret
         remaining = plan_emails(self._emails, self._seed)
         largest = max(_LARGEST_TRANSACTION, self._emails // _TRANSACTIONS_AT_MOST)

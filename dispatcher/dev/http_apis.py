@@ -60,7 +60,7 @@ class Api(Protocol):
         ...
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:
-        """The answer that refuses the whole request; None if the provider accepts at least a part of it.
+        """The answer that refuses the whole request; None if the request is not refused as a whole.
 
         Args:
             culprits: Refused addresses, each with the provider's error code or text.
@@ -406,7 +406,7 @@ def api_of(path: str) -> Api | None:
 
 
 def document_of(api: Api, body: bytes | bytearray) -> Any:
-    """The decoded body of a request."""
+    """The decoded body of a request: the fields of a form for Twilio, JSON for all other APIs."""
     if api is TWILIO:
         return dict(parse_qsl(body.decode(), strict_parsing=True, max_num_fields=20))
     return orjson.loads(body)

@@ -56,7 +56,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer by which the double does not accept the request.
+    """An answer with which the double accepts no email.
 
     Attributes:
         body: Bytes, or a value to send as JSON.
@@ -143,7 +143,7 @@ def answer(status: int, headers: Mapping[str, str], body: bytes, *, announced: i
 
 
 def octets_of(reply: Reply) -> bytes:
-    """The octets of a reply."""
+    """The reply as an HTTP answer."""
     if isinstance(reply.body, bytes):
         return answer(reply.status, reply.headers, reply.body)
     return answer(reply.status, {"Content-Type": "application/json", **reply.headers}, orjson.dumps(reply.body))

@@ -146,7 +146,7 @@ class HttpDouble:
             session.drop()
 
     def accept(self, request: Request, mails: Sequence[Mail]) -> None:
-        """Records the accepted emails of a request."""
+        """Writes the accepted emails of a request to the ledger, before the answer is sent."""
         self._accepted += len(mails)
         if self._keeps:
             self.received.append(request.document)

@@ -69,7 +69,7 @@ class HttpRecords(Protocol):
 
 
 class HttpSession(asyncio.Protocol):
-    """One connection."""
+    """The server's side of one connection."""
 
     def __init__(self, records: HttpRecords, number: int) -> None:
         self._records = records

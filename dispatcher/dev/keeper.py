@@ -39,7 +39,11 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class ProcessIdentity(NamedTuple):
-    """Identifies one process. A later process with the same pid has another identity."""
+    """Identifies one process. A later process with the same pid has another identity.
+
+    Attributes:
+        started: The id of the boot, and the process's start time in clock ticks since the boot.
+    """
 
     pid: int
     started: str

@@ -94,7 +94,9 @@ def start(
     owner_pid: int | None,
     postgres_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Servers:
-    """Starts the servers and waits until they are ready. Returns running servers if they have no owner.
+    """Starts the servers and waits until they are ready.
+
+    If servers without an owner already run in the folder, and the caller names no owner, returns these servers.
 
     Args:
         folder: For data, logs and secrets; created if it does not exist, kept from one start to the next.

@@ -73,7 +73,7 @@ class Mailbox(Protocol):
 
 
 class SmtpSession(asyncio.Protocol):
-    """One connection."""
+    """The server's side of one connection."""
 
     def __init__(self, mailbox: Mailbox, number: int = 0) -> None:
         self._mailbox = mailbox

@@ -55,6 +55,7 @@ class SmtpSink:
         behaviour: Faults, extensions and limits; may be changed while the server runs.
         received: The accepted emails, if `keeps` is set.
         commands: How often each command arrived.
+        greylisted: How often each greylisted recipient was deferred.
         connections: Number of connections since the start.
         sessions: The open connections.
     """
