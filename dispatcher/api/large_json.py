@@ -145,7 +145,7 @@ def _text_end(body: bytes | bytearray, start: int) -> int:
             return position + found
         if position + step >= len(body):
             return len(body)
-        position += step - piece.endswith(b"\\")  # a trailing backslash begins an escape in the next piece
+        position += step - piece.endswith(b"\\")  # the next piece begins with a trailing backslash's escape
         step = min(8 * step, _STEP_BYTES)
 
 

@@ -71,8 +71,8 @@ class Table:
         """The table's lines.
 
         Args:
-            width: Wrap cells to this many columns. If the longest words (except in `fold`) do not fit side by side,
-                each row becomes a record: one line per field.
+            width: The table's greatest width in characters; cells are wrapped. If the longest words (except in `fold`)
+                do not fit side by side, each row becomes a record: one line per field.
             coloured: Whether to add the escape sequences of the cells' styles.
         """
         shown = [self._columns, *self._rows] if self._columns else self._rows

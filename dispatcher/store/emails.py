@@ -126,7 +126,7 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
 
 
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
-    """Descriptions of the sessions that may have locked the email's row for longer than a batched statement waits.
+    """Descriptions of the sessions that probably hold a lock on the email's row, for longer than a lock timeout.
 
     To find out whether the row is locked, the function tries to lock it. So for a role that may only read, the list is
     empty.

@@ -88,7 +88,7 @@ class DeadEmail:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The failed and held emails that have one value of a property.
+    """The failed and held emails that share a value of a property, such as the same error type.
 
     Attributes:
         emails: The number of these emails.

@@ -322,7 +322,7 @@ class Outbox:
         return await follow_timeline(self._session)
 
     async def republish_overtaken(self, lanes: Sequence[str], age_seconds: float, limit: int) -> int:
-        """Makes up to `limit` overtaken emails due again. Returns how many.
+        """Sets overtaken emails to due again, at most `limit`. Returns how many.
 
         An email is overtaken if another email on the same queue, published `age_seconds` later, is already being sent.
 

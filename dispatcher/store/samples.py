@@ -76,8 +76,8 @@ async def save_sample(
 ) -> bool:
     """Stores a sample, unless another monitor stored a sample less than `every_seconds` ago.
 
-    Returns whether this call stored the sample. Reads only the hours that may have changed since the last sample, so
-    the cost does not grow with the age of the database.
+    Returns whether this call stored the sample. Reads only the hourly counts that may have changed since the last
+    sample, so the cost does not grow with the age of the database.
     """
     async with named_lock(session, LOCK_NAME) as is_ours:
         if not is_ours or not await is_sample_due(session, every_seconds):

@@ -54,7 +54,7 @@ def checked_text(field: str, text: str) -> str:
     """Returns the text if a header may contain it.
 
     Raises:
-        UnrenderableEmail: The text contains a control character, or decodes to one at the receiver.
+        UnrenderableEmail: The text contains a control character, or the receiver would decode one from it.
     """
     if fault := header_fault(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"{field} {fault}")

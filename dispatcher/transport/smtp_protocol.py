@@ -183,7 +183,8 @@ class SmtpProtocol(asyncio.Protocol):
         await asyncio.sleep(0)
         if self._transport.is_closing():
             return
-        # With asyncio's default limit, 64 KB in its buffer would count as written. Now only the system's buffer counts.
+        # With asyncio's default limit, 64 KB in its buffer would count as written. Now data counts as written
+        # only when it is in the system's buffer.
         self._transport.set_write_buffer_limits(high=0)
         try:
             while self._is_writing():

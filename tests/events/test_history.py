@@ -48,7 +48,7 @@ async def test_a_reader_without_access_to_addresses_sees_events_without_recipien
         owner.execute(f"create role {role}".encode())
         try:
             for table in ("email_log", "email_attempt", "email_event", "operator_audit", "email_replay",
-                          "email_replay_item"):  # fmt: skip
+                          "email_replay_item", "domain_limit"):  # fmt: skip
                 owner.execute(f"grant select on {table} to {role}".encode())
             owner.execute(f"grant usage on schema dispatcher to {role}".encode())
             async with await connect_async(tables_url, name="test") as session:

@@ -29,7 +29,7 @@ _NOT_PRINTABLE: Final = "contains a character that is not printable. Remove it."
 
 
 class By(StrEnum):
-    """The kind of a text that is searched for. `ANYTHING`: the visitor has not chosen a kind."""
+    """What the visitor's search text is, such as an address or an id. `ANYTHING`: the visitor has not chosen."""
 
     ANYTHING = "anything"
     RECIPIENT = "recipient"
@@ -168,7 +168,7 @@ def instant_or_age(text: str, now: datetime) -> datetime:
     """The instant of a text such as `24h` (before `now`) or `2026-11-21T10:00:00Z`.
 
     Raises:
-        ValueError: The text is neither. The message is a predicate.
+        ValueError: The text is neither. The message begins with "must be", without a subject.
     """
     try:
         if found := _AGE.fullmatch(text.lower()):

@@ -47,7 +47,7 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class PoisonPages:
-    """The handlers of the pages Poison.
+    """The handlers of the "Poison" pages.
 
     Each request reads the whole queue, as `dispatcher dlq list --poison` does, so the pages do not refresh themselves.
     """

@@ -213,7 +213,7 @@ class SesProvider:
         digest = await sha256_of(body)
         try:
             credentials = await self._signing_credentials(attempt.deadline)
-            # We sign the request once a connection is free, because AWS rejects a signature that is minutes old.
+            # We sign the request only when a connection is free, because AWS rejects a signature that is minutes old.
             headers = partial(self._signed, credentials, "POST", url, digest)
             return await self._transport.post(url, headers, body, attempt)
         except TimeoutError:

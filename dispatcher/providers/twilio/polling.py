@@ -27,7 +27,7 @@ Message = Mapping[str, Any]
 
 
 def path_of(message_id: str) -> str | None:
-    """The path of a message below the account; None if the id is not Twilio's."""
+    """The URL path of a message, relative to the account's URL. None if the id is not Twilio's."""
     return f"/Messages/{message_id}.json" if SID.fullmatch(message_id) else None
 
 
