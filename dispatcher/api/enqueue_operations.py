@@ -61,7 +61,7 @@ CREATE_SMS: Final = replace(
     name="create_sms",
     summary="Enqueue an SMS",
     description="Works as for an email. `warnings` in the response report a number that no telephone company is "
-    "known to assign, and a character because of which the text needs more segments.",
+    "known to assign, and a character that increases the number of segments.",
     request_schema="Sms",
     example=SMS_EXAMPLE,
 )

@@ -26,7 +26,7 @@ LONGEST_COUNT_SECONDS: Final = 0.25
 LEAST_EMAILS: Final = 100
 """The smallest target, for workers that are slow."""
 EMPTY_EMAILS: Final = 1000
-"""The smallest target while the queue is empty. Workers then take every message at once, so nobody knows how many more
+"""The smallest target while the queue is empty. Workers then take every message at once, so it is unknown how many more
 they could take. If the publisher uses all of this target, the next count, 0.1 s later, raises the target."""
 LEAST_SHARE: Final = 4
 """A credit of at most a quarter (1 / LEAST_SHARE) of the target counts as 0, because small batches cost more per

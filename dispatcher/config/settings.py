@@ -335,7 +335,7 @@ class Settings:
     api_allowed_headers: tuple[str, ...] = setting(
         values.names("A-Za-z0-9*-"),
         _ALLOWED_HEADERS,
-        "Headers that an email from the API may set, comma-separated. X-* stands for all headers that begin with X-.",
+        "Headers that an email from the API may set, comma-separated. X-* allows all headers that begin with X-.",
         empty=(),
     )
     ops: bool = setting(

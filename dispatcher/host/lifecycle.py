@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class StrayCancel(DispatcherError):
-    """A task ended because something that it awaited was cancelled, although nobody cancelled the task itself."""
+    """A task ended because a future that it waited for was cancelled, and not the task itself."""
 
 
 def stop_event(context: ChildContext) -> asyncio.Event:
@@ -67,7 +67,7 @@ async def raise_on_stray_cancel(work: Callable[P, Coroutine[Any, Any, T]], *give
     A task group would then continue without the task, and report no error.
 
     Raises:
-        StrayCancel: Something that the work awaited was cancelled.
+        StrayCancel: A future that the work waited for was cancelled.
     """
     try:
         return await work(*given, **named)

@@ -13,6 +13,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.controls import Controls, Pause, PauseScope
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
 from dispatcher.domain.waiting import ProviderProblem
+from dispatcher.errors import StoreUnavailable
 from dispatcher.ops.figures import (
     OLD_SAMPLE_SECONDS,
     Counts,
@@ -23,7 +24,7 @@ from dispatcher.ops.figures import (
     ProcessFigures,
     ProviderFigures,
 )
-from dispatcher.ops.shared_reading import Answer, SharedReading
+from dispatcher.ops.shared_reading import FRESH_SECONDS, Answer, SharedReading
 from dispatcher.store.activity import MISSED_REPORTS, Latency, WorkerSeen, find_vanished_hosts
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.controls import read_controls
@@ -81,13 +82,23 @@ class OverviewReader:
     """The Overview for all visitors of one process."""
 
     def __init__(
-        self, settings: Settings, open_session: Callable[[], AbstractAsyncContextManager[AsyncSession]]
+        self,
+        settings: Settings,
+        open_session: Callable[[], AbstractAsyncContextManager[AsyncSession]],
+        *,
+        fresh_seconds: float = FRESH_SECONDS,
+        trends_fresh_seconds: float = TRENDS_FRESH_SECONDS,
     ) -> None:
+        """
+        Args:
+            fresh_seconds: How long an Overview for all tenants is kept.
+            trends_fresh_seconds: How long `Trends` are kept.
+        """
         self._settings = settings
         self._open_session = open_session
         self._days = SharedReading(self._read_days, fresh_seconds=MONTH_FRESH_SECONDS)
-        self._trends = SharedReading(self._read_trends, fresh_seconds=TRENDS_FRESH_SECONDS)
-        self._all = SharedReading(self._read_all)
+        self._trends = SharedReading(self._read_trends, fresh_seconds=trends_fresh_seconds)
+        self._all = SharedReading(self._read_all, fresh_seconds=fresh_seconds)
         self._tenants: OrderedDict[str, SharedReading[Overview]] = OrderedDict()
 
     async def get(self, tenant_id: str | None) -> Answer[Overview]:
@@ -127,9 +138,11 @@ class OverviewReader:
         return Overview(datetime.now(UTC), Counts(**counts), own)
 
     async def _read_all(self) -> Overview:
-        days, trends = (await self._days.get()).value, (await self._trends.get()).value
+        days, trends = await self._days.get(), await self._trends.get()
+        if trends.fault is not None:  # the visitors then see the last Overview, with its age
+            raise StoreUnavailable(trends.fault)
         async with self._open_session() as session:
-            return await read_overview(session, self._settings, days, trends)
+            return await read_overview(session, self._settings, days.value, trends.value)
 
 
 async def read_overview(

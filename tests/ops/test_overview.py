@@ -54,6 +54,28 @@ async def read(reader: OverviewReader, tenant_id: str | None = None) -> Overview
     return (await reader.get(tenant_id)).value
 
 
+async def test_figures_whose_costly_part_could_not_be_read_are_shown_as_old(
+    settings: Settings, session: AsyncSession
+) -> None:
+    opened = 0
+
+    @asynccontextmanager
+    async def open_session() -> AsyncIterator[AsyncSession]:
+        nonlocal opened
+        opened += 1
+        if opened == 4:  # after the days, the trends and the rest: the trends for the second time
+            raise StoreUnavailable("PostgreSQL did not answer.")
+        yield session
+
+    reader = OverviewReader(settings, open_session, fresh_seconds=-1.0, trends_fresh_seconds=-1.0)
+    first = await reader.get(None)
+    second = await reader.get(None)
+
+    assert (first.fault, second.fault) == (None, "PostgreSQL did not answer.")
+    assert second.value is first.value
+    assert (await reader.get(None)).fault is None
+
+
 async def test_dead_letters_are_the_failed_emails_that_nobody_decided(reader: OverviewReader, books: Books) -> None:
     one, two, suppressed, discarded, held, _pending = books.enqueue(6)
     for email_id in (one, two, suppressed, discarded):
