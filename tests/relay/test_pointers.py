@@ -303,7 +303,7 @@ async def test_many_locked_rows_are_not_tried_in_each_round(
     outbox: CountingOutbox, queue: Queue, books: Books, tables_url: str
 ) -> None:
     locked = books.enqueue(2 * BATCH)
-    pointers = queue.pointers(mark_after_seconds=1.0)
+    pointers = queue.pointers(mark_after_seconds=3.0)
     with psycopg.connect(tables_url) as person:
         person.execute("select from email_log where email_id = any(%s) for update", [locked])
         await until_answer(lambda: all_are_tried(pointers, outbox))
