@@ -33,6 +33,10 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     return head(f"POST {path}", JSON, f"Content-Length: {len(body)}", *headers) + body
 
 
+CLOSE_SECONDS: Final = 1.0
+"""How long a connection that is being closed may send the bytes that it has not sent yet."""
+
+
 class RawConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -59,6 +63,13 @@ class RawConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._writer.close()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._writer.wait_closed()
+        except TimeoutError:
+            self._writer.transport.abort()  # the server does not read the rest
+        except OSError:
+            pass  # the server has reset the connection
 
     async def send(self, octets: bytes) -> bool:
         """Sends bytes; returns whether the connection is still open."""
