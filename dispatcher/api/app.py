@@ -81,6 +81,10 @@ def make_app(
     app.add_middleware(ErrorMiddleware, refusals=refusals)
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
+    if ops is not None:  # first, because open pages request it often, and routes are tried in order
+        for path in ops.paths:
+            app.mount(path, ops.app)
+            app.add_route(path, ops.redirect, methods=["GET"], include_in_schema=False)
     _add(app, "POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE)
     _add(app, "POST", "/v1/sms", enqueueing.create_sms, enqueue_operations.CREATE_SMS)
     _add(app, "POST", "/v1/emails/batch", enqueueing.create_many, enqueue_operations.CREATE_MANY)
@@ -126,10 +130,6 @@ def make_app(
         _add(app, "POST", path, endpoint, operation)
         fast["POST", path] = endpoint
     _add_pages(app, access)
-    if ops is not None:
-        for path in ops.paths:
-            app.mount(path, ops.app)
-            app.add_route(path, ops.redirect, methods=["GET"], include_in_schema=False)
     return FastRoutes(app, fast)
 
 

@@ -13,7 +13,7 @@ from dispatcher.errors import DispatcherError, StoreUnavailable
 
 T = TypeVar("T")
 
-FRESH_SECONDS: Final = 1.0
+FRESH_SECONDS: Final = 2.0
 """An answer of at most this age is given to every viewer, without a new read."""
 PATIENCE_SECONDS: Final = 1.0
 """How long a viewer waits for a new answer before it gets the last answer."""
