@@ -82,7 +82,7 @@ class Sessions:
         if token is None:
             return None
         is_refresh = "hx-request" in request.headers
-        found = await self._find(hashed(token), is_refresh=is_refresh)
+        found = await self._find(hashed(token), is_refresh=is_refresh and request.method == "GET")
         if found is None:
             return None
         visitor = self._visitor(found)
