@@ -6,10 +6,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-from structlog.typing import EventDict
+from dispatcher.telemetry.structlog_import import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict
+
 
 WINDOW_SECONDS: Final = 10.0
 LINES_PER_WINDOW: Final = 100
