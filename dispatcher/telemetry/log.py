@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO, cast
+from typing import Any, BinaryIO, Final, TextIO, cast
 
 import orjson
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from dispatcher.telemetry import quick_log
 from dispatcher.telemetry.log_writer import LogWriter
 from dispatcher.telemetry.storms import StormLimit
-from dispatcher.telemetry.structlog_import import structlog
-
-if TYPE_CHECKING:
-    from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

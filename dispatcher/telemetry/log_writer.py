@@ -14,11 +14,9 @@ import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
-if TYPE_CHECKING:
-    from structlog.typing import EventDict
-
+from structlog.typing import EventDict
 
 MAX_WAIT_MS: Final = 50
 WAIT_INTERVAL_SECONDS: Final = 1.0

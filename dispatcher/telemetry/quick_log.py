@@ -12,9 +12,9 @@ from typing import Any, Final
 from uuid import UUID
 
 import orjson
+import structlog
 
 from dispatcher.telemetry.log_writer import LogWriter
-from dispatcher.telemetry.structlog_import import structlog
 
 _FORM: Final = orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE
 

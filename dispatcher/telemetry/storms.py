@@ -6,13 +6,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from dispatcher.telemetry.structlog_import import structlog
-
-if TYPE_CHECKING:
-    from structlog.typing import EventDict
-
+import structlog
+from structlog.typing import EventDict
 
 WINDOW_SECONDS: Final = 10.0
 LINES_PER_WINDOW: Final = 100
