@@ -68,7 +68,7 @@ class Transition(StrEnum):
     WAKE = "wake"
     RESCHEDULE = "reschedule"
     REDELIVER = "redeliver"
-    PUT_IN_LINE = "put_in_line"
+    PUT_IN_LINE = "wait_for_domains"
     CANCEL = "cancel"
     EXPIRE = "expire"
 

@@ -1,8 +1,10 @@
-"""Which notices each channel has sent. All monitors share this state in PostgreSQL, and each keeps a copy in memory.
+"""Remembers which notices each channel has sent. All monitors share this state in PostgreSQL, and each monitor keeps a
+copy in memory.
 
 One monitor alerts about a DLQ; the other monitors only wait. While PostgreSQL is unreachable, the monitors cannot agree
-on one monitor. So each monitor alerts by its own copy, because ten notices are better than none. When PostgreSQL is
-reachable again, each monitor first stores the notices that it sent during the outage, so that they are not sent again.
+on one monitor. So each monitor sends alerts, with the help of its own copy: ten notices are better than none. When
+PostgreSQL is reachable again, each monitor first stores the notices that it sent during the outage, so that they are
+not sent again.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ class _Entry(NamedTuple):
 
 
 class AlertState:
-    """The notices that each channel has sent, for one event loop. Every method may be called at any time.
+    """The notices that each channel has sent. Use it in one event loop. The methods may be called in any order.
 
     Attributes:
-        is_alone: Whether PostgreSQL does not answer, so that this monitor alerts by its copy.
+        is_alone: Whether PostgreSQL does not answer, so that this monitor alerts without an agreement with the others.
     """
 
     def __init__(self, store: AlertStore) -> None:
@@ -64,7 +66,7 @@ class AlertState:
     def age_seconds(self, kind: Kind, channel: str) -> float | None:
         """Seconds since a channel last sent a notice about an active alert.
 
-        None if it sent no notice, or if its last notice said that the alert is resolved.
+        None if the channel sent no notice, or if its last notice said that the alert is resolved.
         """
         entry = self._sent.get((kind, channel))
         return None if entry is None else entry.age_seconds

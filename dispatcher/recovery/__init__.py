@@ -1,4 +1,4 @@
-"""Recovery: every email whose owner or message is lost is sent later, held or failed. One guarantee per file.
+"""Recovery: if an email's owner or message is lost, the email is sent later, held or failed. One guarantee per file.
 
 To settle a ledger means to record or release every lease of its worker.
 

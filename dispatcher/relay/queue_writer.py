@@ -25,7 +25,8 @@ class QueueWriter:
     ) -> None:
         """
         Args:
-            process_slot: The relay's slot in the process table, for how long it has waited for RabbitMQ's confirms.
+            process_slot: The relay's slot in the process table. It shows how long the relay has waited for RabbitMQ's
+                confirms.
             outage: The backoff during an outage of RabbitMQ, shared by all writers.
             kind: The queue's name in the metrics.
         """
@@ -70,7 +71,7 @@ class QueueWriter:
         return answers
 
     def count(self, confirmed: Sequence[bool]) -> int:
-        """Adds emails to the metrics of confirmed and of refused emails. Returns the number of confirmed emails.
+        """Counts confirmed emails and refused emails in the metrics. Returns the number of confirmed emails.
 
         Args:
             confirmed: For each email, whether its message was confirmed.

@@ -35,7 +35,7 @@ from dispatcher.domain.pin import Pin
 from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain
 from dispatcher.host.clock import steady_clock
-from dispatcher.store.leases import Lease, LinePlace, Result
+from dispatcher.store.leases import DomainWait, Lease, Result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -264,9 +264,9 @@ class ReleaseRequest(NamedTuple):
 
     Attributes:
         delay_seconds: Seconds until the email is due again.
-        place: Where the email waits, if a ceiling of a recipient domain is reached; otherwise None.
+        wait: The email's wait for a recipient domain whose ceiling is reached; None if no ceiling is reached.
     """
 
     email: InFlightEmail
     delay_seconds: float = 0.0
-    place: LinePlace | None = None
+    wait: DomainWait | None = None

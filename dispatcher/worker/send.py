@@ -25,7 +25,7 @@ from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.routing.domain_gates import DomainFull
-from dispatcher.store.leases import LinePlace
+from dispatcher.store.leases import DomainWait
 from dispatcher.store.results import result_of
 from dispatcher.worker.attempts import Attempts, BulkAttempt, NoRoute, TryLater
 from dispatcher.worker.contents import ContentLoader, NoMemory
@@ -104,11 +104,11 @@ class SendStage:
         email.on(EmailEvent.RESUME)
         self._start(email)
 
-    def release(self, email: InFlightEmail, delay_seconds: float = 0.0, place: LinePlace | None = None) -> None:
+    def release(self, email: InFlightEmail, delay_seconds: float = 0.0, wait: DomainWait | None = None) -> None:
         """Releases an email that was not sent, or that the provider certainly did not accept. Idempotent."""
         if email.may(EmailEvent.RELEASE):
             email.on(EmailEvent.RELEASE)
-            self._releases.add(ReleaseRequest(email, delay_seconds, place))
+            self._releases.add(ReleaseRequest(email, delay_seconds, wait))
 
     def stop(self, email: InFlightEmail) -> None:
         """Prevents an email from being sent, and releases the email when its attempt has ended.
@@ -177,8 +177,8 @@ class SendStage:
         except (NoRoute, NoMemory) as error:
             self.release(email, error.delay_seconds)
         except DomainFull as full:
-            line = LinePlace(full.domain, email.delivery.lane, email.lease.tenant_id, full.pace)
-            self.release(email, place=line)
+            wait = DomainWait(full.domain, email.delivery.lane, email.lease.tenant_id, full.pace)
+            self.release(email, wait=wait)
         except LeaseExpired:
             self.release(email)
         except asyncio.CancelledError:
