@@ -47,8 +47,8 @@ _DEFAULTS: Final = {
     "stack_timeout": CONNECT_SECONDS,
     "connection_attempts": 1,
     "heartbeat": 10,
-    # This timeout is a last resort. RabbitMQ may block publishers for hours, and its heartbeats show meanwhile that
-    # RabbitMQ is not dead.
+    # This timeout is a last resort. RabbitMQ may block publishers for hours. During that time, its heartbeats show that
+    # it works.
     "blocked_connection_timeout": 600.0,
 }
 """Defaults that the query of a URL may override, such as `?heartbeat=10`."""
@@ -151,8 +151,8 @@ async def _opened(node: pika.URLParameters) -> Connection:
 
 
 def _summary(faults: Sequence[BrokerUnavailable]) -> BrokerUnavailable:
-    """Combines the errors of all nodes. If any node refused the login, the result is BrokerRefused, because waiting
-    does not help then."""
+    """Combines the errors of all nodes into one error: BrokerRefused if any node refused the login, because waiting
+    does not help then; otherwise BrokerUnavailable."""
     words = " ".join(fault.message for fault in faults)
     refusal = next((fault for fault in faults if isinstance(fault, BrokerRefused)), None)
     return BrokerRefused(words, remedy=refusal.remedy) if refusal else BrokerUnavailable(words)

@@ -214,7 +214,8 @@ class Consumer:
         self._resumed.set()
 
     async def pause_lane(self, lane: str) -> None:
-        """Stops the deliveries of one lane until `resume_lane`. Its deliveries so far may still be acked or requeued.
+        """Stops the deliveries of one lane until `resume_lane`. Messages that were already delivered may still be acked
+        or requeued.
 
         After this method returns, `on_delivery` is not called for this lane. Idempotent.
         """
@@ -229,7 +230,7 @@ class Consumer:
     async def _update_lanes(self) -> None:
         """Starts and cancels consumers, so that exactly the lanes without a pause are consumed."""
         if self._session is not None:
-            # If the connection is lost, `run` opens a new one for exactly these lanes.
+            # If the connection is lost, `run` opens a new connection and consumes exactly these lanes.
             with suppress(BrokerUnavailable):
                 await self._consume_lanes(self._session)
 
@@ -450,7 +451,7 @@ class _Session:
         await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=last)
 
     def give_up(self) -> None:
-        """Ends this session because of `Consumer.pause`."""
+        """Ends this session, because `Consumer.pause` was called."""
         self._given_up = True
         self._changed.set()
 
@@ -464,7 +465,7 @@ class _Session:
     def _on_cancelled(self, cancel: Any) -> None:
         """RabbitMQ has cancelled a consumer: its queue was deleted, or the queue's node is down.
 
-        Deliveries so far may still be acked.
+        Messages that were already delivered may still be acked.
         """
         self._lanes.pop(cancel.method.consumer_tag, None)
         self._changed.set()

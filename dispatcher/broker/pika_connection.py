@@ -19,7 +19,8 @@ CHECKS_PER_HEARTBEAT: Final = 10
 
 
 class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's heartbeats, but a silent connection ends after the timeout. pika itself may take more than twice as long.
+    """Checks pika's heartbeats, but ends a silent connection after the timeout. pika itself may need more than twice as
+    long.
 
     RabbitMQ sends a heartbeat twice per timeout. This class counts checks, not seconds. A process that is stopped for a
     while makes no checks. When the process continues, it reads the data that has arrived before it makes the next

@@ -36,7 +36,7 @@ class Ticks:
     def next(self, nanoseconds: int) -> int:
         """The tick of an instant; if this tick is not later than the latest returned tick, the tick after the latest.
 
-        If the clock was set back by a second or more, always the instant's own tick.
+        If the clock was set back by a second or more, always returns the instant's own tick.
         """
         now = nanoseconds * _TICKS_PER_MILLISECOND // 1_000_000
         if now <= self._latest < now + _FORGIVEN_TICKS:

@@ -197,7 +197,8 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
 
 
 def _of_publishing(facts: Facts) -> WaitExplanation | None:
-    """Why the email's message is not on the send queue; None if the message is on it, or will be immediately."""
+    """Why the email's message is not on the send queue; None if the message is on the queue, or is about to be
+    published."""
     if facts.wait_until is not None:
         return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
     if facts.due_at is None:

@@ -234,7 +234,7 @@ class DomainGate:
             self._slots, self._slots_until = claim.slots, asked_at + SLOT_SECONDS
 
     async def _wait_to_claim(self) -> None:
-        """Waits for the next claim: until another email asks, or for ASK_SECONDS while emails wait, or RENEW_SECONDS."""
+        """Waits until the next claim is due: another email asks, or ASK_SECONDS or RENEW_SECONDS have passed."""
         until = self._claimed_at + (ASK_SECONDS if self._waiting else RENEW_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(until - self._loop.time()):

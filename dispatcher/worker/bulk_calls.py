@@ -32,7 +32,7 @@ the call is split into halves."""
 
 
 class _CallAborted(Exception):
-    """A call was not sent, because one of its emails may no longer be sent. Caught in this file."""
+    """Raised if a call was not sent, because an email of the call may no longer be sent. Caught in this file."""
 
 
 @dataclass(slots=True, eq=False)
@@ -287,7 +287,7 @@ class _CallPlan:
         self._next_by_address: dict[str, int] = {}
 
     def add(self, member: _Member) -> None:
-        """Adds the email to the first call into which it fits, and that comes after all calls with any of its
+        """Adds the email to the first call that has room for it and that comes after every call with one of its
         addresses."""
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):

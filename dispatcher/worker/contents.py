@@ -24,7 +24,7 @@ from dispatcher.worker.window import Window
 T = TypeVar("T")
 
 OVERHEAD_OCTETS: Final = 64 * 1024
-"""Memory for one email in addition to its content."""
+"""The memory that an email needs in addition to its content."""
 LIGHT_OCTETS: Final = 1024 * 1024
 LIGHT_SHARE: Final = 4
 """A quarter of the memory is reserved for content of at most LIGHT_OCTETS."""
@@ -49,7 +49,7 @@ class NoMemory(Exception):
 
 
 class MemoryBudget:
-    """An amount of memory in octets, granted in the order of the requests."""
+    """Grants memory for emails, up to a limit in octets, in the order of the requests."""
 
     def __init__(self, octets: int, *, most_waiting: int) -> None:
         self._octets = octets
@@ -114,7 +114,7 @@ class MemoryBudget:
 
 
 class ContentLoader:
-    """Reads content within a memory budget."""
+    """Reads the large content of emails, within a memory budget."""
 
     def __init__(
         self, store: LeaseStore, outage: StoreOutage, window: Window, *, octets: int, copies: int, prefetch: int

@@ -107,7 +107,7 @@ TRANSITIONS: Final[Mapping[tuple[EmailState, EmailEvent], EmailState]] = {
     (EmailState.MARKED, EmailEvent.UNMARK): EmailState.PREPARING,
     (EmailState.ON_THE_WIRE, EmailEvent.UNMARK): EmailState.PREPARING,
     (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no request was made: no content, for example
-    (EmailState.STOPPED, EmailEvent.ANSWER): EmailState.ANSWERED,  # the adapter did not notice the stop
+    (EmailState.STOPPED, EmailEvent.ANSWER): EmailState.ANSWERED,  # an adapter caught the cancellation
     (EmailState.ON_THE_WIRE, EmailEvent.ANSWER): EmailState.ANSWERED,
     # The record stage.
     (EmailState.ANSWERED, EmailEvent.RECORD): EmailState.RECORDED,
@@ -225,7 +225,8 @@ class InFlightEmail:
 
     @property
     def limits(self) -> RetryLimits | None:
-        """The email's own retry limits, with the redelivery time that is left now; None if the email has none."""
+        """The email's own retry limits, with the redelivery time that is left now. None if the email has no limits of
+        its own."""
         limits = self.lease.limits
         if limits is None:
             return None
@@ -233,12 +234,13 @@ class InFlightEmail:
 
     @property
     def attempt_pin(self) -> Pin:
-        """A pin to the current attempt's provider. Use it only if this attempt is the first with an unknown outcome."""
+        """A pin to the current attempt's provider. Use it only if this attempt is the email's first with an unknown
+        outcome."""
         return Pin(self.provider, self._started_steadily_at)
 
     @property
     def attempted_until(self) -> float:
-        """The current time in Unix seconds, as the end of the attempt: `started_at` plus the elapsed monotonic time."""
+        """The end of an attempt that ends now, in Unix seconds: `started_at` plus the elapsed monotonic time."""
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:

@@ -143,7 +143,7 @@ class SendStage:
             if email.state is EmailState.ON_THE_WIRE:
                 self._conclude(email, Uncertain("The worker had to stop before the provider answered."))
             else:
-                self.release(email)  # `stop_all` stopped the email, but its adapter has not noticed yet
+                self.release(email)  # `stop_all` stopped the email, but its task has not ended yet
 
     def _work(self) -> list[asyncio.Future[object]]:
         """The pending tasks and bulk calls."""
@@ -161,14 +161,14 @@ class SendStage:
             return
         try:
             self._conclude(email, accepted)
-        except Exception as error:  # noqa: BLE001 - as in `_send`
+        except Exception as error:  # noqa: BLE001 - handled like an error in `_send`
             self._conclude(email, self._attempts.failed(email, error))
 
     async def _send(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:
-        """Makes one attempt.
+        """Makes one attempt to send an email. If the email was not sent, releases it or lets it wait.
 
         Args:
-            bulk: The attempt, if it ended in a bulk call without acceptance.
+            bulk: The attempt, if it was made in a bulk call and the provider did not accept the email.
         """
         try:
             await self._attempt(email, bulk)

@@ -110,9 +110,9 @@ class SuppressedRecipients:
         return self._hasher
 
     def may_concern(self, email: OutgoingEmail, tenant_id: str) -> bool:
-        """Whether a recipient may be suppressed for this tenant. Nearly always False. Needs no I/O.
+        """Whether a recipient of the email may be suppressed for this tenant. Nearly always False. Needs no I/O.
 
-        If True, `find` decides.
+        If True, call `find`, which reads the database and decides.
         """
         hasher = self._hasher
         if hasher is None:
@@ -169,7 +169,8 @@ class SuppressedRecipients:
                 question.answer.set_exception(error)
 
     async def _answer_with_retries(self, questions: Sequence[Question]) -> None:
-        """Answers the questions, and retries until PostgreSQL answers. Meanwhile, these emails wait and are not sent.
+        """Answers the questions, and retries until PostgreSQL answers. Until then, the emails of these questions are
+        not sent.
 
         Raises:
             StatementRefused: PostgreSQL refuses the query for these emails.
@@ -205,7 +206,7 @@ class SuppressedRecipients:
             await asyncio.sleep(seconds)
 
     async def _read(self) -> None:
-        """Reads the changed entries; from time to time, reads all entries."""
+        """Reads the entries that have changed since the last read. From time to time, reads all entries instead."""
         now = time.monotonic()
         if self._hasher is None or now >= self._complete_until or self._recent_count > MAX_RECENT:
             hasher = self._hasher or await self._store.open_hasher()
