@@ -117,8 +117,10 @@ class Consumer:
         self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         self._check_seconds = check_seconds
         self._generation = 1
-        self._outstanding: dict[int, int] = {}  # by tag, ascending: one bit per open part
-        self._refused: dict[int, bool] = {}  # by tag, while other parts are open: whether to requeue
+        # The open messages: by delivery tag, ascending, a number with one bit per open part.
+        self._outstanding: dict[int, int] = {}
+        # The open messages with a rejected or requeued part: by delivery tag, whether to requeue the whole message.
+        self._refused: dict[int, bool] = {}
         self._session: _Session | None = None
         self._lanes_lock = asyncio.Lock()
         self._stopping = asyncio.Event()
@@ -428,7 +430,7 @@ class _Session:
         tag = f"{self._name} {lane}"
         if self._given_up or tag in self._lanes:
             return
-        await find(self.connection, queue)  # on another channel, which RabbitMQ closes if the queue does not exist
+        await find(self.connection, queue)  # on a separate channel: RabbitMQ closes the channel if the queue is missing
         # RabbitMQ applies a prefetch count to each consumer that starts afterwards.
         await self.channel.call(self.channel.raw.basic_qos, prefetch_count=prefetch)
         consumer = {"queue": queue, "on_message_callback": receive, "consumer_tag": tag}

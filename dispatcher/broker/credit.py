@@ -48,7 +48,7 @@ class QueueCredit:
         """
         self._count_ready = count_ready
         self._target = EMPTY_EMAILS
-        self._ready: int | None = None  # emails, at the last count
+        self._ready: int | None = None  # emails on the queue at the last count
         self._published = 0  # emails published since the last count
         self._messages = 0
         self._emails_per_message = 1.0
@@ -126,6 +126,6 @@ class QueueCredit:
             self._interval = COUNT_SECONDS if taken else min(2 * self._interval, LONGEST_COUNT_SECONDS)
             self._target = max(LEAST_EMAILS if ready else EMPTY_EMAILS, round(self._rate * TARGET_SECONDS))
         self._ready = ready
-        self._published -= published  # the count may not include emails that were published while it was running
+        self._published -= published  # emails that were published during the count may be missing in its result
         self._messages -= messages
         self._counted_at = began_at

@@ -114,7 +114,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             at = delivery.end
             self.frames_received += 3
             consume(channel, delivery, delivery, delivery.body)
-            if self._frame_buffer is not buffer:  # the connection was lost during `consume`
+            if self._frame_buffer is not buffer:  # `consume` has ended the connection, and this buffer is void
                 return
         self._trim_frame_buffer(at)
 

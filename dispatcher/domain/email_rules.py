@@ -134,7 +134,8 @@ def instant(field: str, value: object) -> datetime:
 
 
 def lane(value: object) -> str:
-    """The name of a lane. The lane may not exist: only the settings of the sending hosts list the lanes."""
+    """The name of a lane. Does not check that the lane exists, because only the settings of the sending hosts list the
+    lanes."""
     text = _text("lane", value)
     if not LANE.fullmatch(text):
         raise InvalidEmail("lane", "must be the name of a lane, such as urgent: lower-case letters, digits and _")

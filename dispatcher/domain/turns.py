@@ -1,4 +1,4 @@
-"""Weighted turns: which lane or tenant is served next, of those that wait. No I/O.
+"""Weighted turns: decides which of the waiting lanes, or of the waiting tenants, is served next. No I/O.
 
 In this module, a *name* is the name of a lane or of a tenant. Each name has a clock, which advances by 1 / weight with
 each email. The name with the earliest clock is next. So names that always wait are served in proportion to their

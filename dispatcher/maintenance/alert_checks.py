@@ -84,7 +84,7 @@ class AlertChecks:
         self._providers = providers
         self._reminder_seconds = reminder_seconds
         self._durations = StateDurations(after_seconds)
-        # A running host reports about once per interval.
+        # A running host reports about once per interval, so a host counts as silent only after several missed reports.
         self._host_silence = StateDurations(max(after_seconds, MISSED_REPORTS * interval_seconds))
         self._oldest: Sequence[str] = ()
         self._raised_at: dict[Kind, datetime] = {}

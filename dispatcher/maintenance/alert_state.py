@@ -39,7 +39,7 @@ class AlertState:
     def __init__(self, store: AlertStore) -> None:
         self.is_alone = False
         self._store = store
-        # The keys are the alert's kind and the channel. None means that the alert is resolved.
+        # The keys are pairs of an alert's kind and a channel. The value None means that the alert is resolved.
         self._sent: dict[tuple[Kind, str], _Entry] = {}
         self._unsaved: dict[tuple[Kind, str], _Entry | None] = {}
         self._lock = asyncio.Lock()
@@ -86,7 +86,7 @@ class AlertState:
         self._unsaved[kind, channel] = entry
         async with self._lock:
             if self.is_alone:
-                return  # the next `refresh` stores it
+                return  # PostgreSQL does not answer; the next `refresh` stores this notice
             try:
                 await self._save_all()
             except DispatcherError as error:
@@ -103,7 +103,7 @@ class AlertState:
                 await self._store.delete_announced(*key)
             else:
                 await self._store.save_announced(AnnouncedAlert(*key, entry.raised_at, entry.age_seconds))
-            # Keep a newer notice that the channel sent during the statement.
+            # If the channel sent a newer notice during the statement, that notice is still unsaved.
             if self._unsaved.get(key) is entry:
                 del self._unsaved[key]
 

@@ -69,7 +69,7 @@ async def _relay(settings: Settings, context: ChildContext) -> None:
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1, lock_seconds=BATCH_LOCK_SECONDS)
     await pool.open()
     name = f"dispatcher relay {settings.host_name}:{os.getpid()}"
-    # A queue that does not confirm must not fill the window of the other lanes.
+    # If one queue confirms no messages, its messages must not fill the window: the other lanes need it, too.
     window = WINDOW * len(settings.lanes)
     publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file, window=window)
     ledgers = LedgerRecovery(settings, pool)

@@ -7,8 +7,8 @@
     not in the ledger → released. If another host has recovered the email in the meantime, the recovery is undone: a
                      held email that has not changed since becomes pending again
 
-If the host has rebooted since, the last writes to the ledger may not have reached the disk. Emails that are not in the
-ledger are then left to `lost_host`.
+If the host has rebooted since, the last writes to the ledger may be lost. Emails that are not in the ledger are then
+left to `lost_host`.
 
 The order matters. First, the relay ends the worker's database sessions, so the worker can commit nothing more. Then the
 relay records results, unless the worker or an earlier settlement has recorded them. Then it releases leases. Last, it
@@ -83,7 +83,7 @@ class DeadWorkers:
         except StoreUnavailable:
             raise
         except DispatcherError as error:
-            # PostgreSQL refuses this ledger's content. The other ledgers must not wait for it.
+            # PostgreSQL refuses this ledger's content. Report this, so that the other ledgers need not wait.
             self._report(path, error.message)
             return True
 
@@ -142,7 +142,7 @@ class DeadWorkers:
             try:
                 released = await self._blame(connection, ledger.worker, suspects) if suspects else 0
             except StatementRefused:
-                released, suspects = 0, {}  # no suspect is counted now: the suspects are released like the other emails
+                released, suspects = 0, {}  # count no crash; release the suspects like the other emails
             leases = await find_leases(connection, ledger.worker)
         # If a suspect is still leased, another transaction has locked its row; a later settlement counts its crash.
         free = [lease for lease in leases if lease.email_id not in unrecorded | suspects.keys()]
@@ -151,8 +151,10 @@ class DeadWorkers:
         return released + sum(map(len, outcome.answers)), is_all
 
     async def _blame(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
-        """Counts a crash for each email that was being rendered, and releases the email. Returns the number of these
-        emails."""
+        """Counts a crash for each email that was being rendered. Returns how many of these emails are pending again.
+
+        The other emails have reached `MAX_CRASHES` and are failed.
+        """
         crashed = await note_crashes(connection, worker, suspects, MAX_CRASHES)
         for email in crashed:
             self._log.warning(

@@ -54,7 +54,7 @@ class FrozenWorkers:
         self._next_poll_at = 0.0
 
     async def settle_when_due(self, ledgers: Sequence[LivingLedger]) -> None:
-        """Calls `settle` at most every POLL_SECONDS."""
+        """Calls `settle`, but at most once per POLL_SECONDS."""
         if ledgers and time.monotonic() >= self._next_poll_at:
             self._next_poll_at = time.monotonic() + POLL_SECONDS
             await self.settle(ledgers)
@@ -100,7 +100,7 @@ class FrozenWorkers:
                 result = self._settlement.judge(attempt, lease.attempt_base, lease.pinned_seconds, lease.limits)
                 results.append(result._replace(expired_at=lease.expired_at))
         released = await self._settlement.release(ledger.path, unnamed)
-        # Record under a different name: the worker may continue, record the same attempts, and count them, too.
+        # Do not record under the worker's name: the worker may continue, record the same attempts, and count them, too.
         name = f"{ledger.slot}:relay"
         recorded = await self._settlement.record(LeaseStore(self._pool, worker=name, slot=name), ledger.path, results)
         ids = set().union(*recorded.answers)

@@ -19,7 +19,7 @@ BATCH: Final = 1000
 """The most emails per round."""
 INTERVAL_SECONDS: Final = 0.5
 LATE_SECONDS: Final = 60.0
-"""How long the relay looks for emails that wait for a removed ceiling. A worker may not have read the removal yet."""
+"""How long the relay looks for emails that wait for a removed ceiling, because a worker may read the removal late."""
 
 
 class DomainWaits:

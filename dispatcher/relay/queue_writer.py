@@ -64,7 +64,7 @@ class QueueWriter:
             self._process_slot.note_served()
         if all(answers):
             self._backoff.reset()
-        elif self._closed_at < written_at:  # batches that are refused at the same time count as one refusal
+        elif self._closed_at < written_at:  # of several batches in flight, only one refusal counts
             self._close(answers)
         if self._outage.reset():
             self._log.info("broker.connected")

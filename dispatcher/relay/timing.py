@@ -37,7 +37,7 @@ class WaitingEmails:
         woken = await self._outbox.wake(BATCH)
         if woken == BATCH:
             return 0.0
-        return PACE_SECONDS if woken else WAKE_SECONDS  # 0 woken: other transactions lock all of the rows
+        return PACE_SECONDS if woken else WAKE_SECONDS  # if none was woken, other transactions lock all rows
 
 
 class ExpiredEmails:

@@ -86,7 +86,7 @@ TRANSITIONS: Final = MappingProxyType(
         (BreakerState.PAUSED, BreakerEvent.FAILED): BreakerState.OPEN,
         (BreakerState.PAUSED, BreakerEvent.THROTTLED): BreakerState.PAUSED,
         (BreakerState.OPEN, BreakerEvent.WAIT_ENDED): BreakerState.HALF_OPEN,
-        (BreakerState.OPEN, BreakerEvent.THROTTLED): BreakerState.OPEN,  # the probe also waits for the end of the pause
+        (BreakerState.OPEN, BreakerEvent.THROTTLED): BreakerState.OPEN,  # open at least until the pause ends
         (BreakerState.HALF_OPEN, BreakerEvent.SUCCEEDED): BreakerState.CLOSED,
         (BreakerState.HALF_OPEN, BreakerEvent.FAILED): BreakerState.OPEN,
         (BreakerState.HALF_OPEN, BreakerEvent.THROTTLED): BreakerState.PAUSED,
@@ -336,7 +336,7 @@ class CircuitBreaker:
             return
         if not for_longer and self._opens.failures:
             self._opens.failures -= 1
-        # Half of the wait is jitter, so that workers that saw the same failure probe one after another.
+        # Half of the wait is random. So if several workers saw the same failure, they probe one after another.
         longest = self._opens.next_wait(lambda: 1.0)
         # The wait is never shorter than a pause that the provider has asked for.
         seconds = max(longest * (0.5 + 0.5 * self._jitter()), self._until - self._clock())

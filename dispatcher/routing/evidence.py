@@ -30,7 +30,7 @@ class Blame(Enum):
     EMAIL = auto()
     """The email. Its attempt is used."""
     PROVIDER = auto()
-    """The provider, which may not be tried now. No attempt is used."""
+    """The provider: it must not be tried now. No attempt is used."""
     UNKNOWN = auto()
     """Unknown: no other email was refused or succeeded. No attempt is used, and only this email waits."""
 

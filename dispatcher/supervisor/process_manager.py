@@ -192,7 +192,8 @@ class ProcessManager:
         now, pid = time.monotonic(), process.pid
         reason = process.ending or process.ending_of(exit_code)
         if exit_code is None or exit_code < 0:
-            process.process_slot.note_reason(f"{how}.")  # otherwise the child has recorded the reason
+            # The child could not record a reason itself: it was not forked, or a signal ended it.
+            process.process_slot.note_reason(f"{how}.")
         error = {"error": process.process_slot.reason} if reason is Ending.COULD_NOT_BOOT else {}
         process.note_exit(now)
         if process.ending is None and not self._is_draining:

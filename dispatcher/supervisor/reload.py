@@ -60,7 +60,7 @@ class RollingReplacement:
     def _is_replaced(self, old: Process) -> bool:
         if self._new is not None:
             return old not in self._manager.processes
-        # The old process used the same slot. When it ended, the slot became free for the restart.
+        # The new process uses the same slot, and starts when the old process has ended.
         return old.ending is None
 
     def _begin_next(self) -> None:

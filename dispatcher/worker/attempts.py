@@ -258,7 +258,10 @@ class Attempts:
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
-            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain timed out and ended the attempt
+            if email.state not in (
+                EmailState.PREPARING,
+                EmailState.STOPPED,
+            ):  # a drain timed out and ended this attempt
                 raise NoRoute
 
     async def _try(
@@ -479,7 +482,7 @@ class Attempts:
         except asyncio.CancelledError as error:
             if _must_end(email):
                 raise
-            return self.failed(email, error)  # a library cancelled something inside the adapter
+            return self.failed(email, error)  # the task was not cancelled, but a future within the adapter
         except Exception as error:  # noqa: BLE001 - an adapter's bug may end one attempt, but not the worker
             return self.failed(email, error)
 

@@ -75,7 +75,8 @@ class BreakerListener:
             if wait_seconds > KEEP_PREFETCHED_SECONDS:
                 consumer.pause()
             elif not wait_seconds:
-                # Resume during a probe, too: if the probe ends without an answer, the next probe needs a new message.
+                # Resume consuming during a probe, too: if the probe ends without an answer, the next probe needs a new
+                # message.
                 consumer.resume()
                 wake()
             await _wait_for(self._changed, routes.change_seconds)

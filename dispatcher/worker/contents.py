@@ -199,4 +199,4 @@ class ContentLoader:
         try:
             return await self._store.find_content_octets(email_id)
         except StatementRefused:
-            return 0  # `loaded` then reads the content, and reports the error
+            return 0  # `loaded` will read the content, and report why that fails

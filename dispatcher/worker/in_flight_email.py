@@ -106,7 +106,7 @@ TRANSITIONS: Final[Mapping[tuple[EmailState, EmailEvent], EmailState]] = {
     (EmailState.MARKED, EmailEvent.SEND): EmailState.ON_THE_WIRE,
     (EmailState.MARKED, EmailEvent.UNMARK): EmailState.PREPARING,
     (EmailState.ON_THE_WIRE, EmailEvent.UNMARK): EmailState.PREPARING,
-    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no request was made: no content, for example
+    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no request was made, for example without content
     (EmailState.STOPPED, EmailEvent.ANSWER): EmailState.ANSWERED,  # an adapter caught the cancellation
     (EmailState.ON_THE_WIRE, EmailEvent.ANSWER): EmailState.ANSWERED,
     # The record stage.
@@ -122,7 +122,7 @@ TRANSITIONS: Final[Mapping[tuple[EmailState, EmailEvent], EmailState]] = {
     (EmailState.RECORDED, EmailEvent.FINISH): EmailState.DONE,
     (EmailState.RECORDED, EmailEvent.WAIT): EmailState.WAITING,
     (EmailState.RECORDED, EmailEvent.RELEASE): EmailState.RELEASING,
-    # A drain, or a lost lease.
+    # The worker drains, the lease was lost, or the email is paused.
     (EmailState.PREPARING, EmailEvent.STOP): EmailState.STOPPED,
     (EmailState.WAITING, EmailEvent.STOP): EmailState.STOPPED,
     (EmailState.PREPARING, EmailEvent.RELEASE): EmailState.RELEASING,

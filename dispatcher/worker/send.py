@@ -151,7 +151,7 @@ class SendStage:
         return [work for work in works if isinstance(work, asyncio.Future) and not work.done()]
 
     def _start(self, email: InFlightEmail, bulk: BulkAttempt | None = None) -> None:
-        email.work = self._loop.create_task(self._send(email, bulk))  # costs half as much as asyncio.create_task
+        email.work = self._loop.create_task(self._send(email, bulk))  # takes half as long as asyncio.create_task
 
     def _end_bulk(self, email: InFlightEmail, bulk: BulkAttempt) -> None:
         """Queues the result of an accepted email when its bulk call has ended. Starts a task for any other outcome."""
@@ -182,7 +182,7 @@ class SendStage:
         except LeaseExpired:
             self.release(email)
         except asyncio.CancelledError:
-            if email.state is EmailState.ON_THE_WIRE:  # the process exits; the email is in the ledger
+            if email.state is EmailState.ON_THE_WIRE:  # the process exits, and the relay settles the ledger
                 raise
             self.release(email)
         except Exception as error:  # noqa: BLE001 - an adapter's bug, such as an invalid outcome
@@ -243,7 +243,7 @@ class SendStage:
     def _conclude(self, email: InFlightEmail, outcome: Outcome) -> None:
         """Writes the answer into the ledger, decides the next step, and passes the result to the record stage."""
         if not email.may(EmailEvent.ANSWER):
-            return  # the drain timed out and ended or released the email before the answer arrived
+            return  # before this answer arrived, the drain timed out, and ended or released the email
         if email.suppressed:
             outcome = with_suppressed(outcome, email.suppressed)
         finished_at = email.attempted_until

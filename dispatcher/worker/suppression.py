@@ -116,7 +116,7 @@ class SuppressedRecipients:
         """
         hasher = self._hasher
         if hasher is None:
-            return True  # the entries are not read yet
+            return True  # no entries have been read yet, so any recipient may be suppressed
         known = self._tenants.get(tenant_id)
         if known is None:
             return False
