@@ -117,9 +117,9 @@ class Consumer:
         self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         self._check_seconds = check_seconds
         self._generation = 1
-        # The open messages: by delivery tag, ascending, a number with one bit per open part.
+        # By delivery tag, ascending: an integer with one bit for each open part of the message.
         self._outstanding: dict[int, int] = {}
-        # The open messages with a rejected or requeued part: by delivery tag, whether to requeue the whole message.
+        # By delivery tag, for each open message with a rejected or requeued part: whether to requeue the message.
         self._refused: dict[int, bool] = {}
         self._session: _Session | None = None
         self._lanes_lock = asyncio.Lock()

@@ -42,7 +42,8 @@ class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py
 
 
 class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's connection with our extensions. The extensions depend on pika's internals, so each has its own test."""
+    """Pika's connection with our extensions. The extensions depend on pika's internals, so each extension has its own
+    test."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._frames: list[bytes] = []

@@ -25,8 +25,8 @@ _FORGIVEN_TICKS: Final = 1000 * _TICKS_PER_MILLISECOND
 
 
 class Ticks:
-    """Counts time in ticks: 4096ths of a millisecond since 1970. No tick is used twice, except if two threads call at
-    the same time. Then the random bits keep their ids unique."""
+    """Counts time in ticks: 4096ths of a millisecond since 1970. `next` returns no tick twice, except if two threads
+    call it at the same time. Then the random bits make the two ids different."""
 
     __slots__ = ("_latest",)
 

@@ -1,4 +1,4 @@
-"""Periodic services that one host at a time runs (`store.named_locks`): partitions, pruning and alerts.
+"""Periodic services: partitions, pruning and alerts. Most of them run on one host at a time (`store.named_locks`).
 
 partitions       creates the partitions of the next weeks
 pruning          deletes old data

@@ -1,9 +1,9 @@
 """Shortens the waits of emails for a recipient domain, after an operator raised or removed the domain's ceiling.
 
-If a ceiling is reached, the worker gives the email a time to wait until, and `relay.timing` wakes the email at that
-time. After a ceiling was raised, this service of the leading relay shortens these waits in proportion. After all
-ceilings of a domain were removed, the service makes the emails that wait for the domain due. After a ceiling was
-lowered, the service does nothing: the emails become due at their times, and most of them must wait again.
+If a ceiling is reached, the worker releases the email and sets the end of its wait. `relay.timing` wakes the email at
+that time. After a ceiling was raised, this service of the leading relay shortens the waits in proportion. After all
+ceilings of a domain were removed, it ends the waits. After a ceiling was lowered, it does nothing: the waits end at the
+old times, and most of the emails must wait again.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class DomainGate:
             raise
 
     def _admit(self) -> None:
-        """Lets emails enter while there are tokens and slots."""
+        """Gives tokens and slots to waiting emails, in order, while there are any."""
         while self._waiting and self._may_enter():
             granted = self._waiting.popleft().granted
             if not granted.done():
@@ -248,7 +248,7 @@ class DomainGates:
     def __init__(self, store: DomainStore | None = None, *, most_waiting: int = 0) -> None:
         """
         Args:
-            store: None for a worker that has no provider with such ceilings.
+            store: None if the worker has no provider to which ceilings of recipient domains apply.
             most_waiting: The most emails that wait for slots in this worker.
         """
         self._store = store

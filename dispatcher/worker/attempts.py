@@ -41,7 +41,7 @@ such a provider."""
 
 
 class NoRoute(Exception):
-    """No provider that can send the email may be tried now. Caught inside the worker.
+    """Raised if none of the providers that can send the email may be tried now. Caught inside the worker.
 
     Attributes:
         delay_seconds: Seconds until the email is due again.
@@ -53,7 +53,8 @@ class NoRoute(Exception):
 
 
 class TryLater(Exception):
-    """The email was not sent, and this worker tries again later. No attempt is used. Caught inside the worker.
+    """Raised if the email was not sent, and this worker must try again later. No attempt is used. Caught inside the
+    worker.
 
     Attributes:
         seconds: The wait before the next try.
@@ -72,7 +73,7 @@ class _RouteClosed(Exception):
 
 
 class LedgerAttempt(Attempt):
-    """An attempt that moves the email's state, and writes the ledger, as the adapter reports progress.
+    """One attempt. When the adapter reports progress, changes the email's state and writes the in-flight ledger.
 
     Attributes:
         trial: The number that the breaker gave to this attempt.

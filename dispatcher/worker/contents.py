@@ -37,7 +37,7 @@ MAX_DELAY_SECONDS: Final = 60.0
 
 
 class NoMemory(Exception):
-    """Too many emails wait for memory. Caught inside the worker.
+    """Raised if too many emails wait for memory already. Caught inside the worker.
 
     Attributes:
         delay_seconds: Seconds until the email is due again.

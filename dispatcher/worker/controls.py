@@ -36,7 +36,8 @@ class LaneHolder(Protocol):
     """The lease stage, which has the messages whose emails are not leased yet."""
 
     def hold_lanes(self, lanes: frozenset[str]) -> None:
-        """Leases no more emails of exactly these lanes, until the next call of this method."""
+        """Stops the leasing of these lanes' emails, and allows the leasing of all other lanes' emails, until the next
+        call."""
 
     def return_held(self) -> None:
         """Returns the messages of held lanes to RabbitMQ."""

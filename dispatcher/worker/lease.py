@@ -112,8 +112,8 @@ class LeaseStage:
         self._held.clear()
 
     def hold_lanes(self, lanes: frozenset[str]) -> None:
-        """Leases no more emails of exactly these lanes, until the next call of this method. Keeps the lanes' messages
-        for `return_held`."""
+        """Stops the leasing of these lanes' emails, and allows the leasing of all other lanes' emails, until the next
+        call. Keeps the messages of these lanes for `return_held`."""
         self._held_lanes = lanes
         for lane in lanes:
             self._held += self._inbox.take_lane(lane)

@@ -217,11 +217,11 @@ def _prefetch_count(window: int, settings: Settings) -> int:
     """
     emails = window + int(window * PREFETCH_HEADROOM)
     if window < settings.prefetch:
-        # A provider's ceiling has reduced the window. Each message may point to many emails, and prefetched emails
-        # beyond the window would only wait.
+        # A provider's ceiling has reduced the window. Assume full bundles, because prefetched emails beyond the window
+        # would only wait.
         return math.ceil(emails / settings.bundle_emails)
-    # Count one email per message. At low load, each message points to only one email, and a slow provider needs many
-    # emails at the same time.
+    # Assume one email per message: at low load, each message points to only one email, and with a slow provider, many
+    # emails must be in flight at the same time.
     return emails
 
 

@@ -22,7 +22,7 @@ before the lease ends, and proves to other hosts that the owner is alive (see `r
 
 
 class Renewals:
-    """Renews the leases of slow sends and of waiting emails."""
+    """Renews the leases of emails whose attempt takes long, and of emails that wait for a retry."""
 
     def __init__(
         self,

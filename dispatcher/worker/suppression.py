@@ -69,7 +69,9 @@ class TenantMemory:
     """The suppressed recipients of one tenant.
 
     Attributes:
-        recent: Entries that were read after `numbers` (see `SuppressedHashes`).
+        numbers: The entries of the last complete read, sorted: the first eight bytes of each hash, as a number.
+        has_domains: Whether any entry is a whole domain.
+        recent: Entries that were read later.
     """
 
     numbers: array[int] = field(default_factory=lambda: array("Q"))
