@@ -1,4 +1,4 @@
-"""The exchange and the queues: declared by `init`, verified when a process starts, counted by `status`.
+"""The exchange and the queues. `init` declares them, `run` verifies them at its start, and `status` counts them.
 
     exchange (direct, durable) ──queue's name──▶ send queue ──rejected──▶ exchange ──dlq's name──▶ DLQ
 

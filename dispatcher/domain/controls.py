@@ -102,7 +102,8 @@ class LanePolicy:
     """What an operator set for a lane. None means that the host's setting applies.
 
     Attributes:
-        weight: The lane's weight, relative to the other lanes that have emails. It divides workers and rates.
+        weight: The lane's weight, relative to the other lanes that have emails. Lanes share the workers and the
+            providers' rates by their weights.
         on_uncertain: The policy for the lane's emails that have no policy of their own.
         max_attempts: The most attempts before an email fails or waits for a redelivery.
         redeliver_seconds: For how long a deferred email is redelivered.

@@ -34,7 +34,8 @@ class Ticks:
         self._latest = 0
 
     def next(self, nanoseconds: int) -> int:
-        """The tick of an instant; if this tick is not later than the latest returned tick, the tick after the latest.
+        """The tick of an instant. If that tick is not later than the last tick that was returned, returns the tick
+        after the last.
 
         If the clock was set back by a second or more, always returns the instant's own tick.
         """

@@ -59,7 +59,7 @@ class LostHosts:
 
 
 def log_rescued(rescued: Iterable[RecoveredEmail], reason: str) -> None:
-    """Counts and logs recovered emails."""
+    """Adds recovered emails to the metrics, and logs them."""
     for email in rescued:
         metrics.RECOVERED.add(1, reason)
         metrics.HELD.add(email.status is Status.HELD, reason)

@@ -119,7 +119,7 @@ class Settlement:
         return outcome
 
     def log(self, worker: str, released: int, recorded: Sequence[Result]) -> None:
-        """Counts and logs a settlement."""
+        """Adds a settlement to the metrics, and logs it."""
         uncertain = sum(result.outcome == "uncertain" for result in recorded)
         metrics.RECOVERED.add(released, self.reason)
         metrics.HELD.add(sum(result.status is Status.HELD for result in recorded), self.reason)

@@ -364,9 +364,9 @@ class Attempts:
         return Rejected(reason, why)
 
     def _unsendable(self, email: InFlightEmail) -> Outcome | None:
-        """The outcome of an email that no provider may get; otherwise None.
+        """The outcome of an email that must not be sent to any provider; None if it may be sent.
 
-        If the email is pinned to a provider, excludes all other providers.
+        If the email is pinned to a provider, this method excludes all other providers.
         """
         if email.content is None:
             return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
@@ -380,7 +380,7 @@ class Attempts:
         return None
 
     def _forbidden(self, content: OutgoingEmail) -> str | None:
-        """Why no provider may get the email; None if a provider may.
+        """Why the email must not be sent to any provider; None if it may be sent.
 
         Checks the headers and the length of an SMS a second time: the host that enqueued the email may allow more than
         this host.

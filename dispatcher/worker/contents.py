@@ -180,7 +180,7 @@ class ContentLoader:
         email.on(EmailEvent.RESUME)
 
     async def _read_with_retries(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Reads, and retries until PostgreSQL answers.
+        """Calls `read` until PostgreSQL answers, and returns the result. Waits between the calls.
 
         Raises:
             AnswerTooLarge: This process has not enough memory for the content.
