@@ -69,7 +69,7 @@ class Transition(StrEnum):
     WAKE = "wake"
     RESCHEDULE = "reschedule"
     REDELIVER = "redeliver"
-    PUT_IN_LINE = "wait_for_domains"
+    WAIT_FOR_DOMAINS = "wait_for_domains"
     CANCEL = "cancel"
     EXPIRE = "expire"
 
@@ -99,7 +99,7 @@ TRANSITIONS: Final = MappingProxyType(
         (Status.PENDING, Transition.RESCHEDULE): Status.WAITING,
         (Status.SENDING, Transition.REDELIVER): Status.WAITING,
         (Status.HELD, Transition.REDELIVER): Status.WAITING,
-        (Status.SENDING, Transition.PUT_IN_LINE): Status.WAITING,
+        (Status.SENDING, Transition.WAIT_FOR_DOMAINS): Status.WAITING,
         (Status.WAITING, Transition.CANCEL): Status.CANCELLED,
         (Status.PENDING, Transition.CANCEL): Status.CANCELLED,
         (Status.WAITING, Transition.EXPIRE): Status.CANCELLED,
