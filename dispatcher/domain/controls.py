@@ -23,7 +23,8 @@ contain both limits, too."""
 MAX_CONCURRENT: Final = 100_000
 """The highest number of attempts at the same time that an operator can set for a recipient domain."""
 LIMITED_PROVIDER: Final = "smtp"
-"""The provider to which the ceilings of recipient domains apply. The others deliver at their own pace per domain."""
+"""The provider to which the ceilings of recipient domains apply. Other providers choose their own pace for each
+domain."""
 
 
 class PauseScope(StrEnum):
@@ -81,7 +82,8 @@ class LanePolicy:
     """What an operator set for a lane. None means that the host's setting applies.
 
     Attributes:
-        weight: The lane's weight, relative to the other lanes that have emails. It divides workers and rates.
+        weight: The lane's weight, relative to the other lanes that have emails. Lanes share the workers and the
+            providers' rates by their weights.
         on_uncertain: The policy for the lane's emails that have no policy of their own.
         max_attempts: The most attempts before an email fails or waits for a redelivery.
         redeliver_seconds: For how long a deferred email is redelivered.

@@ -135,7 +135,7 @@ def decide(
         random: Returns a number from 0 up to, but not including, 1. It spreads the retries.
         key_seconds: For how many more seconds the provider remembers the email's idempotency key. None if the email is
             not pinned: neither this attempt nor an earlier attempt with this key was uncertain.
-        limits: The email's own limits; None if it has none and redelivery is off.
+        limits: The email's own limits; None if the email has no limits of its own and redelivery is off.
     """
     if limits is not None:
         policy = policy.limited(limits)

@@ -120,7 +120,8 @@ class Email:
         if (recipients := len(self.to) + len(self.cc) + len(self.bcc)) == 0:
             raise InvalidEmail("to", "has no recipient; set to, cc or bcc")
         if recipients > rules.MAX_RECIPIENTS:
-            raise InvalidEmail("to", f"has too many recipients; to, cc and bcc may have {rules.MAX_RECIPIENTS}")
+            most = f"to, cc and bcc together may have {rules.MAX_RECIPIENTS}"
+            raise InvalidEmail("to", f"has too many recipients; {most}")
         keep("reply_to", rules.addresses("reply_to", reply_to))
         keep("subject", rules.line("subject", subject, rules.MAX_LINE_CHARACTERS))
         keep("template_id", None if template_id is None else rules.template(template_id))

@@ -1,4 +1,4 @@
-"""File names as the recipient's system reads them, in any script."""
+"""Interprets file names, in any script, as the recipient's system does."""
 
 from __future__ import annotations
 

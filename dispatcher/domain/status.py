@@ -26,7 +26,8 @@ Rules:
 5. A provider may report that it accepted an email and then dropped it for every recipient. Then a `held` email has
    not arrived and becomes `failed`, and a `pending` email may still be sent.
 6. Only a `pending` email may be leased or published. A `waiting` email becomes `pending` when it is due. If the lease
-   of a `sending` email expires, recovery decides the next status: the owner may or may not have sent the email.
+   of a `sending` email expires, recovery decides the next status, because it is unknown whether the owner has sent the
+   email.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Transition(StrEnum):
     WAKE = "wake"
     RESCHEDULE = "reschedule"
     REDELIVER = "redeliver"
-    PUT_IN_LINE = "put_in_line"
+    WAIT_FOR_DOMAINS = "wait_for_domains"
     CANCEL = "cancel"
     EXPIRE = "expire"
 
@@ -98,7 +99,7 @@ TRANSITIONS: Final = MappingProxyType(
         (Status.PENDING, Transition.RESCHEDULE): Status.WAITING,
         (Status.SENDING, Transition.REDELIVER): Status.WAITING,
         (Status.HELD, Transition.REDELIVER): Status.WAITING,
-        (Status.SENDING, Transition.PUT_IN_LINE): Status.WAITING,
+        (Status.SENDING, Transition.WAIT_FOR_DOMAINS): Status.WAITING,
         (Status.WAITING, Transition.CANCEL): Status.CANCELLED,
         (Status.PENDING, Transition.CANCEL): Status.CANCELLED,
         (Status.WAITING, Transition.EXPIRE): Status.CANCELLED,

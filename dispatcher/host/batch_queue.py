@@ -1,4 +1,4 @@
-"""The inbox of a stage, such as lease or record. Items that arrive while a batch is handled form the next batch.
+"""The inbox of a stage, such as the lease stage. Items that arrive while a batch is handled form the next batch.
 
 After a batch, the queue waits for a moment, so that more items join the next batch. A statement for ten emails costs
 about as much as a statement for one email. In a batch of a hundred emails, each email costs half as much as in a batch
@@ -55,7 +55,7 @@ class BatchQueue(Generic[T]):
         self.add(item)
 
     def wake(self) -> None:
-        """Makes `run` call its argument `room` again."""
+        """Makes `run` call its argument `room` again, because more items may be handled now."""
         self._woken.set()
 
     def clear(self) -> None:

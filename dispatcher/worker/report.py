@@ -56,7 +56,7 @@ def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finis
 
 
 def report_lease(emails: int, seconds: float) -> None:
-    """Counts a lease statement.
+    """Adds a lease statement to the metrics.
 
     Args:
         emails: How many emails the statement tried to lease.
@@ -66,7 +66,7 @@ def report_lease(emails: int, seconds: float) -> None:
 
 
 def report_record(batch: Sequence[EndedAttempt], seconds: float) -> None:
-    """Counts a committed record statement and its results."""
+    """Adds a committed record statement and its results to the metrics."""
     if not metrics.ATTEMPTS.is_bound:
         return
     metrics.RECORD_EMAILS.observe(len(batch))

@@ -44,7 +44,7 @@ from deleted;
 -- such ceiling. Zero rows: the domain has no ceilings (any more).
 -- The tokens are counted as in take_tokens, for the same reasons. Everything is in one row, which the statement locks
 -- first: a snapshot from before the lock would not show what another worker has just got.
--- `used` attempts are running, so the worker holds at least so many. While another worker wants more than it holds,
+-- `used` attempts are running, so the worker holds at least `used` slots. While another worker wants more than it has,
 -- each gets an equal share. A share that is no whole number is rounded up or down at random, so that a single slot
 -- changes hands. A worker that wants nothing is removed. The entry of a worker that died does not count, nor an entry
 -- from before the clock was set back.
@@ -121,16 +121,17 @@ from shared as s
 where d.domain = s.domain
 returning s.taken, s.allowed;
 
--- name: put_in_line
--- Releases leases without an attempt, as `release`, because of the ceiling of a recipient domain: each email waits
--- until its place in the line of its domain, lane and tenant. The lines of a domain take turns, so a step in a line
--- takes as long as one email for each line of the domain, at the pace at which the domain gets emails. An email that
--- would wait longer than most_seconds waits about that long, then gets a new place. If an id is missing in the result,
--- the worker has lost its lease.
+-- name: wait_for_domains
+-- Releases leases without an attempt, as `release` does, because the ceiling of a recipient domain is reached. The
+-- waiting emails of a domain, lane and tenant are a group (`domain_line`: when the last email of the group is due). Each
+-- new email of a group waits until one step after the group's last email. The groups of a domain take turns. So a step
+-- is the time in which the domain gets one email for each of its groups, at the given pace. An email that would wait
+-- longer than most_seconds waits about most_seconds, and must then wait again. If an id is missing in the result, the
+-- worker has lost the lease of that email.
 with asked as materialized (
     select
         a.email_id, a.lease_token, a.domain, a.lane, a.tenant_id, a.pace,
-        row_number() over (partition by a.domain, a.lane, a.tenant_id order by a.email_id) as place
+        row_number() over (partition by a.domain, a.lane, a.tenant_id order by a.email_id) as number
     from unnest(
         %(email_ids)s::uuid[], %(lease_tokens)s::bigint[], %(domains)s::text[], %(lanes)s::text[],
         %(tenant_ids)s::text[], %(paces)s::double precision[]
@@ -166,12 +167,12 @@ grown as (
     )
     returning domain, lane, tenant_id, until_at
 ),
-placed as (
+timed as (
     select
         a.email_id, a.lease_token, a.domain,
         case
             when g.until_at < now() + %(most_seconds)s * interval '1 second'
-                then greatest(now(), g.until_at - (s.emails - a.place) * s.step)
+                then greatest(now(), g.until_at - (s.emails - a.number) * s.step)
             else now() + (0.75 + 0.5 * random()) * %(most_seconds)s * interval '1 second'
         end as until
     from asked as a
@@ -189,14 +190,14 @@ set
     locked_until = 'epoch',
     published_at = null,
     publish_due_at = null
-from placed as p
+from timed as p
 where e.email_id = any(%(email_ids)s)
     and e.email_id between %(lowest_id)s and %(highest_id)s
     and e.email_id = p.email_id
     and (e.lease_token = p.lease_token and e.status = 'sending') is true
 returning e.email_id;
 
--- name: list_domains_in_line
+-- name: list_awaited_domains
 -- The domains for whose ceilings emails wait. One step of the index per domain, however many emails wait.
 with recursive waiting (domain) as (
     (
@@ -224,9 +225,9 @@ select domain
 from waiting
 where domain is not null;
 
--- name: find_in_line
--- Emails that wait for a domain's ceiling and are not due yet, in the order of their places, beginning after an
--- instant: the email, its time, and in how many seconds that is. Leaves out emails that another transaction has locked.
+-- name: find_domain_waits
+-- Emails that wait for a domain's ceiling and are not due yet, soonest due first, beginning after an instant. Returns
+-- the email, the end of its wait, and the seconds until that end. Leaves out emails that another transaction has locked.
 select email_id, wait_until, extract(epoch from wait_until - clock_timestamp())::double precision
 from dispatcher.email_log
 where status = 'waiting'
@@ -237,8 +238,8 @@ order by wait_until
 limit %(limit)s
 for no key update skip locked;
 
--- name: move_up
--- Lets emails of find_in_line wait only for so many seconds. Returns a row per email.
+-- name: shorten_waits
+-- Lets each email of find_domain_waits wait at most the given number of seconds from now. Returns a row per email.
 update dispatcher.email_log as e
 set wait_until = least(e.wait_until, clock_timestamp() + w.seconds * interval '1 second')
 from unnest(%(email_ids)s::uuid[], %(seconds)s::double precision[]) as w (email_id, seconds)
@@ -248,9 +249,10 @@ where e.email_id = any(%(email_ids)s)
     and (e.status = 'waiting' and e.wait_reason = 'domain') is true
 returning e.email_id;
 
--- name: shorten_lines
--- Multiplies the lengths of a domain's lines by a factor; a factor of 0 deletes them. Also deletes other domains' lines
--- that ended long ago. Returns a row per line that was shortened.
+-- name: shorten_group_waits
+-- Multiplies the time until the last email of each waiting group of a domain is due by a factor; a factor of 0 deletes
+-- the groups. Also deletes groups of other domains whose last email became due more than an hour ago. Returns a row per
+-- group whose time was shortened.
 with deleted as (
     delete from dispatcher.domain_line
     where (domain = %(domain)s and %(factor)s = 0)
@@ -263,7 +265,7 @@ where domain = %(domain)s
     and until_at > now()
 returning domain;
 
--- name: count_in_line
+-- name: count_domain_waits
 -- The domains that have ceilings, and how many emails wait for them, at most `most` each.
 select
     d.domain, d.per_second, d.concurrent,

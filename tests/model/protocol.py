@@ -893,7 +893,7 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
         if Fault.CEILING in rules.faults:
             aside = _row_is(_released(state), status=Status.WAITING, due=False)
             text = f"worker {i}: puts it in line"
-            yield Change(text, _finished(aside, i, rules), Transition.PUT_IN_LINE, fault=Fault.CEILING)
+            yield Change(text, _finished(aside, i, rules), Transition.WAIT_FOR_DOMAINS, fault=Fault.CEILING)
     elif row.status is Status.HELD and (worker.recovered or not rules.fenced_undo):
         after = _undone(state)
         text = f"worker {i}: had not begun it: undoes its recovery"
