@@ -24,7 +24,7 @@ def run(
 
     Args:
         argv: Program and arguments.
-        purpose: A verb phrase for the error: "could not <purpose>".
+        purpose: What the command does, as a verb phrase for the error: "could not <purpose>".
         remedy: The remedy for the error.
         env: Variables in addition to this process's environment.
         cwd: The working directory.

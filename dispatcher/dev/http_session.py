@@ -144,12 +144,12 @@ class HttpSession(asyncio.Protocol):
         behaviour = self._records.behaviour
         if self._api is None:
             self._send(self._administer())
-        elif self._is_unknown(behaviour):
+        elif self._has_wrong_key(behaviour):
             self._send(octets_of(self._api.unauthorized()))
         else:
             self._judge(self._api, behaviour)
 
-    def _is_unknown(self, behaviour: Behaviour) -> bool:
+    def _has_wrong_key(self, behaviour: Behaviour) -> bool:
         """Whether the request has a wrong API key."""
         if behaviour.key is None:
             return False
@@ -217,12 +217,12 @@ class HttpSession(asyncio.Protocol):
         if self._path == "/v2/email/account":
             return octets_of(Reply(200, SES_ACCOUNT))
         if self._path == "/domains":
-            return octets_of(RESEND.unauthorized() if self._is_unknown(behaviour) else Reply(200, {"data": []}))
+            return octets_of(RESEND.unauthorized() if self._has_wrong_key(behaviour) else Reply(200, {"data": []}))
         if self._path.startswith("/2010-04-01/Accounts/AC"):
             return octets_of(self._twilio_answer(behaviour))
         if self._path != "/v3/scopes":
             return octets_of(Reply(404, {"errors": [{"message": "not found", "field": None}]}))
-        if self._is_unknown(behaviour):
+        if self._has_wrong_key(behaviour):
             return octets_of(SENDGRID.unauthorized())
         if isinstance(behaviour.fault, Reply):
             return octets_of(behaviour.fault)
@@ -230,7 +230,7 @@ class HttpSession(asyncio.Protocol):
 
     def _twilio_answer(self, behaviour: Behaviour) -> Reply:
         """The answer to a request for Twilio's account or messages."""
-        if self._is_unknown(behaviour):
+        if self._has_wrong_key(behaviour):
             return TWILIO.unauthorized()
         if "/Messages" not in self._path:
             return Reply(200, {"status": "active", "type": "Full"})

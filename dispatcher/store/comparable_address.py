@@ -1,4 +1,4 @@
-"""The canonical forms in which sender addresses and domains are compared."""
+"""Converts sender addresses and domains to a canonical form, so that they can be compared."""
 
 from __future__ import annotations
 

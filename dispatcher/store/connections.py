@@ -347,8 +347,8 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
                     yield connection
                 except (pg.ReadOnlySqlTransaction, StoreUnavailable) as error:
                     if _is_read_only(error):
-                        # This session stays read-only, even after the server accepts writes again or another server
-                        # has replaced it. The pool would keep the session for an hour.
+                        # This session stays read-only, even after the server accepts writes again, or after another
+                        # server has replaced this server. The pool would keep the session for an hour.
                         await connection.close()
                     raise
         except (psycopg.OperationalError, StoreUnavailable) as error:

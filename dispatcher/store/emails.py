@@ -126,7 +126,7 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
 
 
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
-    """Descriptions of the sessions that probably hold a lock on the email's row, for longer than a lock timeout.
+    """Descriptions of the sessions that have probably locked the email's row for longer than a lock timeout.
 
     To find out whether the row is locked, the function tries to lock it. So for a role that may only read, the list is
     empty.
@@ -218,7 +218,7 @@ async def _records(session: AsyncSession, name: str, parameters: Mapping[str, An
 
 def sample_pending(connection: Session) -> list[OutgoingEmail]:
     """The oldest pending emails, without bodies and attachments, to check whether a provider can send them."""
-    from dispatcher.store.leases import outgoing_email  # loads modules that `dispatcher show` does not need
+    from dispatcher.store.leases import outgoing_email  # imported here, because `dispatcher show` does not need it
 
     rows = fetch_sync(connection, "sample_pending", {"limit": SAMPLE})
     return [outgoing_email(row[0], row[1:]) for row in rows]

@@ -44,7 +44,7 @@ class Draft:
 
     @property
     def key(self) -> Key:
-        """Tenant and message key, which together are unique."""
+        """The tenant and the message key. Together, they are unique."""
         return (self.email.tenant_id, self.email.message_key)
 
 
@@ -119,7 +119,7 @@ def insert_parameters(
 
 
 def has_attachments(drafts: Iterable[Draft]) -> bool:
-    """Whether a draft has attachments. Storing the drafts then takes two statements, which need a transaction."""
+    """Whether at least one draft has attachments. The drafts are then stored by two statements in one transaction."""
     return any(item.email.attachments for item in drafts)
 
 

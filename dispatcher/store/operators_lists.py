@@ -33,7 +33,7 @@ class Cursor:
 
     Attributes:
         at: The row's instant.
-        tie: The order among rows with the same instant: an id, or an email's id and an event's key.
+        tie: Orders the rows that have the same instant: an id, or an email's id and an event's key.
     """
 
     at: datetime

@@ -22,7 +22,7 @@ KEEP_DAYS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """A queue when a sample was taken.
+    """The state of a queue at the time of a sample.
 
     Attributes:
         messages: The number of ready messages. Messages that workers have received do not count.
@@ -56,7 +56,7 @@ class MinuteSample:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The attempts of one hour or day that had the same provider and outcome."""
+    """The number of attempts in one hour or day with one provider and one outcome."""
 
     begins_at: datetime
     provider: str

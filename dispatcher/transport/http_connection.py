@@ -89,7 +89,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
         self._octets = 0
-        # No deadline until `response_done` sets one: the timer may still fire for the deadline of an earlier request.
+        # There is no deadline until `response_done` sets a deadline: the timer may still fire for an earlier request.
         self._deadline = math.inf
         self._done = self.loop.create_future()
         self._transport.write(octets)
@@ -132,7 +132,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open, including TLS."""
+        """Marks the connection as open. Called by asyncio, with TLS after the handshake."""
         self._transport = cast(asyncio.Transport, transport)
         self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
         self.is_open = True
@@ -151,7 +151,7 @@ class HttpConnection(asyncio.Protocol):
             self._fail("the response is too long")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has closed, from either side."""
+        """Ends the request, if one is in progress, because the connection has closed. Called by asyncio."""
         self._set_closed()
         if self.is_busy and exc is None and self._ends_with_connection:
             self._complete()
@@ -164,15 +164,15 @@ class HttpConnection(asyncio.Protocol):
         self._transport = None
 
     def eof_received(self) -> None:
-        """The server will send no more. `connection_lost` follows; with TLS, much later."""
+        """Marks the connection as closed, because the server will send no more. `connection_lost` follows later."""
         self._set_closed()
 
     def pause_writing(self) -> None:
-        """The system's buffer is full."""
+        """Makes `write_pieces` wait, because the system's buffer is full. Called by asyncio."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """The system has taken all octets from asyncio's buffer."""
+        """Lets `write_pieces` continue, because the system has taken all octets. Called by asyncio."""
         self._is_paused = False
         self._resume_pieces()
 

@@ -81,8 +81,10 @@ class RenderedEmail:
 
 
 async def rendered(email: OutgoingEmail) -> RenderedEmail:
-    """Renders an email like `render`, but in a thread if the texts are large. Attachments are encoded only when they
-    are written to a connection."""
+    """Renders an email like `render`, but in a thread if the texts are large.
+
+    Attachments are encoded only when they are written to a connection.
+    """
     octets = len(email.text or "") + len(email.html or "")
     return render(email) if octets < LARGE_OCTETS else await asyncio.to_thread(render, email)
 

@@ -158,7 +158,7 @@ def _extensions_of(reply: SmtpReply) -> Mapping[str, str]:
     extensions: dict[str, str] = {}
     for line in reply.text.split("\n")[1:]:
         keyword, _, parameters = line.strip().partition(" ")
-        if keyword.lower().startswith("auth="):  # the form before RFC 2554
+        if keyword.lower().startswith("auth="):  # the form that servers used before RFC 2554
             keyword, parameters = "auth", f"{keyword[5:]} {parameters}"
         keyword = keyword.lower()
         extensions[keyword] = (

@@ -109,7 +109,7 @@ class SmtpProtocol(asyncio.Protocol):
         return self._outstanding
 
     def check(self) -> None:
-        """Returns if we may write: the connection is open, and every reply was read by the caller.
+        """Returns only if the caller may write: the connection is open, and the caller has read every reply.
 
         Raises:
             SmtpConnectionLost: The connection is closed, or a surplus reply has arrived.
@@ -212,7 +212,7 @@ class SmtpProtocol(asyncio.Protocol):
         self._fault = SmtpConnectionLost("we closed the connection")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio when the connection is open."""
+        """Stores the transport. Called by asyncio when the connection is open."""
         self._transport = cast(asyncio.Transport, transport)
         self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
 

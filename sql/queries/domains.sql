@@ -5,7 +5,8 @@ from dispatcher.domain_limit
 order by domain;
 
 -- name: set_domain_limit
--- Sets what is not null, and keeps the rest. Audited. Returns the limit.
+-- Sets the ceilings of a domain that are not null, keeps the others, and audits this. Returns all ceilings of the
+-- domain.
 with changed as (
     insert into dispatcher.domain_limit as d (domain, per_second, concurrent)
     values (%(domain)s, %(per_second)s, %(concurrent)s)
@@ -24,7 +25,7 @@ select domain, per_second, concurrent
 from changed;
 
 -- name: remove_domain_limit
--- Deletes the ceilings of a domain. Audited. Zero rows: it has none.
+-- Deletes the ceilings of a domain, and audits this. Zero rows: the domain has no ceilings.
 with deleted as (
     delete from dispatcher.domain_limit
     where domain = %(domain)s
@@ -40,14 +41,16 @@ from deleted;
 
 -- name: claim_domain
 -- Takes up to wanted_tokens whole tokens from a domain's bucket, and decides how many attempts this worker may make at
--- the same time until slot_seconds from now. Returns the tokens taken and the number of attempts; null if there is no
--- such ceiling. Zero rows: the domain has no ceilings (any more).
--- The tokens are counted as in take_tokens, for the same reasons. Everything is in one row, which the statement locks
--- first: a snapshot from before the lock would not show what another worker has just got.
--- `used` attempts are running, so the worker holds at least so many. While another worker wants more than it holds,
--- each gets an equal share. A share that is no whole number is rounded up or down at random, so that a single slot
--- changes hands. A worker that wants nothing is removed. The entry of a worker that died does not count, nor an entry
--- from before the clock was set back.
+-- the same time until slot_seconds from now. Returns the number of tokens taken and the number of attempts; null if the
+-- domain has no such ceiling. Zero rows: the domain has no ceilings (any more).
+-- The tokens are counted as in take_tokens, whose comment gives the reasons. The tokens and the shares of all workers
+-- are in one row. The statement locks this row before it reads it: an earlier snapshot would not show what another
+-- worker has just got.
+-- This worker is making `used` attempts now, so these attempts count as taken, even if the worker may now make fewer.
+-- If another worker wants more attempts than it has, this worker gets at most an equal share. A share that is not a
+-- whole number is rounded up or down at random, so that a single slot moves from worker to worker. A worker that wants
+-- no attempts is removed. The entry of a worker that died does not count. An entry from before the clock was set back
+-- does not count, either.
 with locked as (
     select domain, per_second, concurrent, tokens, refilled_at, holders
     from dispatcher.domain_limit
@@ -122,11 +125,11 @@ where d.domain = s.domain
 returning s.taken, s.allowed;
 
 -- name: put_in_line
--- Releases leases without an attempt, as `release`, because of the ceiling of a recipient domain: each email waits
--- until its place in the line of its domain, lane and tenant. The lines of a domain take turns, so a step in a line
--- takes as long as one email for each line of the domain, at the pace at which the domain gets emails. An email that
--- would wait longer than most_seconds waits about that long, then gets a new place. If an id is missing in the result,
--- the worker has lost its lease.
+-- Releases leases because of the ceiling of a recipient domain; as in `release`, no attempt is counted. Each email then
+-- waits in the line of its domain, lane and tenant. All lines of a domain together get `pace` emails per second, and
+-- take turns: so with three lines, an email waits 3 / pace seconds longer than the email before it in its line. An
+-- email that would wait longer than most_seconds waits about most_seconds, and then gets a new place. If an id is
+-- missing in the result, the worker has lost the lease of this email.
 with asked as materialized (
     select
         a.email_id, a.lease_token, a.domain, a.lane, a.tenant_id, a.pace,
@@ -197,7 +200,7 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id;
 
 -- name: list_domains_in_line
--- The domains for whose ceilings emails wait. One step of the index per domain, however many emails wait.
+-- The domains for whose ceilings emails wait. Takes one step in the index per domain, however many emails wait.
 with recursive waiting (domain) as (
     (
         select wait_domain
@@ -225,8 +228,9 @@ from waiting
 where domain is not null;
 
 -- name: find_in_line
--- Emails that wait for a domain's ceiling and are not due yet, in the order of their places, beginning after an
--- instant: the email, its time, and in how many seconds that is. Leaves out emails that another transaction has locked.
+-- Emails that wait for a domain's ceiling and become due after a given instant, in the order in which they become due.
+-- Returns the id of each email, when the email becomes due, and in how many seconds. Leaves out emails that another
+-- transaction has locked.
 select email_id, wait_until, extract(epoch from wait_until - clock_timestamp())::double precision
 from dispatcher.email_log
 where status = 'waiting'
@@ -238,7 +242,8 @@ limit %(limit)s
 for no key update skip locked;
 
 -- name: move_up
--- Lets emails of find_in_line wait only for so many seconds. Returns a row per email.
+-- Shortens the waits of emails of find_in_line: each email becomes due after the given seconds, or earlier. Returns a
+-- row per email.
 update dispatcher.email_log as e
 set wait_until = least(e.wait_until, clock_timestamp() + w.seconds * interval '1 second')
 from unnest(%(email_ids)s::uuid[], %(seconds)s::double precision[]) as w (email_id, seconds)
@@ -249,8 +254,8 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id;
 
 -- name: shorten_lines
--- Multiplies the lengths of a domain's lines by a factor; a factor of 0 deletes them. Also deletes other domains' lines
--- that ended long ago. Returns a row per line that was shortened.
+-- Multiplies the lengths of a domain's lines by a factor. A factor of 0 deletes the lines. Also deletes other domains'
+-- lines that ended long ago. Returns a row per line that was shortened.
 with deleted as (
     delete from dispatcher.domain_line
     where (domain = %(domain)s and %(factor)s = 0)
@@ -264,7 +269,8 @@ where domain = %(domain)s
 returning domain;
 
 -- name: count_in_line
--- The domains that have ceilings, and how many emails wait for them, at most `most` each.
+-- The domains that have ceilings, with the number of emails that wait for each; counts at most `most` emails per
+-- domain.
 select
     d.domain, d.per_second, d.concurrent,
     (

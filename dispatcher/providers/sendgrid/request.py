@@ -9,7 +9,8 @@ SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-
     recipients' names     quoted if they contain a special character: SendGrid reads a bare `Doe, Ann` as two addresses
                           and drops the email after accepting it (sendgrid-python#291). SendGrid quotes senders' names
                           itself.
-    no `to`               SendGrid requires one: cc is sent as to; with bcc alone, each recipient gets their own message
+    no `to`               SendGrid requires `to`: cc is sent as to. If there is only bcc, each recipient gets a separate
+                          email.
     repeated addresses    SendGrid refuses an address that occurs twice in to, cc and bcc: only the first is sent
     categories            only the tags that SendGrid accepts: ASCII
     header values         encoded words if they are not ASCII, because SendGrid does not encode them
@@ -79,8 +80,8 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
             return body
         return with_attachments(body, [(_described(file), file.content) for file in email.attachments])
     except orjson.JSONEncodeError as error:
-        # The email contains a lone surrogate, or template data that is not JSON. orjson's text contains only types, no
-        # values.
+        # The email contains a lone surrogate, or template data that is not JSON. orjson's error message names only
+        # types, so it repeats nothing of the email.
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
 
 

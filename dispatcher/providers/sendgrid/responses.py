@@ -134,7 +134,10 @@ def _blames_sender(complaint: _Complaint) -> bool:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response in one scrubbed line: status, python-sendgrid's name for it, SendGrid's errors or a description."""
+    """The response in one scrubbed line.
+
+    The line has the status, python-sendgrid's name of the status, and SendGrid's errors or a description of the body.
+    """
     from python_http_client.exceptions import err_dict  # imported here: it takes 100 ms, and only senders need it
 
     known = err_dict.get(response.status)

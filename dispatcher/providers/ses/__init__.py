@@ -259,9 +259,11 @@ class SesProvider:
         quota = account.get("SendQuota", {})
         most, sent, rate = (quota.get(name, 0) for name in ("Max24HourSend", "SentLast24Hours", "MaxSendRate"))
         if 0 < most <= sent:
-            raise ProviderFault(NAME, f"SES's quota of {most:g} emails a day is used up.", remedy=_MORE)
+            raise ProviderFault(NAME, f"SES's quota of {most:,.0f} emails per day is used up.", remedy=_MORE)
         place = "" if account.get("ProductionAccessEnabled") else _SANDBOX
-        limits = f"{rate:g} emails per second, {sent:g} of {most:g} sent in 24 hours" if quota else "quota unknown"
+        if not quota:
+            return f"SES in {self._endpoint.region} answers: quota unknown.{place}"
+        limits = f"{rate:g} emails per second, {sent:,.0f} of {most:,.0f} sent in 24 hours"
         return f"SES in {self._endpoint.region} answers: {limits}.{place}"
 
 

@@ -242,7 +242,7 @@ def credentials_fault(error: Exception) -> ProviderFault:
 
 @cache
 def _parser() -> Any:
-    from botocore.parsers import create_parser  # see the package's docstring
+    from botocore.parsers import create_parser  # imported here, so that it is loaded only if ses is configured
 
     return create_parser("rest-json")
 
