@@ -337,7 +337,7 @@ class _DemoRun:
         """The recovery of the killed worker's emails, from the run's log; None if the log has no recovery."""
         for event in events:
             if event["event"] == "ledger.settled" and self._kill:
-                _, slot, pid, _ = event["worker"].split(":")  # host, slot, pid, random
+                _, slot, pid, _ = event["worker"].split(":")  # the name is host:slot:pid:random
                 if pid == str(self._kill.pid):
                     counts = (event["released"], event["recorded"], event["uncertain"])
                     return Kill(slot, self._finished_at_kill, *counts)

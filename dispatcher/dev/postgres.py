@@ -343,7 +343,7 @@ def _plan(
     settings: Mapping[str, str],
 ) -> Plan:
     """The keeper's plan for the server."""
-    (data / "postmaster.pid").unlink(missing_ok=True)  # left by a server that was killed
+    (data / "postmaster.pid").unlink(missing_ok=True)  # a killed server leaves this file
     whole = {**SETTINGS, **settings, "port": str(access.port), "cluster_name": name}
     words = [word for name, value in whole.items() for word in ("-c", f"{name}={value}")]
     return Plan(

@@ -181,7 +181,8 @@ def _start_both(
             postgres_url, postgres_source = database.result()
             broker_url, management_url, rabbitmq_source = broker.result()
         except BaseException:
-            processes.stop()  # otherwise the pool's exit would wait for the other server
+            # Stop both servers now: otherwise, the pool's exit would wait until the other server has started.
+            processes.stop()
             raise
     return Servers(
         database_url=postgres_url,

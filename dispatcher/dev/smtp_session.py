@@ -256,7 +256,7 @@ class SmtpSession(asyncio.Protocol):
     def _judge_login(self, *login: str) -> None:
         wanted = "\0".join(self._behaviour.login or ())
         self._is_known = hmac.compare_digest("\0".join(login).encode(), wanted.encode())
-        # Real servers repeat the user's name in this reply. The adapter must not pass it on.
+        # Real servers repeat the user's name in this reply. The adapter must not repeat the name in its error.
         words = "235 2.7.0 welcome" if self._is_known else f"535 5.7.8 {login[0] if login else ''} is not welcome"
         self._reply(words)
 

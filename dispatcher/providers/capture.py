@@ -40,7 +40,8 @@ class CaptureProvider:
     """
 
     name = NAME
-    capabilities = Capabilities(copies=4, delivers=False)  # the rendered email is in memory as a whole
+    # Four copies, because the rendered email is in memory as a whole.
+    capabilities = Capabilities(copies=4, delivers=False)
     settings: type[CaptureSettings] = CaptureSettings
     _suffix = "eml"
     _variable = "DISPATCHER_CAPTURE_DIR"

@@ -145,7 +145,7 @@ class AlertStore:
         """The active alerts about which notices were sent: one entry for each alert and channel."""
         known = set(Kind)
         rows = await self._fetch("list_announced_alerts")
-        # A newer release may have stored alerts of a kind that this release does not have.
+        # Leave out kinds of alerts that this release does not have: a newer release may have stored them.
         return [AnnouncedAlert(Kind(row[0]), *row[1:]) for row in rows if row[0] in known]
 
     async def save_announced(self, announced: AnnouncedAlert) -> None:

@@ -118,7 +118,8 @@ def _driver_of(given: Any) -> object:
         # check here whether the connection is closed.
         if given.connection is not None and given.connection.closed and given.get_autocommit():
             given.close()
-        given.close_if_health_check_failed()  # Django makes this call and the next call before each query
+        # Django makes these two calls before each query.
+        given.close_if_health_check_failed()
         given.ensure_connection()
         return given.connection
     if _is(given, *_SESSIONS):

@@ -12,7 +12,7 @@ def comparable_domain(domain: str) -> str:
     lowered = domain.lower().rstrip(".")
     if lowered.isascii():
         return lowered
-    import idna  # rarely needed, and slow to import
+    import idna  # imported here, because it is rarely needed and slow to import
 
     try:
         return idna.encode(lowered, uts46=True).decode()

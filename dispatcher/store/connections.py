@@ -79,8 +79,8 @@ _OPTIONS: Final[dict[str, Any]] = {
     "autocommit": True,
     "client_encoding": _ENCODING,
     "connect_timeout": CONNECT_SECONDS,
-    # How soon the client detects that the server vanished. `configure_session` sets the same values on the server. The
-    # server then releases the locks of a vanished client.
+    # With these values, the client detects within about 15 seconds that the server has vanished. `configure_session`
+    # sets the same values for the server, which then releases the locks of a vanished client.
     "keepalives_idle": 5,
     "keepalives_interval": 3,
     "keepalives_count": 3,
@@ -227,7 +227,7 @@ def _remedy(words: str) -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    # The first line names the server and the cause. The following lines may quote rows.
+    # Return only the first line, which names the server and the cause. The following lines may quote rows.
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
         return error.diag.message_primary.strip().rstrip(".")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

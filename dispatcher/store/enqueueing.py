@@ -19,7 +19,7 @@ from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.store.address_hashes import normalised
 from dispatcher.store.comparable_address import comparable_address
 
-# W3C Trace Context, section 3.2: version, trace id, parent id, flags.
+# The form of a traceparent: version, trace id, parent id, flags (W3C Trace Context, section 3.2).
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
 Parameters = dict[str, Any]

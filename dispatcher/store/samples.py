@@ -67,7 +67,7 @@ class Attempts:
 async def is_sample_due(session: AsyncSession, every_seconds: float) -> bool:
     """Whether the newest sample is at least `every_seconds` old."""
     last = await fetch(session, "find_last_sample")
-    # The age is negative if PostgreSQL's clock was set back.
+    # If PostgreSQL's clock was set back, the age is negative, and a new sample is due.
     return not last or not 0 <= last[0][0] < every_seconds
 
 

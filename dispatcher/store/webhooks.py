@@ -222,7 +222,7 @@ async def find_due_webhooks(source: Source, *, now: datetime, busy: Collection[i
 
 
 def _kinds(texts: Sequence[str]) -> frozenset[OutgoingKind]:
-    # A later release may have stored kinds that this release does not have.
+    # Leave out kinds of events that this release does not have: a later release may have stored them.
     return frozenset(kind for kind in OutgoingKind if kind.value in texts)
 
 

@@ -147,7 +147,7 @@ class HttpTransport:
 
     def _acquire(self, deadline: float) -> Awaitable[object]:
         """Returns an awaitable that acquires a connection slot."""
-        # Setting up a timeout costs ten times the CPU of acquiring a free slot.
+        # Set up a timeout only if no slot is free: the timeout costs ten times the CPU of acquiring a free slot.
         return self._acquire_in_time(deadline) if self._slots.locked() else self._slots.acquire()
 
     async def _acquire_in_time(self, deadline: float) -> None:

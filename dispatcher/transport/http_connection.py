@@ -80,7 +80,8 @@ class HttpConnection(asyncio.Protocol):
     @property
     def can_write(self) -> bool:
         """Whether octets that are written now may still be sent, as far as the asyncio transport knows."""
-        # asyncio calls `connection_lost` one loop iteration after the transport begins to close.
+        # When the transport begins to close, `is_open` stays true until the next iteration of the loop, in which
+        # asyncio calls `connection_lost`.
         return self.is_open and self._transport is not None and not self._transport.is_closing()
 
     def start_request(self, octets: bytes) -> None:
@@ -114,7 +115,8 @@ class HttpConnection(asyncio.Protocol):
                 self._drained = self.loop.create_future()
                 await self._drained
             else:
-                await asyncio.sleep(0)  # the system may take megabytes without a pause, and other emails need the loop
+                # Yield to the loop for other emails: the system may take megabytes without a pause.
+                await asyncio.sleep(0)
 
     def response_done(self, deadline: float) -> asyncio.Future[None]:
         """A future that is done when the response is complete, when `fault` is set, or at the deadline."""

@@ -209,7 +209,8 @@ def _charset_for(text: str, octets: bytes) -> str | Charset:
     """
     if text.isascii() and "--=_" not in text and _is_clean(octets) and not _has_long_line(octets):
         return "us-ascii"
-    # Quoted-printable triples each octet that is not ASCII. Base64, the library's choice for UTF-8, adds a third.
+    # Choose the shorter encoding. Quoted-printable triples each octet that is not ASCII. Base64, the library's choice
+    # for UTF-8, makes the whole text longer by a third.
     return _QUOTED_PRINTABLE if (len(octets) - len(text)) * 12 <= len(octets) else "utf-8"
 
 

@@ -121,7 +121,8 @@ class SignedPoster:
             try:
                 return await self._exchange(address, request, body)
             except (OSError, h11.RemoteProtocolError) as error:
-                fault = error  # for example, an IPv6 address on a host without IPv6
+                # Try the next address: this address may be, for example, an IPv6 address on a host without IPv6.
+                fault = error
         raise NoAnswer(f"no answer: {cause_of(fault)}") from fault
 
     async def _exchange(self, address: str, request: h11.Request, body: bytes) -> PostAnswer:

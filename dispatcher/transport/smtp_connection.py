@@ -146,7 +146,7 @@ async def _say_ehlo(protocol: SmtpProtocol) -> Mapping[str, str]:
     if reply.code == _DONE:
         return _extensions_of(reply)
     if reply.is_permanent:
-        # The server predates ESMTP (1995), so try HELO.
+        # The server refuses EHLO, so it may predate ESMTP (1995): try HELO.
         reply = await _command(protocol, f"HELO {name}")
     if reply.code != _DONE:
         raise _refused_to_open(reply)

@@ -99,7 +99,8 @@ class SmtpProtocol(asyncio.Protocol):
     def write(self, data: bytes, replies: int) -> None:
         """Writes bytes that the server must answer with this many replies. Sends nothing on a closed connection."""
         self._outstanding += replies
-        # On a closed connection asyncio ignores a write and uvloop raises RuntimeError. The next `reply` reports it.
+        # Do not write to a closed connection: asyncio would ignore the write, and uvloop would raise RuntimeError. The
+        # next call of `reply` reports that the connection is closed.
         if data and not self._transport.is_closing():
             self._transport.write(data)
 
@@ -124,7 +125,7 @@ class SmtpProtocol(asyncio.Protocol):
     async def read_available(self) -> None:
         """Lets the event loop read what has arrived, so that `check` and `contradicts` see it."""
         if not self._transport.is_closing() and self._socket.poll(0):
-            # Two loop iterations: the first one may only schedule the read.
+            # Wait two iterations of the loop, because the first iteration may only schedule the read.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
@@ -208,7 +209,7 @@ class SmtpProtocol(asyncio.Protocol):
         self._transport.write(b"QUIT\r\n")
         timer = self._loop.call_later(QUIT_SECONDS, self._transport.abort)
         self.closed.add_done_callback(lambda _: timer.cancel())
-        # Later replies are ignored.
+        # From now on, replies are ignored.
         self._fault = SmtpConnectionLost("we closed the connection")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -233,7 +233,9 @@ class CommandSequence:
         reply = await self._protocol.reply(timeout_seconds)
         if reply.closes:
             raise ServerClosing(reply)
-        if reply.code == START_INPUT and self._left:  # DATA is the last command
+        if (
+            reply.code == START_INPUT and self._left
+        ):  # 354 asks for the body, so it can only reply to DATA, the last command
             raise UnexpectedReply
         return reply
 

@@ -144,7 +144,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._flush()
             return False
         except ssl.SSLError as error:
-            self._flush()  # sends the TLS alert with the reason
+            self._flush()  # sends the TLS alert that reports the reason to the peer
             self._error = error
             self._below.close()
             return False

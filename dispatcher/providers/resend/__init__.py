@@ -79,7 +79,7 @@ class ResendProvider:
         self._domains_url = f"{own.url}/domains"
         self._headers = {
             "Authorization": f"Bearer {own.api_key}",
-            "User-Agent": "email-dispatcher",  # Resend refuses requests without this header
+            "User-Agent": "email-dispatcher",  # Resend refuses requests without the header User-Agent
             "Accept": "application/json",
             "Content-Type": "application/json",
         }

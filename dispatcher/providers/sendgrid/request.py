@@ -126,7 +126,7 @@ def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]
     Raises:
         UnrenderableEmail: See `body_of`.
     """
-    common: Document = {"custom_args": {"email_id": email.email_id}}  # orjson encodes a UUID faster than `str` does
+    common: Document = {"custom_args": {"email_id": email.email_id}}  # not `str(…)`: orjson encodes a UUID faster
     if email.template_id is not None and email.template_data:
         common["dynamic_template_data"] = dict(email.template_data)
     if len(email.to) == 1 and not (email.cc or email.bcc) and is_plain(email.to[0]):  # the usual case
@@ -205,7 +205,7 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
 
 
 def _body(text: str) -> str:
-    # python-sendgrid makes the same check, so that it sends no API keys.
+    # python-sendgrid makes the same check, so that no API key is sent to a recipient.
     if text.startswith(_API_KEY_BEGIN) and _API_KEY.match(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text or html begins with a SendGrid API key; remove the key")
     return text
@@ -234,7 +234,8 @@ def _described(file: OutgoingAttachment) -> Document:
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which SendGrid refuses")
-    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for these types, and SendGrid encodes every attachment in Base64.
+    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for the types message/* and multipart/*, and SendGrid encodes
+    # every attachment in Base64.
     is_composite = content_type.lower().startswith(("message/", "multipart/"))
     return {
         "type": "application/octet-stream" if is_composite else content_type,

@@ -241,7 +241,7 @@ class SesProvider:
 
             self._signer = Signer(credentials, self._endpoint.signing_name, self._endpoint.region, self._headers)
         headers = self._signer.sign(method, url, digest)
-        del headers["Host"]  # the transport adds the same header
+        del headers["Host"]  # the transport adds the header Host itself
         return headers
 
     def _report(self, response: HttpResponse) -> str:

@@ -130,7 +130,8 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     elif _is_simple(email):
         request["Content"] = {"Simple": _simple(email)}
     else:
-        # SES takes the names from the MIME message, and the envelope (including Bcc) from these fields.
+        # SES takes the names of sender and recipients from the MIME message, and the envelope (including Bcc) from the
+        # fields FromEmailAddress and Destination.
         mime = _mime(email)
         request |= {
             "Content": {"Raw": {"Data": _placeholder_for(Base64Body(mime.body), files)}},

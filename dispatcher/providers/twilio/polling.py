@@ -37,7 +37,7 @@ def path_of(message_id: str) -> str | None:
 def list_path_of(traits: Traits) -> str:
     """The URL path of the list of messages to the SMS's number, relative to the account's URL.
 
-    The list begins and ends with whole days, because Twilio selects messages by day.
+    The list begins with the start of a day in UTC, because Twilio selects messages by whole days.
     """
     day = traits.accepted_from.astimezone(UTC).date().isoformat()
     return "/Messages.json?" + urlencode({"To": traits.recipient, "DateSent>": day, "PageSize": PAGE_SIZE})
