@@ -82,7 +82,10 @@ class LedgerWriter:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def append(self, *entries: LedgerEntry) -> None:
-        """Writes acceptances in one call. They survive a crash of this process, not of the machine (no fsync)."""
+        """Appends acceptances with one write.
+
+        The lines survive a crash of this process, but not of the machine, because there is no fsync.
+        """
         os.write(self._file, b"".join(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE) for entry in entries))
 
     def close(self) -> None:

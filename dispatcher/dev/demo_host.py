@@ -120,7 +120,7 @@ class DemoHost:
         return workers[0]
 
     def stop_run(self) -> int | None:
-        """Sends SIGTERM to the run; returns its exit code, or None if it did not exit in time.
+        """Sends SIGTERM to `dispatcher run`. Returns the exit code, or None if the program did not exit in time.
 
         Idempotent.
         """

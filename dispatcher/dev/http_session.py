@@ -277,7 +277,7 @@ class HttpSession(asyncio.Protocol):
             self._send_answer(octets)
 
     def _send_answer(self, octets: bytes, closes: bool = False) -> None:
-        """Sends a whole answer, and records it if the kernel took all of it."""
+        """Sends a whole answer. If the kernel takes all of it, records the event `answered`."""
         was_open = not self._transport.is_closing()
         self._send(octets, closes)
         if was_open and not self._transport.get_write_buffer_size():

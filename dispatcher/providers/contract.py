@@ -55,9 +55,9 @@ class Attempt:
         """
 
     def connection_acquired(self) -> None:
-        """Call this once a connection is free, if the email had to wait for other emails of this worker.
+        """Call this as soon as a connection is free, if the email had to wait for other emails of this worker.
 
-        Restarts the deadline. Raises an exception if the provider may no longer be tried; no email was sent yet.
+        Restarts the deadline. Raises an exception if the provider may no longer be tried: then send nothing.
         """
 
     @property
@@ -91,8 +91,8 @@ class Provider(Protocol):
     def capabilities(self) -> Capabilities:
         """What the provider supports. Routing selects the provider only for emails that the provider can send.
 
-        If an adapter finds a limit only later, `send` returns `Rejected` without a code, and routing tries the next
-        provider.
+        If an adapter learns a limit of the provider only in `send`, and the email exceeds the limit, `send` returns
+        `Rejected` without a code. Routing then tries the next provider.
         """
         ...
 

@@ -168,8 +168,8 @@ async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
 async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
     """What providers reported about the email, ordered by their clocks.
 
-    An event's recipient is a position, counted from 1 over To, Cc, Bcc. It is None if the event concerns no recipient
-    or a recipient that is not in the email, if the content was deleted, or if the role may not read addresses.
+    An event's recipient is a position, counted from 1 over To, Cc, Bcc. The position is None if the event concerns no
+    recipient of the email, if the content was deleted, or if the role has no right to read addresses.
     """
     events = await _records(session, "list_events", {"email_id": email_id})
     positions = await _recipient_positions(session, email_id) if events else {}

@@ -321,7 +321,10 @@ class Outbox:
         return from_rows(ExpiredEmail, outcome.rows())
 
     async def follow_timeline(self) -> Promotion | None:
-        """Records PostgreSQL's timeline. See `timeline.follow_timeline`."""
+        """Records PostgreSQL's timeline. Returns the promotion since the last call; None if there was none.
+
+        See `timeline.follow_timeline`.
+        """
         return await follow_timeline(self._session)
 
     async def republish_overtaken(self, lanes: Sequence[str], age_seconds: float, limit: int) -> int:

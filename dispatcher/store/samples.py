@@ -103,7 +103,7 @@ async def save_sample(
 
 
 async def delete_old_samples(session: AsyncSession) -> int:
-    """Deletes the samples that are older than `KEEP_DAYS`. Returns how many."""
+    """Deletes the samples that are older than `KEEP_DAYS`. Returns the number of deleted samples."""
     return len(await fetch(session, "delete_old_samples", {"days": KEEP_DAYS}))
 
 

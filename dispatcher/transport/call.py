@@ -23,7 +23,7 @@ class Call(Protocol):
         ...
 
     def connection_acquired(self) -> None:
-        """Moves the deadline. The transport calls this once a connection is free.
+        """Moves the deadline. The transport calls this when a connection is free.
 
         If this method raises an exception, the transport sends nothing.
         """

@@ -97,8 +97,8 @@ class HttpTransport:
     async def post(self, url: str, headers: Headers, body: bytes | Body, call: Call) -> HttpResponse:
         """Sends one POST and returns its response. Never retries, and never follows a redirect.
 
-        Calls `call.connection_acquired` once a connection is free, and `call.mark_on_wire` once the connection is open
-        and before it writes the body (or the last octet of a large body). If either raises an exception,
+        Calls `call.connection_acquired` when a connection is free. Calls `call.mark_on_wire` when the connection is
+        open, just before it writes the body (or the last octet of a large body). If either raises an exception,
         `post` raises the same exception, and the server never gets a complete request. `call.deadline` limits the whole
         call, even if the server sends one octet at a time.
 

@@ -203,7 +203,7 @@ def _with_line_ends(text: str) -> str:
 
 
 def _charset_for(text: str, octets: bytes) -> str | Charset:
-    """The charset, which selects the most readable transfer encoding that every server passes on unchanged.
+    """The charset of a text. It selects the most readable transfer encoding that every server passes on unchanged.
 
     The encoded text never contains a boundary.
     """

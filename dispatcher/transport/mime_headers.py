@@ -94,7 +94,10 @@ def checked_type(content_type: str) -> str:
 
 
 def addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
-    """Parses a field's addresses. If a header cannot contain one of them, raises UnrenderableEmail with the reason."""
+    """Parses a field's addresses.
+
+    Raises UnrenderableEmail with the given reason if a header cannot contain one of the addresses.
+    """
     found = []
     for text in texts:
         try:

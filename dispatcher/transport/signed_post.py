@@ -114,7 +114,7 @@ class SignedPoster:
         if self._url.scheme != "https" and not (
             self._private_setting is None and all(ip_address(text.partition("%")[0]).is_loopback for text in found)
         ):
-            raise NoAnswer("its URL must begin with https://")
+            raise NoAnswer("the URL must begin with https://")
         request = self._request(message_id, secrets, body)
         fault: OSError | h11.RemoteProtocolError = OSError()
         for address in found:
@@ -143,7 +143,7 @@ class SignedPoster:
                 if event is h11.NEED_DATA:
                     connection.receive_data(await reader.read(4096))
                 elif isinstance(event, h11.ConnectionClosed):
-                    raise ConnectionResetError("it closed the connection")
+                    raise ConnectionResetError("the receiver closed the connection")
             return PostAnswer(event.status_code, _retry_after(event))
         finally:
             writer.transport.abort()

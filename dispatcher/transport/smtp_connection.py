@@ -271,7 +271,7 @@ def _tls_failure(error: ssl.SSLError) -> Exception:
 
 
 def _refused_to_open(reply: SmtpReply) -> NotConnected:
-    """The failure for a reply that does not open the connection. Whatever its code, the email is not the cause."""
+    """The failure if a reply refuses the connection. Whatever the code of the reply, the email is not the cause."""
     judged = refusal(reply, SmtpPhase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)

@@ -119,7 +119,7 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
     if email.template_id is not None:
         document["template"] = {"id": email.template_id, "variables": dict(email.template_data)}
     elif not email.subject:
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and Resend requires one")
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and Resend requires a subject")
     elif not (email.text or email.html):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text and html are empty")
     else:

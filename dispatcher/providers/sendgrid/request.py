@@ -190,7 +190,7 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
     if email.template_id is not None:
         document["template_id"] = email.template_id
     elif not email.subject:
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and SendGrid requires one")
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and SendGrid requires a subject")
     elif not (email.text or email.html):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text and html are empty")
     if email.subject:

@@ -182,7 +182,7 @@ def _throttled_for(response: HttpResponse) -> float | None:
 
 
 def _suspects(fields: Collection[str], parts: Sequence[BulkEntry]) -> frozenset[int]:
-    """The positions of the emails whose personalizations SendGrid's response reports."""
+    """The positions of the emails at fault. SendGrid's response reports the emails by their personalizations."""
     owners = [position for position, part in enumerate(parts) for _ in part.content.personalizations]
     named = [int(found[1]) for field in fields if (found := _NAMED.match(field))]
     return frozenset(owners[number] for number in named if number < len(owners))

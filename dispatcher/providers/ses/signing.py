@@ -66,7 +66,7 @@ class AwsCredentials:
         return self._frozen
 
     async def wait(self, deadline: float) -> ReadOnlyCredentials:
-        """Returns valid credentials once botocore has found or renewed them.
+        """Waits until botocore has found or renewed the credentials. Returns valid credentials.
 
         Args:
             deadline: When to stop waiting, in the loop's `time()`.
