@@ -55,7 +55,7 @@ _MODULES: Final = {
     "producers": ("Acceptance", "Enqueued", "enqueue", "enqueue_async", "enqueue_many", "enqueue_many_async"),
 }
 
-if not TYPE_CHECKING:  # With this function, a type checker would accept any name.
+if not TYPE_CHECKING:  # type checkers must not see this function: they would accept any name
 
     def __getattr__(name: str) -> object:
         """Imports a public name on first use. Most processes use none of them, so an earlier import would cost time."""

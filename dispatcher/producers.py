@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
 
 BATCH_EMAILS: Final = 500
-"""Emails per statement. Larger batches are not faster, but use more memory."""
+"""The most emails per statement. Larger batches are not faster, but use more memory."""
 BATCH_OCTETS: Final = 16 * 1024 * 1024
-"""Limit for the bytes of bodies and attachments per statement. A single larger email gets a statement of its own.
-PostgreSQL ends the session if a statement has half a gigabyte."""
+"""The most octets of bodies and attachments per statement. A larger email gets its own statement. PostgreSQL ends the
+session if a statement has half a gigabyte."""
 
 ALREADY_EXPIRED: Final = "is in the past by PostgreSQL's clock; set a later time, or do not send this email"
 """The reason of `InvalidEmail` if a new email's `expires_at` has passed."""
@@ -234,7 +234,8 @@ def _answers(
 
 
 def _tuples(_cursor: object) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A psycopg row factory that returns tuples. The caller's connection may have a row factory that does not."""
+    """A psycopg row factory that returns tuples, because the caller's connection may have a row factory that returns
+    other types."""
     return tuple
 
 

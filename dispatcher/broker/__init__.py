@@ -1,4 +1,5 @@
-"""RabbitMQ: topology, messages, confirmed publishing, consuming. The only package that imports pika.
+"""Everything about RabbitMQ: topology, messages, publishing with confirms, consuming. The only package that imports
+pika.
 
     pointer, dead_letter   encode and decode message bodies
     outgoing               a message to publish, as AMQP frames

@@ -17,13 +17,14 @@ message, or when the email's row was found locked."""
 
 
 class ConfirmedMessages:
-    """The emails of one publisher whose messages are confirmed, each with its due time at that moment.
+    """Remembers the emails whose messages RabbitMQ has confirmed to one publisher, each with its due time at the
+    confirm.
 
     An entry is valid only while the email still has this due time.
     """
 
     def __init__(self) -> None:
-        self._since: dict[UUID, _Since] = {}  # ordered by local time
+        self._since: dict[UUID, _Since] = {}  # ordered by the local time of `_Since`
 
     def __len__(self) -> int:
         return len(self._since)

@@ -47,8 +47,8 @@ _DEFAULTS: Final = {
     "stack_timeout": CONNECT_SECONDS,
     "connection_attempts": 1,
     "heartbeat": 10,
-    # This timeout is a last resort. RabbitMQ may block publishers for hours, and its heartbeats show meanwhile that
-    # RabbitMQ is not dead.
+    # This timeout is a last resort. RabbitMQ may block publishers for hours. During that time, its heartbeats show that
+    # it works.
     "blocked_connection_timeout": 600.0,
 }
 """Defaults that the query of a URL may override, such as `?heartbeat=10`."""
@@ -110,7 +110,7 @@ async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = No
     try:
         nodes = parameters(amqp_url, name=name, ca_file=ca_file)
     except OSError as error:
-        # The file was valid when the settings were read, so it is probably being replaced.
+        # The file with the certificates was valid when the settings were read, so it is probably being replaced now.
         raise BrokerUnavailable(f"DISPATCHER_CA_FILE cannot be loaded ({type(error).__name__}).") from error
     return await _first_opened(random.sample(nodes, len(nodes)))
 
@@ -151,8 +151,8 @@ async def _opened(node: pika.URLParameters) -> Connection:
 
 
 def _summary(faults: Sequence[BrokerUnavailable]) -> BrokerUnavailable:
-    """Combines the errors of all nodes. If any node refused the login, the result is BrokerRefused, because waiting
-    does not help then."""
+    """Combines the errors of all nodes into one error: BrokerRefused if any node refused the login, because waiting
+    does not help then; otherwise BrokerUnavailable."""
     words = " ".join(fault.message for fault in faults)
     refusal = next((fault for fault in faults if isinstance(fault, BrokerRefused)), None)
     return BrokerRefused(words, remedy=refusal.remedy) if refusal else BrokerUnavailable(words)

@@ -117,8 +117,10 @@ class Consumer:
         self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         self._check_seconds = check_seconds
         self._generation = 1
-        self._outstanding: dict[int, int] = {}  # by tag, ascending: one bit per open part
-        self._refused: dict[int, bool] = {}  # by tag, while other parts are open: whether to requeue
+        # By delivery tag, ascending: an integer with one bit for each open part of the message.
+        self._outstanding: dict[int, int] = {}
+        # By delivery tag, for each open message with a rejected or requeued part: whether to requeue the message.
+        self._refused: dict[int, bool] = {}
         self._session: _Session | None = None
         self._lanes_lock = asyncio.Lock()
         self._stopping = asyncio.Event()
@@ -214,7 +216,8 @@ class Consumer:
         self._resumed.set()
 
     async def pause_lane(self, lane: str) -> None:
-        """Stops the deliveries of one lane until `resume_lane`. Its deliveries so far may still be acked or requeued.
+        """Stops the deliveries of one lane until `resume_lane`. Messages that were already delivered may still be acked
+        or requeued.
 
         After this method returns, `on_delivery` is not called for this lane. Idempotent.
         """
@@ -229,7 +232,7 @@ class Consumer:
     async def _update_lanes(self) -> None:
         """Starts and cancels consumers, so that exactly the lanes without a pause are consumed."""
         if self._session is not None:
-            # If the connection is lost, `run` opens a new one for exactly these lanes.
+            # If the connection is lost, `run` opens a new connection and consumes exactly these lanes.
             with suppress(BrokerUnavailable):
                 await self._consume_lanes(self._session)
 
@@ -427,7 +430,7 @@ class _Session:
         tag = f"{self._name} {lane}"
         if self._given_up or tag in self._lanes:
             return
-        await find(self.connection, queue)  # on another channel, which RabbitMQ closes if the queue does not exist
+        await find(self.connection, queue)  # on a separate channel: RabbitMQ closes the channel if the queue is missing
         # RabbitMQ applies a prefetch count to each consumer that starts afterwards.
         await self.channel.call(self.channel.raw.basic_qos, prefetch_count=prefetch)
         consumer = {"queue": queue, "on_message_callback": receive, "consumer_tag": tag}
@@ -450,7 +453,7 @@ class _Session:
         await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=last)
 
     def give_up(self) -> None:
-        """Ends this session because of `Consumer.pause`."""
+        """Ends this session, because `Consumer.pause` was called."""
         self._given_up = True
         self._changed.set()
 
@@ -464,7 +467,7 @@ class _Session:
     def _on_cancelled(self, cancel: Any) -> None:
         """RabbitMQ has cancelled a consumer: its queue was deleted, or the queue's node is down.
 
-        Deliveries so far may still be acked.
+        Messages that were already delivered may still be acked.
         """
         self._lanes.pop(cancel.method.consumer_tag, None)
         self._changed.set()

@@ -1,9 +1,10 @@
 """Decides how many more emails a publisher may publish to a queue, so that the queue stays shallow.
 
-A queue keeps its order, so no later decision can move an email that is on it. A publisher with a backlog therefore
-keeps only a fraction of a second of work on the queue. While it publishes, it asks RabbitMQ for the number of ready
-messages, and calculates from the last two counts how fast workers take messages. RabbitMQ does not count the messages
-in a worker's prefetch window as ready. These messages keep the worker busy between two batches.
+A queue keeps its order, so a more urgent email cannot overtake the emails that are on the queue already. Therefore, a
+publisher with a backlog keeps only as many emails on the queue as the workers send in a fraction of a second. While it
+publishes, it asks RabbitMQ for the number of ready messages, and calculates from the last two counts how fast workers
+take messages. RabbitMQ does not count the messages in a worker's prefetch window as ready. These messages keep the
+worker busy between two batches.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ workers changes the rate only a little."""
 
 
 class QueueCredit:
-    """The credit of one publisher at one queue: how many more emails it may publish. Use it in one event loop."""
+    """The credit of one publisher at one queue: how many more emails the publisher may publish now. Use it in one event
+    loop."""
 
     def __init__(self, count_ready: Callable[[], Awaitable[int]]) -> None:
         """
@@ -46,8 +48,8 @@ class QueueCredit:
         """
         self._count_ready = count_ready
         self._target = EMPTY_EMAILS
-        self._ready: int | None = None  # emails, at the last count
-        self._published = 0  # emails since then
+        self._ready: int | None = None  # emails on the queue at the last count
+        self._published = 0  # emails published since the last count
         self._messages = 0
         self._emails_per_message = 1.0
         self._rate = 0.0
@@ -124,6 +126,6 @@ class QueueCredit:
             self._interval = COUNT_SECONDS if taken else min(2 * self._interval, LONGEST_COUNT_SECONDS)
             self._target = max(LEAST_EMAILS if ready else EMPTY_EMAILS, round(self._rate * TARGET_SECONDS))
         self._ready = ready
-        self._published -= published  # the count may not include emails that were published while it was running
+        self._published -= published  # emails that were published during the count may be missing in its result
         self._messages -= messages
         self._counted_at = began_at

@@ -1,4 +1,4 @@
-"""Reads the DLQ without changing it. A scan reads all messages; messages that are not removed keep their positions.
+"""Reads all messages on the DLQ, and removes selected messages. All other messages keep their positions.
 
     async with DeadLetterQueue(connection, "email.dispatcher.dlq").scan() as scan:
         async for batch in scan.batches():
@@ -31,7 +31,7 @@ WINDOW: Final = 50_000
 queue uses several channels."""
 BATCH: Final = 500
 _SILENCE_SECONDS: Final = 5.0
-"""If no message arrives for this time, the scan ends, because another consumer must have the remaining messages."""
+"""If no message arrives for this time, the scan ends: another consumer must have received the remaining messages."""
 _REQUEUE_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.005
@@ -214,7 +214,8 @@ class _ScanWindow:
         return self.received - len(self.removed)
 
     async def _ack(self) -> None:
-        """Acks the removed messages: those before the first kept message with one frame, the others a few at a time."""
+        """Acks the removed messages: all before the first kept message with one frame, and the others a few at a
+        time."""
         first_kept = next(tag for tag in count(1) if tag not in self.removed)
         if first_kept > 1:
             self.channel.raw.basic_ack(first_kept - 1, multiple=True)

@@ -188,14 +188,14 @@ class _Node:
     def get(self, path: str) -> tuple[int, Any]:
         """The status and the JSON of a reply; None for a reply without JSON."""
         connection = self._connection()
-        # The connection's own timeout applies to each single read. A server that sends one byte at a time could delay
-        # us forever.
+        # The connection's timeout applies to each single read, so a server that sends one byte at a time could delay us
+        # forever. The timer limits the whole request.
         is_late = threading.Event()
         cut = threading.Timer(self._timeout_seconds, _cut, [connection, is_late])
         cut.start()
         try:
             connection.connect()
-            if is_late.is_set():  # the timer fired before the socket existed
+            if is_late.is_set():  # the timer fired before the connection had a socket
                 raise self._timeout()
             connection.request("GET", f"{self._path}/{path}", headers=self._headers)
             reply = connection.getresponse()

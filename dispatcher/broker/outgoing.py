@@ -108,7 +108,7 @@ class Outgoing:
         header = _HEADER.pack(_BASIC, 0, len(body), flags) + properties + _short_string(self.message_id)
         header = _FRAME.pack(_HEADER_FRAME, channel_number, len(header)) + header + _END
         method = _method(channel_number, exchange, self.queue)
-        if 0 < len(body) <= most_body_octets:  # the usual case: a pointer or a dead letter
+        if 0 < len(body) <= most_body_octets:  # usually, the body fits into one frame
             return b"".join((method, header, _FRAME.pack(_BODY_FRAME, channel_number, len(body)), body, _END))
         pieces = [body[at : at + most_body_octets] for at in range(0, len(body), most_body_octets)]
         frames = [_FRAME.pack(_BODY_FRAME, channel_number, len(piece)) + piece + _END for piece in pieces]

@@ -19,7 +19,8 @@ CHECKS_PER_HEARTBEAT: Final = 10
 
 
 class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's heartbeats, but a silent connection ends after the timeout. pika itself may take more than twice as long.
+    """Checks pika's heartbeats, but ends a silent connection after the timeout. pika itself may need more than twice as
+    long.
 
     RabbitMQ sends a heartbeat twice per timeout. This class counts checks, not seconds. A process that is stopped for a
     while makes no checks. When the process continues, it reads the data that has arrived before it makes the next
@@ -41,7 +42,8 @@ class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py
 
 
 class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's connection with our extensions. The extensions depend on pika's internals, so each has its own test."""
+    """Pika's connection with our extensions. The extensions depend on pika's internals, so each extension has its own
+    test."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._frames: list[bytes] = []
@@ -113,7 +115,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             at = delivery.end
             self.frames_received += 3
             consume(channel, delivery, delivery, delivery.body)
-            if self._frame_buffer is not buffer:  # the connection was lost during `consume`
+            if self._frame_buffer is not buffer:  # `consume` has ended the connection, and this buffer is void
                 return
         self._trim_frame_buffer(at)
 

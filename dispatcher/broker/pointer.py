@@ -1,10 +1,10 @@
 """The body of a message: which email to send. It never contains an email's content. PostgreSQL is the source of truth;
 a message is only a hint.
 
-The body is `{"v": 1, "email_id": "…", "message_key": "…"}`. The correlation id is in an AMQP property and the trace
-context in a header, where tools look for them. A message that was published by hand may lack both. Additional fields
-are allowed. A dead letter starts with the same three fields. So a dead letter that is moved back to the send queue
-points to its email.
+The body is `{"v": 1, "email_id": "…", "message_key": "…"}`. The message's correlation id is an AMQP property, and its
+trace context is a header, because tools look for them there. A message that was published by hand may lack both.
+Additional fields are allowed. A dead letter starts with the same three fields. So a dead letter that is moved back to
+the send queue points to its email.
 
 A bundle points to several emails: `{"v": 2, "emails": [{"email_id": "…", "message_key": "…"}, …]}`. The correlation ids
 and trace contexts of a bundle's emails are only in the emails' rows.

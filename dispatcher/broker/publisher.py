@@ -28,7 +28,8 @@ A leader election takes less time. If a channel publishes its first message duri
 the channel's messages to the old leader, and refuses them until that leader's node is up again (seen with RabbitMQ
 3.10.8; rabbitmq-server#9241)."""
 WINDOW: Final = 1000
-"""The most unconfirmed messages. A larger window is not faster. Limits our memory while RabbitMQ blocks publishers."""
+"""The most unconfirmed messages. This limits our memory while RabbitMQ blocks publishers. A larger window is not
+faster."""
 
 
 class Publisher:
@@ -149,7 +150,8 @@ class Publisher:
         if stream is None:
             return BrokerUnavailable(f"RabbitMQ cannot be reached {within}.")
         if stream.connection.is_blocked:
-            # Keep the connection. RabbitMQ would accept a new connection, and buffer a second window of messages.
+            # Keep this connection. RabbitMQ would accept a new connection, too, and then buffer a second window of
+            # messages.
             return BrokerUnavailable(
                 "RabbitMQ blocks publishers: it is short of memory or disk space.",
                 remedy="See the alarm in RabbitMQ's log or on its management page. No email is lost.",
@@ -205,7 +207,8 @@ async def _open_stream(amqp_url: str, name: str, ca_file: Path | None, window: i
 
 
 class _Stream:
-    """A channel in confirm mode and its unconfirmed messages. RabbitMQ and this class number messages from 1."""
+    """A channel in confirm mode, with its unconfirmed messages. RabbitMQ and this class number the messages of a
+    channel from 1."""
 
     def __init__(self, connection: Connection, channel: Channel, window: int) -> None:
         self.connection = connection

@@ -103,7 +103,7 @@ async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = N
     """Creates the exchange and the queues that are missing. Returns one line of text about each. Idempotent.
 
     Raises:
-        TopologyError: An object exists with different arguments, or the user may not declare it.
+        TopologyError: An object exists with different arguments, or the user lacks the permission to declare it.
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher init", ca_file=ca_file) as connection:
@@ -126,8 +126,9 @@ async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = N
 async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> None:
     """Checks that the exchange and the queues exist as `declare` creates them. Creates nothing.
 
-    If the user may not configure the queues, RabbitMQ does not compare the queues' arguments, and only their existence
-    is checked. AMQP cannot query bindings: if a binding is missing, RabbitMQ returns published messages.
+    If the user lacks the permission to configure the queues, RabbitMQ does not compare the queues' arguments. Then only
+    their existence is checked. AMQP cannot query bindings: if a binding is missing, RabbitMQ returns published
+    messages.
 
     Raises:
         TopologyError: An object is missing or has different arguments. The error contains a remedy.
@@ -143,7 +144,7 @@ async def _verify_on(connection: Connection, topology: Topology) -> None:
     for queue in topology.queues:
         await find(connection, queue)
         try:
-            # RabbitMQ compares the arguments of an existing queue, and changes nothing.
+            # For an existing queue, a declaration only compares the arguments, and changes nothing.
             await _declare_queue(connection, topology, queue)
         except ChannelClosed as fault:
             if fault.code != ACCESS_REFUSED:

@@ -162,13 +162,13 @@ def take_snapshot(settings: Settings) -> Snapshot:
     from dispatcher.store.connections import connected
     from dispatcher.store.controls import list_pauses_sync
     from dispatcher.store.counts import count_emails
-    from dispatcher.store.domains import count_in_line_sync
+    from dispatcher.store.domains import count_domain_waits_sync
     from dispatcher.store.providers import find_troubles_sync
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
         troubles, pauses = find_troubles_sync(connection), list_pauses_sync(connection)
-        domains = [each for each in count_in_line_sync(connection) if each.waiting]
+        domains = [each for each in count_domain_waits_sync(connection) if each.waiting]
         workers, latency = list_workers(connection), measure_latency(connection)
         longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
         silent = list_silent_hosts(connection, after_seconds=longest_seconds)

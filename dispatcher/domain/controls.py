@@ -43,7 +43,8 @@ LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 LIMITED_PROVIDER: Final = "smtp"
-"""The provider to which the ceilings of recipient domains apply. The others deliver at their own pace per domain."""
+"""The provider to which the ceilings of recipient domains apply. Other providers choose their own pace for each
+domain."""
 
 
 class PauseScope(StrEnum):

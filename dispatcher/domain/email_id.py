@@ -25,8 +25,8 @@ _FORGIVEN_TICKS: Final = 1000 * _TICKS_PER_MILLISECOND
 
 
 class Ticks:
-    """Counts time in ticks: 4096ths of a millisecond since 1970. No tick is used twice, except if two threads call at
-    the same time. Then the random bits keep their ids unique."""
+    """Counts time in ticks: 4096ths of a millisecond since 1970. `next` returns no tick twice, except if two threads
+    call it at the same time. Then the random bits make the two ids different."""
 
     __slots__ = ("_latest",)
 
@@ -36,7 +36,7 @@ class Ticks:
     def next(self, nanoseconds: int) -> int:
         """The tick of an instant; if this tick is not later than the latest returned tick, the tick after the latest.
 
-        If the clock was set back by a second or more, always the instant's own tick.
+        If the clock was set back by a second or more, always returns the instant's own tick.
         """
         now = nanoseconds * _TICKS_PER_MILLISECOND // 1_000_000
         if now <= self._latest < now + _FORGIVEN_TICKS:

@@ -25,12 +25,13 @@ from dispatcher.errors import InvalidEmail
 MAX_TENANT_CHARACTERS: Final = 100
 """Every log line and index entry contains the tenant id, so it must be short."""
 MAX_RECIPIENTS: Final = 1000
-"""Limit for to, cc and bcc together, and for reply_to: SendGrid's limit per request. SMTP servers must accept 100 (RFC
-5321)."""
+"""The most recipients in to, cc and bcc together, and the most addresses in reply_to. This is SendGrid's limit per
+request. SMTP servers must accept 100 (RFC 5321)."""
 MAX_LINE_CHARACTERS: Final = 998
-"""For subject and header values: the longest line before folding (RFC 5322, section 2.1.1)."""
+"""The longest subject or header value: the longest line before folding (RFC 5322, section 2.1.1)."""
 MAX_BODY_OCTETS: Final = 10 * 1024 * 1024
-"""For text and HTML together. Far more than any readable email has. Bounds a worker's memory per email."""
+"""The most octets of text and HTML together. Far more than any readable email has. Bounds a worker's memory per
+email."""
 MAX_HEADERS: Final = 100
 """The most additional headers; no mail program writes so many. Mail servers limit the header section, some to 64 KiB.
 """
@@ -39,8 +40,8 @@ MAX_HEADER_NAME_CHARACTERS: Final = 76
 MAX_ATTACHMENTS: Final = 100
 """The most attachments of an email. Bounds the rows per email."""
 MAX_ATTACHMENT_OCTETS: Final = 25 * 1024 * 1024
-"""For all attachments together, decoded. In base64, this is 36 MB. SES accepts 40 MB; SendGrid and many servers accept
-less."""
+"""The most octets of all attachments of an email together, decoded. In base64, this is 36 MB. SES accepts 40 MB;
+SendGrid and many servers accept less."""
 MAX_TAGS: Final = 10
 """SendGrid's limit for categories."""
 MAX_TAG_CHARACTERS: Final = 100
@@ -133,7 +134,8 @@ def instant(field: str, value: object) -> datetime:
 
 
 def lane(value: object) -> str:
-    """The name of a lane. The lane may not exist: only the settings of the sending hosts list the lanes."""
+    """The name of a lane. Does not check that the lane exists, because only the settings of the sending hosts list the
+    lanes."""
     text = _text("lane", value)
     if not LANE.fullmatch(text):
         raise InvalidEmail("lane", "must be the name of a lane, such as urgent: lower-case letters, digits and _")

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 _RESERVED: Final = (
-    # We write these from the email's own fields.
+    # We write these headers from the email's fields.
     *("from", "to", "cc", "bcc", "reply-to", "subject", "date", "message-id", "mime-version", "content-*"),
     # Mail servers write these headers: the sender, the path, and the authentication results. SendGrid writes X-SG-….
     *("sender", "return-path", "received", "received-spf", "authentication-results", "dkim-signature", "arc-*"),
@@ -24,9 +24,9 @@ _RESERVED: Final = (
         "x-original-to",
         "x-sg-*",
     ),
-    # A mail client that resends an email writes these.
+    # A mail client writes these headers when it resends an email.
     "resent-*",
-    # Old servers read recipients from this header.
+    # Old servers read recipients from the header Apparently-To.
     "apparently-to",
 )
 CONTROL_HEADERS: Final[Mapping[str, tuple[str, ...]]] = {

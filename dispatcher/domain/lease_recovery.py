@@ -17,7 +17,8 @@ def longest_recovery_seconds(lease_seconds: float) -> float:
 
 
 def host_grace_seconds(lease_seconds: float) -> float:
-    """The grace period after a lease expires. In it, only the relay of the owner's host may recover the email."""
+    """The grace period after a lease expires. During this time, only the relay of the owner's host may recover the
+    email."""
     return min(HOST_GRACE_SECONDS, lease_seconds / 2)
 
 

@@ -1,4 +1,5 @@
-"""The length limit of a message key. A module of its own, so that its users need not import the email rules."""
+"""The length limit of a message key. The limit has its own module, so that other modules need not import the email
+rules."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class OpenMessage:
     """A message about which we ask the provider: it was accepted but no final event arrived, or it is held.
 
     Attributes:
-        message_id: The provider's id; None for a held message, which the provider may not have accepted.
+        message_id: The provider's id; None for a held message, because it is unknown whether the provider accepted it.
         traits: The properties to search for; None if there is a `message_id`.
     """
 

@@ -27,7 +27,8 @@ class Reason(StrEnum):
     REJECTED_RECIPIENT = "rejected_recipient"
     """The provider permanently refuses the recipients."""
     REJECTED_SENDER = "rejected_sender"
-    """The provider permanently refuses the sender: it is unverified, or this account may not use it."""
+    """The provider permanently refuses the sender: the sender is unverified, or this account has no permission to use
+    it."""
     INVALID_CONTENT = "invalid_content"
     """The provider, or our rendering, refuses the content or structure of the email."""
     TOO_LARGE = "too_large"
@@ -148,7 +149,7 @@ class Rejected:
 
 @value
 class Uncertain:
-    """The email was sent and no valid answer arrived. The provider may or may not have accepted it.
+    """The email was sent and no valid answer arrived. It is unknown whether the provider accepted it.
 
     Attributes:
         detail: What the adapter observed, scrubbed of addresses.

@@ -42,8 +42,8 @@ class RetryLimits(NamedTuple):
         """
         step = REDELIVERY_WAITS[min(self.redeliveries, len(REDELIVERY_WAITS) - 1)]
         spread = step * REDELIVERY_SPREAD
-        # The wait must not be shorter than the provider asks for, so in that case the spread is only added. If the
-        # provider's number is NaN, `max` returns its first argument.
+        # The wait must not be shorter than the provider asks for. So the provider's number is a lower bound, and the
+        # spread is only added to it. If that number is NaN, `max` returns its first argument.
         wait = max(step - spread, retry_after or 0.0) + 2 * spread * random()
         return wait if wait < self.redeliver_seconds else None
 

@@ -58,7 +58,8 @@ def scrub(words: str) -> str:
 
 
 def _may_have_credential(words: str) -> bool:
-    if not words.isascii():  # `_CREDENTIAL` ignores case, so it takes a long s (U+017F) for an s.
+    # `_CREDENTIAL` ignores case, so its `s` also matches a long s (U+017F). The search for ASCII parts would miss it.
+    if not words.isascii():
         return True
     lowered = words.lower()
     return any(part in lowered for part in _CREDENTIAL_PARTS)

@@ -26,7 +26,8 @@ Rules:
 5. A provider may report that it accepted an email and then dropped it for every recipient. Then a `held` email has
    not arrived and becomes `failed`, and a `pending` email may still be sent.
 6. Only a `pending` email may be leased or published. A `waiting` email becomes `pending` when it is due. If the lease
-   of a `sending` email expires, recovery decides the next status: the owner may or may not have sent the email.
+   of a `sending` email expires, recovery decides the next status, because it is unknown whether the owner has sent the
+   email.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Transition(StrEnum):
     WAKE = "wake"
     RESCHEDULE = "reschedule"
     REDELIVER = "redeliver"
-    PUT_IN_LINE = "put_in_line"
+    PUT_IN_LINE = "wait_for_domains"
     CANCEL = "cancel"
     EXPIRE = "expire"
 

@@ -1,4 +1,4 @@
-"""Weighted turns: which lane or tenant is served next, of those that wait. No I/O.
+"""Weighted turns: decides which of the waiting lanes, or of the waiting tenants, is served next. No I/O.
 
 In this module, a *name* is the name of a lane or of a tenant. Each name has a clock, which advances by 1 / weight with
 each email. The name with the earliest clock is next. So names that always wait are served in proportion to their
@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 MAX_ABSENT: Final = 1000
-"""How many clocks are kept, at most, of names that do not wait now."""
+"""The most clocks that are kept for names that do not wait now."""
 
 
 class Turns:
@@ -58,7 +58,8 @@ class Turns:
         order: list[str] = []
         while clocks and len(order) < turns:
             clock, at, name = clocks[0]
-            count = 1 if len(clocks) > 1 else min(left[name], turns - len(order))  # a name alone gets all turns
+            # If only one name is left, it gets all remaining turns.
+            count = 1 if len(clocks) > 1 else min(left[name], turns - len(order))
             order += [name] * count
             left[name] -= count
             step = 1 / self._weight_of(name)
@@ -73,5 +74,5 @@ class Turns:
         return order
 
     def charge(self, name: str, emails: int = 1) -> None:
-        """Advances a name's clock after the name was served. A negative number returns unused turns of `allot`."""
+        """Advances a name's clock after the name was served. A negative number gives back unused turns of `allot`."""
         self._clocks[name] = max(self._clocks.get(name, 0.0), self._now) + emails / self._weight_of(name)

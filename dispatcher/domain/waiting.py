@@ -197,7 +197,8 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
 
 
 def _of_publishing(facts: Facts) -> WaitExplanation | None:
-    """Why the email's message is not on the send queue; None if the message is on it, or will be immediately."""
+    """Why the email's message is not on the send queue; None if the message is on the queue, or is about to be
+    published."""
     if facts.wait_until is not None:
         return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
     if facts.due_at is None:
@@ -210,7 +211,7 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
         return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
     if not facts.has_relay:
         return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
-    # With a backlog, emails wait in PostgreSQL until their turn, because the relay keeps RabbitMQ shallow.
+    # With a backlog, a due email may wait in PostgreSQL for long, because the relay keeps the queues short.
     if due_seconds > MARKED_SECONDS and not facts.ahead:
         words = f"RabbitMQ has not confirmed the email's message for {due_seconds:.0f} s. Run `dispatcher doctor`."
         return WaitExplanation(WaitReason.UNPUBLISHED, words)

@@ -20,10 +20,11 @@ SCHEDULE_SECONDS: Final = (
 )
 """When an event is posted again, in seconds after its first attempt."""
 LONGEST_PROBE_SECONDS: Final = 1800.0
-"""The longest wait between two attempts to reach a receiver that accepts nothing. At most a few events are posted each
-time, and all later events wait for them."""
+"""The longest wait between two attempts to reach a receiver that accepts nothing. Each time, at most a few events are
+posted. All later events wait until the receiver accepts these."""
 JITTER: Final = 0.1
-"""A wait is up to this share longer, so that the events of one outage are not all posted again at the same instant."""
+"""Each wait is longer by a random share, at most this share, so that the events of an outage are not all posted again
+at the same instant."""
 LONGEST_RETRY_AFTER_SECONDS: Final = 24 * _HOUR
 """A receiver that asks for a longer wait is tried again after this time."""
 
@@ -64,7 +65,7 @@ def next_attempt(failed_at: datetime, now: datetime, *, draw: float) -> datetime
 
 
 def next_probe(failing_since: datetime, now: datetime, *, retry_after_seconds: float, draw: float) -> datetime | None:
-    """When to post to a receiver again that accepts nothing; None if it has failed for too long.
+    """When to try a receiver again that accepts nothing; None if the receiver has failed for too long.
 
     Args:
         failing_since: When the receiver began to fail.

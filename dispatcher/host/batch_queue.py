@@ -55,7 +55,7 @@ class BatchQueue(Generic[T]):
         self.add(item)
 
     def wake(self) -> None:
-        """Makes `run` call its argument `room` again."""
+        """Makes `run` call its argument `room` again, because more items may be handled now."""
         self._woken.set()
 
     def clear(self) -> None:

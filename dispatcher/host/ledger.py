@@ -178,9 +178,10 @@ class Ledger:
             return False
 
     def begin_rendering(self, email_id: UUID, lease_token: int) -> int | None:
-        """Notes that this email is being rendered, in case the process dies meanwhile.
+        """Notes that this email is being rendered, in case the process dies before `end_rendering`.
 
-        Returns the argument for `end_rendering`; None, without a note, if `RENDERINGS` emails are being rendered.
+        Returns the argument for `end_rendering`. If `RENDERINGS` emails are being rendered already, notes nothing and
+        returns None.
         """
         try:
             index = self._renderings.pop()

@@ -22,7 +22,7 @@ MAGIC: Final = b"EDLEDGER"
 HEADER: Final = struct.Struct("<8sHHI64s64s36sI")
 HEADER_BYTES: Final = 512
 SLOT_BYTES: Final = 512
-# the file's inode number. It exposes a copy of the file, which is outdated and not locked: a copy has another inode.
+# the file's inode number, by which a reader detects a copy of the file. A copy is outdated and not locked.
 INODE: Final = struct.Struct("<Q")
 INODE_AT: Final = 184
 # when the relay last voided leases (`steady_clock`)

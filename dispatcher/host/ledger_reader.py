@@ -30,7 +30,7 @@ from dispatcher.host.ledger_format import (
 )
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""No ledger is this large. A larger file may be a database dump, and is not read into memory."""
+"""No ledger is larger than this. A larger file is not read into memory: it may be a database dump."""
 
 
 @dataclass(frozen=True, slots=True)

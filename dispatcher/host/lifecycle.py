@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class StrayCancel(DispatcherError):
-    """A task ended because a future that it waited for was cancelled, and not the task itself."""
+    """Raised if a task ended because a future that the task waited for was cancelled, although the task was not."""
 
 
 def stop_event(context: ChildContext) -> asyncio.Event:
@@ -61,7 +61,7 @@ def _beat(loop: asyncio.AbstractEventLoop, process_slot: ProcessSlot) -> None:
 
 
 async def raise_on_stray_cancel(work: Callable[P, Coroutine[Any, Any, T]], *given: P.args, **named: P.kwargs) -> T:
-    """Awaits `work(*given, **named)`. Raises an exception if the work is cancelled, but this task is not.
+    """Awaits `work(*given, **named)`. If the work is cancelled although this task is not, raises an exception.
 
     If a library cancels something that the work awaits, CancelledError ends the task as if the task had been cancelled.
     A task group would then continue without the task, and report no error.
@@ -75,4 +75,4 @@ async def raise_on_stray_cancel(work: Callable[P, Coroutine[Any, Any, T]], *give
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise StrayCancel("Something that this task awaited was cancelled.") from error
+        raise StrayCancel("A future that this task waited for was cancelled, but the task itself was not.") from error

@@ -34,7 +34,7 @@ class _Field(IntEnum):
     TAKEN, ROLE, NUMBER, PID, IS_ENDING, FAILED_BOOTS, STARTED, RESTARTS = range(8)
     IS_UP, BEATS, WANTS_SUCCESSOR = range(8, 11)
     AWAITS_COMMIT, AWAITS_CONFIRM, SERVED = range(11, 14)
-    """The times come from `_now`. 0 means never, or not waiting."""
+    """Instants, as `_now` returns them. 0 means never, or that the process is not waiting."""
 
 
 _FIELDS: Final = len(_Field)
@@ -109,7 +109,7 @@ class ProcessTable:
         return [self._status(at) for at in range(0, MAX_PROCESSES * _FIELDS, _FIELDS) if self._cells[at + _Field.TAKEN]]
 
     def unready(self) -> list[str]:
-        """A sentence for each process that should be up but is not; empty if there is none."""
+        """A sentence for each process that should be up but is not; empty if all are up."""
         return [_problem(each) for each in self.statuses() if not each.is_up and not each.is_ending]
 
     def _status(self, at: int) -> ProcessStatus:
@@ -140,7 +140,7 @@ def _seconds_since(instant: int) -> float | None:
 
 
 class Wait:
-    """Measures how long a process waits, in a cell of the process's row."""
+    """Measures how long a process waits, and writes the start of the wait into a cell of the process's row."""
 
     def __init__(self, cells: memoryview[int], at: int) -> None:
         self._cells = cells

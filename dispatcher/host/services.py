@@ -24,7 +24,7 @@ END_SECONDS: Final = 2.0
 
 
 class Service(Protocol):
-    """Periodic work."""
+    """Work that is done in rounds, at an interval."""
 
     @property
     def interval_seconds(self) -> float:
@@ -118,7 +118,8 @@ async def _run_task(task: Task, process: str, first_wait_seconds: float) -> None
 
 
 def _described(error: Exception) -> str:
-    """The message of our own exceptions. For other exceptions, only type and location: the text may be private."""
+    """Describes an exception for the log: our own by their message, others only by type and location, because their
+    messages may be private."""
     if isinstance(error, DispatcherError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -99,7 +99,7 @@ class WebServer:
 
     async def _wait(self, backoff: Backoff, error: OSError | UnicodeError) -> None:
         seconds = backoff.next_wait(lambda: 1.0)
-        # Use only the system's text, such as "address already in use". asyncio puts a text of its own before it.
+        # Use only the system's text, such as "address already in use". asyncio's message has more text before it.
         words = getattr(error, "strerror", None) or str(error)
         self._log.error(
             "http.bind_failed",

@@ -1,10 +1,11 @@
-"""Periodic services that one host at a time runs (`store.named_locks`): partitions, pruning and alerts.
+"""Periodic services: partitions, pruning and alerts. Most of them run on one host at a time (`store.named_locks`).
 
-partitions    creates the partitions of the next weeks
-pruning       deletes old data
-alert_checks  checks the DLQ (dlq_depth), and whether emails are being sent; raises and resolves alerts
-alert_sender  sends the notices of alerts through one channel
-alert_state   remembers which notices each channel has sent
+partitions       creates the partitions of the next weeks
+pruning          deletes old data
+alert_checks     checks the DLQ, and whether emails are being sent; raises and resolves alerts
+dlq_depth        reads the number of messages on the DLQ
+alert_sender     sends the notices of alerts through one channel
+alert_state      remembers which notices each channel has sent
 message_polling  asks providers what became of messages whose events may be lost
-samples       writes figures per minute and the processes of each host, for the operators' page
+samples          writes figures per minute and the processes of each host, for the operators' page
 """

@@ -1,4 +1,5 @@
-"""Checks the DLQ, and whether emails are being sent, at intervals on one host. `alert_sender` sends the notices."""
+"""Checks the DLQ, and whether emails are being sent, at intervals. One host does this. `alert_sender` sends the
+notices."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from dispatcher.store.alerts import AlertStore, TableFindings
 
 MAX_CORRELATION_CHARACTERS: Final = 100
 LONGEST_DUE_SECONDS: Final = 60.0
-"""Dead letters normally reach the DLQ within a second. If one is due for longer than this, and for longer than the
-probe interval, the alert `dead_letters_unpublished` is raised."""
+"""Dead letters normally reach the DLQ within a second. If a dead letter is due for longer than this, and for longer
+than the probe interval, the alert `dead_letters_unpublished` is raised."""
 
 _OF_DEAD_LETTERS: Final = frozenset({Kind.DEAD_LETTERS, Kind.DEAD_LETTERS_UNPUBLISHED, Kind.PROBE_FAILED})
 
@@ -46,10 +47,11 @@ class _State:
 
 
 class AlertChecks:
-    """A service of each monitor. Only the monitor that alerts makes the checks.
+    """Raises and resolves alerts. A service of each monitor, but only one monitor at a time makes the checks.
 
     Attributes:
-        alerts: The alerts, active or not, whose state is known from the last check. Empty while another monitor alerts.
+        alerts: The alerts whose state the last check found, active or resolved. Empty while another monitor makes the
+            checks.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class AlertChecks:
         self._providers = providers
         self._reminder_seconds = reminder_seconds
         self._durations = StateDurations(after_seconds)
-        # A running host reports about once per interval.
+        # A running host reports about once per interval, so a host counts as silent only after several missed reports.
         self._host_silence = StateDurations(max(after_seconds, MISSED_REPORTS * interval_seconds))
         self._oldest: Sequence[str] = ()
         self._raised_at: dict[Kind, datetime] = {}
@@ -94,7 +96,7 @@ class AlertChecks:
         return self._listeners[-1]
 
     async def run_once(self) -> None:
-        """Checks once, if this monitor is the monitor that alerts."""
+        """Checks once, unless another monitor makes the checks."""
         if await self._alert_state.refresh():
             states = await self._check()
             self.alerts = {
@@ -139,7 +141,7 @@ class AlertChecks:
         return states | self._timed_states(tables)
 
     async def _publish(self, probe: _State) -> None:
-        """Records the result for the operators' page."""
+        """Shows the result of the probe on the operators' page."""
         active = [alert for alert in self.alerts.values() if alert.is_firing]
         if not self._alert_state.is_alone:
             with suppress(DispatcherError):
@@ -150,7 +152,8 @@ class AlertChecks:
         return pause.until is None and age_seconds >= self._reminder_seconds
 
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
-        """The states of alerts that are raised only if a condition lasts for some time. A change restarts this time."""
+        """The states of alerts that are raised only if a condition lasts for some time. If the condition changes, the
+        time begins again."""
         paused = {pause.name for pause in tables.pauses if pause.scope is PauseScope.PROVIDER}
         can_send = not self._providers or not paused.issuperset(self._providers)
         idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due and can_send else []
@@ -206,7 +209,8 @@ class AlertChecks:
 
 
 class StateDurations:
-    """Measures how long each state has lasted, by the monotonic clock. A state ends if a check does not find it."""
+    """Measures how long each state that the checks find has lasted, by the monotonic clock. A state ends if a check
+    does not find it."""
 
     def __init__(self, seconds: float) -> None:
         """

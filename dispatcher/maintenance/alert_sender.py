@@ -20,7 +20,7 @@ LONGEST_WAIT_SECONDS: Final = 60.0
 
 
 class AlertSender:
-    """A task of the monitor, one per channel.
+    """Sends the due notices through one channel. The monitor runs one such task per channel.
 
     If a channel does not accept a notice, the task sends the notice again, with current facts and the same id. A notice
     may arrive twice if the channel's answer was lost, or if this process ended before it stored the notice. No notice

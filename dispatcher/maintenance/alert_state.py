@@ -1,8 +1,10 @@
-"""Which notices each channel has sent. All monitors share this state in PostgreSQL, and each keeps a copy in memory.
+"""Remembers which notices each channel has sent. All monitors share this state in PostgreSQL, and each monitor keeps a
+copy in memory.
 
 One monitor alerts about a DLQ; the other monitors only wait. While PostgreSQL is unreachable, the monitors cannot agree
-on one monitor. So each monitor alerts by its own copy, because ten notices are better than none. When PostgreSQL is
-reachable again, each monitor first stores the notices that it sent during the outage, so that they are not sent again.
+on one monitor. So each monitor sends alerts, with the help of its own copy: ten notices are better than none. When
+PostgreSQL is reachable again, each monitor first stores the notices that it sent during the outage, so that they are
+not sent again.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ class _Entry(NamedTuple):
 
 
 class AlertState:
-    """The notices that each channel has sent, for one event loop. Every method may be called at any time.
+    """The notices that each channel has sent. Use it in one event loop. The methods may be called in any order.
 
     Attributes:
-        is_alone: Whether PostgreSQL does not answer, so that this monitor alerts by its copy.
+        is_alone: Whether PostgreSQL does not answer, so that this monitor alerts without an agreement with the others.
     """
 
     def __init__(self, store: AlertStore) -> None:
         self.is_alone = False
         self._store = store
-        # The keys are the alert's kind and the channel. None means that the alert is resolved.
+        # The keys are pairs of an alert's kind and a channel. The value None means that the alert is resolved.
         self._sent: dict[tuple[Kind, str], _Entry] = {}
         self._unsaved: dict[tuple[Kind, str], _Entry | None] = {}
         self._lock = asyncio.Lock()
@@ -64,7 +66,7 @@ class AlertState:
     def age_seconds(self, kind: Kind, channel: str) -> float | None:
         """Seconds since a channel last sent a notice about an active alert.
 
-        None if it sent no notice, or if its last notice said that the alert is resolved.
+        None if the channel sent no notice, or if its last notice said that the alert is resolved.
         """
         entry = self._sent.get((kind, channel))
         return None if entry is None else entry.age_seconds
@@ -84,7 +86,7 @@ class AlertState:
         self._unsaved[kind, channel] = entry
         async with self._lock:
             if self.is_alone:
-                return  # the next `refresh` stores it
+                return  # PostgreSQL does not answer; the next `refresh` stores this notice
             try:
                 await self._save_all()
             except DispatcherError as error:
@@ -101,7 +103,7 @@ class AlertState:
                 await self._store.delete_announced(*key)
             else:
                 await self._store.save_announced(AnnouncedAlert(*key, entry.raised_at, entry.age_seconds))
-            # Keep a newer notice that the channel sent during the statement.
+            # If the channel sent a newer notice during the statement, that notice is still unsaved.
             if self._unsaved.get(key) is entry:
                 del self._unsaved[key]
 

@@ -59,7 +59,7 @@ def by_management(management: Management, queue: str, *, lag_seconds: float) -> 
     Args:
         lag_seconds: If the figures are missing, the function tries once more after this time.
     """
-    # With the loop's default executor, the process would wait at its exit for a call that hangs.
+    # Do not use the loop's default executor: at its exit, the process would wait for a call that hangs.
     thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
 
     async def ask() -> int:

@@ -1,9 +1,9 @@
 """Asks a provider what became of messages, because the events that the provider sends are easily lost.
 
-A message is a row of another channel than email, such as an SMS. The monitor asks about a sent message when the message
-reaches certain ages, until an event has reported its final result. It asks about a held message in the same way: the
-provider's answer may be the evidence that settles the message. A round makes a bounded number of requests, one after
-another. For one database, only one host asks.
+Here, a message is a row of another channel than email, such as an SMS, and not a message of RabbitMQ. The monitor asks
+about a sent message when the message reaches certain ages, until an event has reported its final result. It asks about
+a held message in the same way: the provider's answer may be the evidence that settles the message. A round makes a
+bounded number of requests, one after another. For one database, only one host asks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ INTERVAL_SECONDS: Final = 60.0
 NEXT_BATCH_SECONDS: Final = 1.0
 """The wait before the next round if the last round left out messages."""
 AGES_SECONDS: Final = (600.0, 3600.0, 6 * 3600.0, 23 * 3600.0, 24 * 3600.0)
-"""The monitor asks about a message when the message reaches each of these ages except the last one. A host that begins
-to ask, after a start or in place of another host, asks about every open message once."""
+"""The monitor asks about a message when the message reaches each of these ages except the last one. When the message
+reaches the last age, the monitor stops asking. When a host begins to ask, after a start or in place of another host, it
+asks about every open message once."""
 MAX_REQUESTS: Final = 25
 """The most requests per round and age."""
 MOST_WAIT_SECONDS: Final = 3600.0
@@ -42,7 +43,10 @@ IDLE_SECONDS: Final = 900.0
 
 
 class MessagePolling:
-    """A task of each monitor on whose host the provider is configured."""
+    """Asks one provider, at intervals, what became of the messages that it accepted. See the module's docstring.
+
+    Runs in each monitor on whose host the provider is configured. For one database, only one of them asks.
+    """
 
     interval_seconds = INTERVAL_SECONDS
 
@@ -104,7 +108,8 @@ class MessagePolling:
         return self._session
 
     async def _ask_all(self, session: AsyncSession, age: float, next_age: float) -> bool:
-        """Asks about the messages of one age. Returns whether messages were left out."""
+        """Asks about the messages whose age is between these two ages, in seconds. Returns whether messages were left
+        out."""
         rows = await find_polled(
             session,
             self._provider.name,
@@ -115,7 +120,8 @@ class MessagePolling:
         asked = _up_to(MAX_REQUESTS, rows)
         events, last, refusal = await self._ask(session, asked)
         if events:
-            with suppress(StoreBusy):  # another transaction has locked the email; ask again at the message's next age
+            # StoreBusy: another transaction has locked an email. Ask about its message again at the next age.
+            with suppress(StoreBusy):
                 await self._sink.store(events)
         if last is not None:
             self._cursors[age] = last
@@ -137,7 +143,8 @@ class MessagePolling:
             try:
                 event = await self._event_of(session, row) if row.is_open else None
             except PollRefused as error:
-                # If the provider refuses the same message twice in a row, skip it, so that the others need not wait.
+                # If the provider refuses the same message twice in a row, skip the message, so that the others need not
+                # wait.
                 is_repeated = row.email_id == self._refused_id and not error.is_about_all
                 self._refused_id = row.email_id
                 return events, row.since if is_repeated else last, error
@@ -169,7 +176,7 @@ class MessagePolling:
 
 
 def _up_to(requests: int, rows: list[PolledRow]) -> list[PolledRow]:
-    """The first rows: as many as contain at most `requests` open messages."""
+    """The longest start of `rows` that contains at most `requests` open messages."""
     for at, row in enumerate(rows):
         if row.is_open and not requests:
             return rows[:at]

@@ -35,7 +35,8 @@ class OneTimeCodePruning:
 
 
 class PruningService:
-    """A service of each monitor, in a separate session: a round may take hours and must not delay other services."""
+    """Deletes old data. A service of each monitor, with a separate session: a round may take hours and must not delay
+    other services."""
 
     interval_seconds = PRUNE_SECONDS
 
@@ -78,8 +79,8 @@ def _log_done(done: Sequence[PrunedStep]) -> None:
 
 def _log_failed(step: FailedStep) -> float:
     """Logs a failed part. Returns the seconds until the next try."""
-    # If the table is busy, a report or a backup uses it. Try again later: while we wait for the lock, all other
-    # sessions that need the table would wait behind us.
+    # If the table is busy, a report or a backup uses it. Try again later, because while this session waits for the
+    # lock, all other sessions that need the table would wait, too.
     is_busy = isinstance(step.fault, StoreBusy)
     event, seconds = ("postponed", BUSY_SECONDS) if is_busy else ("failed", PRUNE_SECONDS)
     log = get_log().info if is_busy else get_log().warning

@@ -22,7 +22,7 @@ DLQ: Final = "dlq"
 
 
 class MinuteSampling:
-    """A service of each monitor. Whichever monitor is due first writes the sample, and the others skip it."""
+    """Writes a sample per minute. A service of each monitor: the first monitor whose round is due writes the sample."""
 
     interval_seconds = SAMPLE_SECONDS
 

@@ -36,7 +36,7 @@ def parse_domain(text: str) -> str:
 
 async def list_domains(session: AsyncSession) -> list[LimitedDomain]:
     """The domains that have ceilings, by name, and how many emails wait for each."""
-    return await store.count_in_line(session)
+    return await store.count_domain_waits(session)
 
 
 async def set_limit(session: AsyncSession, domain: str, values: Mapping[str, Any], act: Act) -> DomainLimit:

@@ -29,10 +29,11 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry import log, metric_files
 
 LAST_ROUND_SECONDS: Final = 3.0
-"""The time limit of the last round, which publishes emails that the exiting workers made due. The next relay publishes
-the rest."""
+"""The time limit of the relay's last round, which publishes emails that the exiting workers made due. The next leading
+relay publishes the rest."""
 CLOSE_SECONDS: Final = 1.0
-"""The longest wait for the connection to close if RabbitMQ hangs. Each message is then confirmed, or still due."""
+"""The longest wait for the connection to close, in case RabbitMQ hangs. This loses nothing: each email's message is
+confirmed, or the email is still due."""
 
 
 def run_relay(settings: Settings, context: ChildContext) -> int:
@@ -68,7 +69,7 @@ async def _relay(settings: Settings, context: ChildContext) -> None:
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1, lock_seconds=BATCH_LOCK_SECONDS)
     await pool.open()
     name = f"dispatcher relay {settings.host_name}:{os.getpid()}"
-    # A queue that does not confirm must not fill the window of the other lanes.
+    # If one queue confirms no messages, its messages must not fill the window: the other lanes need it, too.
     window = WINDOW * len(settings.lanes)
     publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file, window=window)
     ledgers = LedgerRecovery(settings, pool)

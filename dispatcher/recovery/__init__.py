@@ -1,4 +1,5 @@
-"""Recovery: every email whose owner or message is lost is sent later, held or failed. One guarantee per file.
+"""Recovery: if a worker dies with leased emails, or RabbitMQ loses a message, the emails are sent later, held or
+failed.
 
 To settle a ledger means to record or release every lease of its worker.
 

@@ -7,16 +7,16 @@
     not in the ledger → released. If another host has recovered the email in the meantime, the recovery is undone: a
                      held email that has not changed since becomes pending again
 
-If the host has rebooted since, the last writes to the ledger may not have reached the disk. Emails that are not in the
-ledger are then left to `lost_host`.
+If the host has rebooted since, the last writes to the ledger may be lost. Emails that are not in the ledger are then
+left to `lost_host`.
 
-The order matters. First, the relay ends the worker's database sessions, so the worker can commit nothing more. Then it
-records results, unless the worker or an earlier settlement has recorded them. Then it releases leases. Last, it deletes
-the file. A settlement that was interrupted, or had to skip emails, runs again.
+The order matters. First, the relay ends the worker's database sessions, so the worker can commit nothing more. Then the
+relay records results, unless the worker or an earlier settlement has recorded them. Then it releases leases. Last, it
+deletes the file. If a settlement was interrupted, or had to skip emails, the relay repeats it.
 
 If PostgreSQL cannot end a session (its process is stopped, or waits for a dead disk), only this ledger is delayed.
-Until the session has ended, the worker counts as live. `frozen_worker` then settles the worker's leases as they expire;
-its writes are fenced against everything that the session may still commit.
+Until the session has ended, the worker counts as live. `frozen_worker` then settles the worker's leases as they expire.
+The writes of `frozen_worker` are fenced against everything that the session may still commit.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ MAX_CRASHES: Final = 3
 """An email fails after this number of workers died while they rendered it. Rendering takes a fraction of a millisecond,
 so a harmless email hardly ever reaches this number."""
 SESSIONS_GONE_SECONDS: Final = 1.0
-"""How long the relay waits for PostgreSQL to end a dead worker's sessions, which normally takes milliseconds. After
-this time, the relay settles the other ledgers first."""
+"""How long the relay waits for PostgreSQL to end a dead worker's sessions. Normally, this takes milliseconds. If it
+takes longer than this time, the relay settles the other ledgers first."""
 
 
 class DeadWorkers:
@@ -64,7 +64,7 @@ class DeadWorkers:
         self._log = get_log()
 
     async def settle(self, path: Path) -> bool:
-        """Settles a ledger; returns False while its worker or one of the worker's sessions is alive. Idempotent.
+        """Settles a ledger. Returns False if its worker, or a session of the worker, is alive. Idempotent.
 
         Raises:
             StoreUnavailable: PostgreSQL is unreachable. Call again later.
@@ -83,7 +83,7 @@ class DeadWorkers:
         except StoreUnavailable:
             raise
         except DispatcherError as error:
-            # PostgreSQL refuses this ledger's content. The other ledgers must not wait for it.
+            # PostgreSQL refuses this ledger's content. Report this, so that the other ledgers need not wait.
             self._report(path, error.message)
             return True
 
@@ -111,7 +111,7 @@ class DeadWorkers:
             while await terminate_sessions(connection, ledger.worker):
                 if time.monotonic() >= give_up_at:
                     raise StoreBusy(f"PostgreSQL does not end the sessions of the dead worker {ledger.worker}.")
-                await asyncio.sleep(0.02)  # PostgreSQL does not report the end of a session
+                await asyncio.sleep(0.02)  # poll, because PostgreSQL does not report that a session has ended
 
     async def _record(self, ledger: DeadLedger, store: LeaseStore) -> tuple[list[Result], set[UUID]]:
         """Records the results in the ledger. Returns the recorded results, and the ids of skipped emails."""
@@ -135,13 +135,14 @@ class DeadWorkers:
         return [result for result in missing if result.email_id not in left], left
 
     async def _release(self, ledger: DeadLedger, unrecorded: set[UUID]) -> tuple[int, bool]:
-        """Releases the leases that have no result. Returns how many were released, and whether no lease was skipped."""
+        """Releases the leases that have no result. Returns how many were released, and whether all could be
+        released."""
         suspects = {suspect.email_id: suspect.lease_token for suspect in ledger.suspects}
         async with session(self._pool) as connection:
             try:
                 released = await self._blame(connection, ledger.worker, suspects) if suspects else 0
             except StatementRefused:
-                released, suspects = 0, {}  # release the suspects like the other emails
+                released, suspects = 0, {}  # count no crash; release the suspects like the other emails
             leases = await find_leases(connection, ledger.worker)
         # If a suspect is still leased, another transaction has locked its row; a later settlement counts its crash.
         free = [lease for lease in leases if lease.email_id not in unrecorded | suspects.keys()]
@@ -150,7 +151,10 @@ class DeadWorkers:
         return released + sum(map(len, outcome.answers)), is_all
 
     async def _blame(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
-        """Counts a crash for each email that was being rendered, and releases the email. Returns how many."""
+        """Counts a crash for each email that was being rendered. Returns how many of these emails are pending again.
+
+        The other emails have reached `MAX_CRASHES` and are failed.
+        """
         crashed = await note_crashes(connection, worker, suspects, MAX_CRASHES)
         for email in crashed:
             self._log.warning(
@@ -164,9 +168,11 @@ class DeadWorkers:
         return sum(email.status is Status.PENDING for email in crashed)
 
     async def _undo_recovery(self, ledger: DeadLedger, store: LeaseStore, unrecorded: set[UUID]) -> bool:
-        """Undoes other hosts' recovery of emails that this worker had not sent. Returns whether no email was skipped.
+        """Undoes other hosts' recovery of emails that this worker had not sent. Returns False if it had to skip an
+        email.
 
-        Keeps the recovery of an email that was on the wire: recording its uncertain result has confirmed that recovery.
+        If an email was on the wire, its recovery stays: the uncertain result, which is recorded by now, confirms the
+        recovery.
         """
         async with session(self._pool) as connection:
             rescued = await find_recovered(connection, ledger.worker)

@@ -8,8 +8,9 @@
 A lease counts as expired only if it has expired by PostgreSQL's clock and by the monotonic clock (see `unrenewed`).
 
 The relay first reads the lease from PostgreSQL, and fences every later write by the lease's token and end. If the
-worker commits anything in between, even a renewal, the relay's write finds no row. The worker may continue at any time:
-its writes find a different token, an acceptance that it records still proves `sent`, and it sends no new email.
+worker commits anything in between, even a renewal, the relay's write finds no row. The worker may continue at any time.
+Then its writes find a different token, and it sends no new email. If it records that a provider accepted an email, the
+email still becomes `sent`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ VISIBLE_SECONDS: Final = 0.01
 """The wait after the relay has written `voided_at` to the ledger. From then on, the worker sees `voided_at`, and the
 relay has seen all earlier writes of the worker. Nanoseconds would suffice."""
 GRACE_SHARE: Final = 3.0
-"""A worker with an email on the wire has a lease divided by this number (a third of a lease) as additional time to
-record the answer. This is enough for two renewals."""
+"""If an email is on the wire, the worker has additional time to record the answer: a third (1 / GRACE_SHARE) of a
+lease's length. This is enough for two renewals."""
 
 
 class FrozenWorkers:
@@ -53,13 +54,13 @@ class FrozenWorkers:
         self._next_poll_at = 0.0
 
     async def settle_when_due(self, ledgers: Sequence[LivingLedger]) -> None:
-        """Calls `settle` at most every POLL_SECONDS."""
+        """Calls `settle`, but at most once per POLL_SECONDS."""
         if ledgers and time.monotonic() >= self._next_poll_at:
             self._next_poll_at = time.monotonic() + POLL_SECONDS
             await self.settle(ledgers)
 
     async def settle(self, ledgers: Iterable[LivingLedger]) -> None:
-        """Settles the expired leases of the workers of these ledgers.
+        """Settles the expired leases of the workers that own these ledgers.
 
         Raises:
             StoreUnavailable: PostgreSQL is unreachable. Call again later.
@@ -78,7 +79,7 @@ class FrozenWorkers:
             ledger = by_worker[worker]
             try:
                 await self._settle(ledger, [lease for lease in expired if lease.worker == worker])
-            except StoreBusy as error:  # other workers' leases must not wait; the next round tries again
+            except StoreBusy as error:  # do not delay the other workers; the next round tries this worker again
                 get_log().error("ledger.delayed", file=ledger.path.name, reason=error.message)
 
     async def _settle(self, ledger: LivingLedger, expired: Sequence[FoundLease]) -> None:
@@ -99,7 +100,7 @@ class FrozenWorkers:
                 result = self._settlement.judge(attempt, lease.attempt_base, lease.pinned_seconds, lease.limits)
                 results.append(result._replace(expired_at=lease.expired_at))
         released = await self._settlement.release(ledger.path, unnamed)
-        # Record under a different name: the worker may continue, record the same attempts, and count them, too.
+        # Do not record under the worker's name: the worker may continue, record the same attempts, and count them, too.
         name = f"{ledger.slot}:relay"
         recorded = await self._settlement.record(LeaseStore(self._pool, worker=name, slot=name), ledger.path, results)
         ids = set().union(*recorded.answers)

@@ -1,7 +1,7 @@
 """Finds the in-flight ledgers in a host's run directory, and settles them.
 
-Settles the ledgers of dead workers first, and then the expired leases of live workers. Each relay settles the ledgers
-of its own host, because only processes of this host can read them.
+Each relay settles the ledgers of its own host, because only processes of this host can read them: first the ledgers of
+dead workers, and then the expired leases of live workers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class LedgerRecovery:
         return self._database_id
 
     def _read(self, path: Path, database_id: UUID) -> LivingLedger | None:
-        """Reads the header of a ledger of this database; None if the ledger cannot be settled."""
+        """Reads the header of a ledger. Returns None if the ledger cannot be settled, or belongs to another
+        database."""
         try:
             found = living_ledger(path)
         except LedgerUnreadable as error:

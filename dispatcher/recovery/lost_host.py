@@ -1,9 +1,9 @@
 """Recovers the emails of a lost host, after their leases have expired and a grace period has passed.
 
-The leading relay does this. The host's ledgers are lost, too, so it is unknown which emails were sent. Each email is
-uncertain: held, or due again under the policy `resend`. The relay skips leases of workers on its own host, whose
-ledgers it can read, and leases that have not expired by the monotonic clock. If the lost host returns, its workers or
-its ledgers correct the recovery (docs/protocol.md).
+The leading relay does this. The host's ledgers are lost, too, so it is unknown which emails were sent. So each email is
+uncertain, and becomes held, or due again under the policy `resend`. The relay skips two kinds of leases: leases of
+workers on its own host, because it can read their ledgers, and leases that have not expired by the monotonic clock. If
+the lost host returns, its workers or its ledgers correct the recovery (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BATCH: Final = 500
 class LostHosts:
     """A service of the leading relay, created each time the relay takes the lead.
 
-    Each new instance begins to observe the leases anew. So live workers can renew their leases before an email is
-    recovered, even if PostgreSQL was unreachable for longer than a lease.
+    Each instance begins to observe the leases anew. So live workers can renew their leases before this service recovers
+    an email, even if PostgreSQL was unreachable for longer than a lease's length.
     """
 
     def __init__(self, settings: Settings, outbox: Outbox, workers_here: Callable[[], Collection[str] | None]) -> None:

@@ -1,14 +1,14 @@
 """Makes an email due again after RabbitMQ has lost its message.
 
 The leading relay does this. A message counts as lost if its email is still pending long after the message was
-published, and one of two conditions is true: the send queue of its lane is empty, or workers are sending emails from
-the same queue whose messages were published long after this message. Emails on other queues prove nothing. No worker
-receives the messages of a paused lane, so a paused lane is checked only after the pause.
+published, and one of two conditions is true. Either the send queue of the email's lane is empty, or workers already
+send emails whose messages came to the same queue long after this message. Emails on other queues prove nothing. No
+worker receives the messages of a paused lane, so a paused lane is checked only after the pause.
 
-A message that is in a worker's prefetch window and not yet leased meets the same conditions. A second message for its
-email is harmless. Duplicates cannot accumulate: when they have filled the prefetch windows, the queue is no longer
-empty. With bundles, a window contains several times as many emails. The workers of a slow provider may then receive
-duplicates, and this module counts these as lost messages.
+A message also looks lost while it waits in a worker's prefetch window, before the worker leases its email. Then the
+email gets a second message, which is harmless. Second messages cannot accumulate: they fill the prefetch windows, and
+then the queue is no longer empty. With bundles, a window holds several times as many emails. The workers of a slow
+provider may then receive second messages, and this module counts these emails as emails with lost messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from dispatcher.telemetry.log import get_log
 POLL_SECONDS: Final = 10.0
 BATCH: Final = 500
 MAX_OVERTAKEN: Final = 100
-"""The most overtaken emails that one round makes due, so that a false alarm cannot flood the queue."""
+"""If the queue is not empty, one round makes at most this many emails due, so that a false alarm cannot flood the
+queue."""
 
 
 class LostMessages:

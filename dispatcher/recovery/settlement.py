@@ -1,7 +1,7 @@
-"""Writes what an in-flight ledger proves about the leases of a dead or frozen worker.
+"""Records results and releases leases of a dead or frozen worker, as its in-flight ledger proves.
 
-Emails whose row is locked, or for which PostgreSQL refuses the statement, are skipped and do not delay other emails.
-The next settlement of the ledger tries them again.
+Skips emails whose row is locked, and emails for which PostgreSQL refuses the statement, so that they do not delay other
+emails. The next settlement of the ledger tries the skipped emails again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Settlement:
     Attributes:
         locked: The emails that are skipped for now, because their rows are locked.
         reason: The reason in metrics and log events.
-        redeliver_seconds: The host's setting: for how long after an email was due it is redelivered.
+        redeliver_seconds: The host's setting: until how many seconds after its due time an email is redelivered.
     """
 
     def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
@@ -84,8 +84,8 @@ class Settlement:
     async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> BatchOutcome[set[UUID]]:
         """Records results. The answers of the returned outcome are the ids of the emails whose lease was still valid.
 
-        If PostgreSQL refuses a result, records the result without the provider's texts. If PostgreSQL refuses this,
-        too, reports the error.
+        If PostgreSQL refuses a result, records the result without the provider's texts. If PostgreSQL refuses the
+        shorter result, too, reports the error.
         """
         by_id = {result.email_id: result for result in results}
 

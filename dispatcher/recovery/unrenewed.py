@@ -17,8 +17,8 @@ from dispatcher.host.clock import steady_clock
 from dispatcher.store.settlement import FoundLease
 
 SHARE: Final = 3 / 4
-"""The end of a lease must stay the same for this share of the lease's length. A worker renews after half of the length
-at the latest. If that statement fails, it tries again a sixth of the length later."""
+"""The end of a lease must stay the same for this share of the lease's length. A worker renews a lease after half of the
+lease's length at the latest. If the renewal fails, the worker tries again after a sixth of the length."""
 LONGEST_GAP_SECONDS: Final = 12.0
 """The longest time between two observations, or a sixth of a lease if that is longer. After a longer gap, the
 observation starts again, because perhaps no worker could reach PostgreSQL during the gap. A relay that cannot reach
@@ -50,7 +50,7 @@ class UnrenewedLeases:
         """Whether a lease of the last observation has expired by PostgreSQL's clock and by the monotonic clock.
 
         Args:
-            grace_seconds: How much longer than `within_seconds` the lease must have kept its end.
+            grace_seconds: How much longer than `within_seconds` the lease's end must have stayed the same.
         """
         unrenewed_seconds = self._observed_at - self._same_end_since[_end(lease)]
         return lease.has_run_out and unrenewed_seconds >= self.within_seconds + grace_seconds

@@ -54,6 +54,7 @@ class DeadLetterPublisher:
 
 
 async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:
-    """Leaves out locked rows. Their due marks could not be cleared, so every round would publish another copy."""
+    """Leaves out dead letters whose row is locked. Their due marks cannot be cleared, so every round would publish them
+    again."""
     locked = await outbox.locked.find_locked([row.email_id for row in due])
     return [row for row in due if row.email_id not in locked] if locked else due

@@ -1,4 +1,4 @@
-"""The send queue of a lane: how many more emails the relay may publish to the queue, and publishing to the queue."""
+"""Publishes emails to the send queue of a lane, and limits how many emails are on the queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dispatcher.telemetry.log import get_log
 
 
 class LaneQueue:
-    """The send queue of a lane."""
+    """Publishes emails to the send queue of a lane, and limits how many emails are on the queue."""
 
     def __init__(self, writer: QueueWriter, credit: QueueCredit, queue: str, *, bundle: int) -> None:
         """
@@ -64,7 +64,7 @@ class LaneQueue:
         return confirmed
 
     async def counted(self) -> None:
-        """Returns when RabbitMQ has reported how many messages are on the queue."""
+        """Waits until RabbitMQ has reported how many messages are on the queue."""
         await self._credit.counted()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Elects the relay that publishes for the database: a relay that is connected to RabbitMQ, if there is any.
+"""Elects the relay that publishes for the database. Prefers a relay that is connected to RabbitMQ.
 
     standby ──the lock is free; this relay is ready, or no other relay is ───▶ leader
         ▲                                                                        │
@@ -25,8 +25,8 @@ from dispatcher.store.connections import AsyncSession
 LEADER: Final = "relay"
 READY: Final = "relay_ready"
 IDLE_SECONDS: Final = 60.0
-"""PostgreSQL ends a leader's session that is idle for longer, so a frozen relay loses the lead. A working relay sends
-four queries per second, and a relay that waits for RabbitMQ sends at least one query in half a minute."""
+"""PostgreSQL ends a leader's session that is idle for longer than this, so a frozen relay loses the lead. A working
+relay sends four queries per second, and a relay that waits for RabbitMQ sends at least one query in half a minute."""
 GIVE_UP_SECONDS: Final = 3.0
 """How long a leader may be disconnected from RabbitMQ before it gives up the lead to a ready relay. A reconnect after
 the restart of a RabbitMQ node takes less time."""

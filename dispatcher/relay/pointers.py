@@ -9,13 +9,14 @@ this happens milliseconds after the confirm. If the relay cleared the marks firs
 the lease statement would wait for row locks. So the relay remembers each confirmed email with its due time, and skips
 the email while the due time is unchanged. If the email becomes due again, it has a different due time.
 
-There are two kinds of scan. In both, `Shares` chooses among the found emails:
+The relay scans the due rows in one of two ways. In each scan, `Shares` chooses which of the found emails are published:
 
-- In order: while everything that is due fits into one page, each round reads all due rows, longest due first.
-- By tenant: during a backlog, the relay finds the tenants that have due emails. Each batch reads from each tenant only
+- In order: while all due rows fit into one page, each round reads all of them, longest due first. - By tenant: during a
+backlog, the relay finds the tenants that have due emails. Each batch reads from each tenant only
   as many rows as the tenant has turns. The next batch continues at the due time at which the tenant's last batch ended.
-  At intervals, limited to a share of its time, the relay reads all rows before these due times again. So it finds rows
-  that were committed late, with an earlier due time, and forgets emails that are no longer due.
+  From time to time, the relay reads all rows before these due times again. So it finds rows that were committed late,
+  with an earlier due time, and forgets emails that are no longer due. It spends at most a share of its time on these
+  reads.
 
 The list of remembered emails outlives the database session, but not the process. If a relay exits before it has cleared
 all marks, the next relay publishes the remembered emails again, although their messages are still on the queues and in
@@ -48,13 +49,13 @@ CONFIRM_SECONDS: Final = 0.05
 """The longest wait for confirms, while many messages are unconfirmed. If RabbitMQ confirms no message for one queue,
 this must not delay the other lanes."""
 LIST_SHARE: Final = 1 / 10
-"""The share of the relay's time for finding the tenants that have due emails, during a backlog."""
+"""During a backlog, the relay spends at most this share of its time on finding the tenants that have due emails."""
 CHECK_SHARE: Final = 1 / 50
-"""The share of the relay's time for reading published emails again, during a backlog."""
+"""During a backlog, the relay spends at most this share of its time on reading published emails again."""
 
 
 class PointerPublisher:
-    """Publishes due emails, and remembers them until their due mark is cleared. For one task."""
+    """Publishes due emails, and remembers each email until its due mark is cleared. Use an object in one task only."""
 
     def __init__(
         self,
@@ -67,21 +68,23 @@ class PointerPublisher:
         Args:
             shares: Decides which of the due emails are published now, and returns the queue of each lane.
             mark_after_seconds: How long to wait for a lease to clear the due mark.
-            check_share: The share of time for reading published emails again. They are read after `mark_after_seconds`
-                at the latest.
+            check_share: The largest share of time for reading published emails again. But the next such read begins
+                after `mark_after_seconds` at the latest.
         """
         self._shares = shares
         self._mark_after_seconds = mark_after_seconds
         self._check_share = check_share
         self._unconfirmed: dict[UUID, datetime] = {}
         self._confirmed = ConfirmedMessages()
-        self._published_until: dict[Tenant, datetime] = {}  # the latest due time of the remembered emails
+        self._published_until: dict[Tenant, datetime] = {}  # by tenant: the latest due time that is remembered
         self._checked_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
         # The state of the scan by tenant.
         self._has_backlog = False
-        self._waiting: dict[Tenant, None] = {}  # tenants with rows that no scan has read since they were listed
-        self._resume_from: dict[Tenant, tuple[datetime, int]] = {}  # a due time, and the rows read with this due time
+        # Tenants with due rows that no scan has read since the tenants were last listed.
+        self._waiting: dict[Tenant, None] = {}
+        # By tenant: the due time at which the next read begins, and how many rows with this due time were read.
+        self._resume_from: dict[Tenant, tuple[datetime, int]] = {}
         self._list_due_at = 0.0
         self._check_due_at = 0.0
         self._wait_seconds = math.inf
@@ -169,7 +172,7 @@ class PointerPublisher:
         while self._waiting:
             order = self._shares.allot(dict.fromkeys(self._waiting, BATCH), BATCH)
             self._wait_seconds = self._shares.wait_seconds
-            if not order:  # no tenant that waits may publish now
+            if not order:  # no waiting tenant may publish now
                 return []
             if new := await self._read(outbox, order):
                 return new
@@ -195,9 +198,10 @@ class PointerPublisher:
             await self._check_published(outbox)
 
     async def _check_published(self, outbox: Outbox) -> None:
-        """Reads all rows up to the published emails again.
+        """Reads all rows again that are due no later than the published emails.
 
-        Forgets emails that are no longer due. If a row was committed late, the next read of its tenant starts there.
+        Forgets emails that are no longer due. If a row was committed late, the next read of the row's tenant begins at
+        this row.
         """
         self._checked_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
@@ -217,7 +221,7 @@ class PointerPublisher:
         self._check_due_at = now + min((now - self._checked_at) / self._check_share, self._mark_after_seconds)
 
     async def _read(self, outbox: Outbox, order: list[Tenant]) -> list[DuePointer]:
-        """Reads the next rows of each tenant that has turns. Gives back the turns for which there is no row."""
+        """Reads the next rows of each tenant that has turns. Gives back turns if a tenant has fewer rows than turns."""
         turns = Counter(order)
         ranges = []
         for tenant, emails in turns.items():
@@ -294,7 +298,7 @@ class PointerPublisher:
 
 
 def _in_turn(order: list[Tenant], found: Mapping[Tenant, Sequence[DuePointer]]) -> list[DuePointer]:
-    """The found emails in the order of the turns."""
+    """The found emails, in the order of their tenants' turns."""
     if len(found) == 1:
         (alone,) = found.values()
         return list(alone[: len(order)])

@@ -16,7 +16,7 @@ from dispatcher.errors import BrokerUnavailable, StoreUnavailable
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.host.services import Periodic, Service
 from dispatcher.relay.dead_letters import DeadLetterPublisher
-from dispatcher.relay.domain_lines import DomainLines
+from dispatcher.relay.domain_waits import DomainWaits
 from dispatcher.relay.lane_queue import LaneQueue
 from dispatcher.relay.leadership import Leadership
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, PointerPublisher
@@ -55,7 +55,8 @@ class PublishLoop:
         Args:
             services_of: Creates the leader's services each time this relay takes the lead. They run in the leader's
                 session, before the first round and between rounds.
-            process_slot: The relay's slot in the process table, for how long it has waited for RabbitMQ's confirms.
+            process_slot: The relay's slot in the process table. It shows how long the relay has waited for RabbitMQ's
+                confirms.
             poll_seconds: The longest wait without a notification.
             mark_after_seconds: See `PointerPublisher`.
         """
@@ -126,9 +127,9 @@ class PublishLoop:
             await outbox.listen()
             self._outage.reset()
             self._log.info("relay.leading")
-            lines = DomainLines(outbox)
-            reader = _ControlsReader(outbox, self._shares, lines)
-            own_services: tuple[Service, ...] = reader, lines, _Notifications(outbox)
+            domain_waits = DomainWaits(outbox)
+            reader = _ControlsReader(outbox, self._shares, domain_waits)
+            own_services: tuple[Service, ...] = reader, domain_waits, _Notifications(outbox)
             services = [Periodic(service) for service in (*own_services, *self._services_of(outbox))]
             while not self._is_stopping:
                 await self._publish_round(outbox, services)
@@ -168,7 +169,8 @@ class PublishLoop:
             await asyncio.sleep(PACE_SECONDS)
             return True
         if not self._pointers.has_unconfirmed and self._dlq.is_open and all(q.is_open for q in self._queues.values()):
-            self._process_slot.confirm.end()  # no publish is open or will be repeated
+            # No message waits for its confirm, and no queue waits to publish again after a refusal.
+            self._process_slot.confirm.end()
         waits = [self._poll_seconds, self._pointers.wait_seconds, *(service.wait_seconds for service in services)]
         await outbox.wait(min(waits))
         return False
@@ -179,15 +181,15 @@ class _ControlsReader:
 
     interval_seconds = READ_SECONDS
 
-    def __init__(self, outbox: Outbox, shares: Shares, lines: DomainLines) -> None:
+    def __init__(self, outbox: Outbox, shares: Shares, domain_waits: DomainWaits) -> None:
         self._outbox = outbox
         self._shares = shares
-        self._lines = lines
+        self._domain_waits = domain_waits
 
     async def run_once(self) -> None:
         controls = await self._outbox.read_controls()
         self._shares.set_controls(controls)
-        self._lines.set_limits(controls.domains)
+        self._domain_waits.set_limits(controls.domains)
 
 
 class _Notifications:

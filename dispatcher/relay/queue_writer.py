@@ -25,7 +25,8 @@ class QueueWriter:
     ) -> None:
         """
         Args:
-            process_slot: The relay's slot in the process table, for how long it has waited for RabbitMQ's confirms.
+            process_slot: The relay's slot in the process table. It shows how long the relay has waited for RabbitMQ's
+                confirms.
             outage: The backoff during an outage of RabbitMQ, shared by all writers.
             kind: The queue's name in the metrics.
         """
@@ -63,14 +64,14 @@ class QueueWriter:
             self._process_slot.note_served()
         if all(answers):
             self._backoff.reset()
-        elif self._closed_at < written_at:  # batches that are refused at the same time count as one refusal
+        elif self._closed_at < written_at:  # of several batches in flight, only one refusal counts
             self._close(answers)
         if self._outage.reset():
             self._log.info("broker.connected")
         return answers
 
     def count(self, confirmed: Sequence[bool]) -> int:
-        """Adds emails to the metrics of confirmed and of refused emails. Returns the number of confirmed emails.
+        """Counts confirmed emails and refused emails in the metrics. Returns the number of confirmed emails.
 
         Args:
             confirmed: For each email, whether its message was confirmed.

@@ -20,8 +20,8 @@ from dispatcher.domain.turns import Turns
 from dispatcher.store.outbox import DuePointer, Tenant
 
 BURST_SECONDS: Final = 0.5
-"""A tenant's token bucket holds at most the tokens of this time. The relay looks for due emails several times in this
-time, so few tokens are lost."""
+"""A tenant's token bucket holds at most the tokens for this many seconds. The relay looks for due emails more often
+than that, so few tokens are lost."""
 
 
 class SendQueue(Protocol):
@@ -75,7 +75,8 @@ class Shares:
 
     @property
     def wait_seconds(self) -> float:
-        """How long emails that the last `allot` left out must wait for room or tokens; infinite if there are none."""
+        """How long emails that the last `allot` left out must wait for room or tokens; infinite if it left out no
+        email."""
         return self._wait_seconds
 
     @property
@@ -96,7 +97,9 @@ class Shares:
         return self._queues.get(lane) or self._queues[NORMAL]
 
     def allot(self, waiting: Mapping[Tenant, int], most: int) -> list[Tenant]:
-        """The next turns, in order. Each turn is for one email of a tenant, and uses up room and a token.
+        """Decides whose emails are published next. Returns one tenant per turn, in order: a turn is for one email.
+
+        Each turn reduces the room on the lane's queue, and uses a token if the tenant has a ceiling.
 
         Args:
             waiting: How many due emails each tenant has, at most.
@@ -114,13 +117,14 @@ class Shares:
         open_lanes = [lane for lane, room in rooms.items() if room]
         order: list[Tenant] = []
         for lane in open_lanes:
-            # Lanes have separate queues, so they share only the relay's own time. Each lane gets an equal part of it.
+            # Lanes have separate queues, so they share only the relay's time. Each open lane gets an equal part of the
+            # batch.
             turns = min(self._room(lane), max(1, most // len(open_lanes)))
             order += self._allot_in(lane, lanes[lane], turns)
         return order
 
     def give_back(self, tenant: Tenant, emails: int) -> None:
-        """Gives back turns that `allot` returned and that were not used, with their room and tokens."""
+        """Gives back unused turns that `allot` returned, and with the turns the room and the tokens."""
         lane, tenant_id = tenant
         self._turns[lane].charge(tenant_id, -emails)
         self._take(lane, tenant_id, -emails)
@@ -138,7 +142,7 @@ class Shares:
         return [tenants[tenant_id] for tenant_id in order]
 
     def _allowed(self, tenant_id: str, emails: int) -> int:
-        """How many of a tenant's emails its pause and its ceiling allow."""
+        """How many of these emails the tenant's pause and ceiling allow to publish now."""
         if self._controls.pause_of_tenant(tenant_id) is not None:
             return 0
         bucket = self._buckets.get(tenant_id)

@@ -1,4 +1,5 @@
-"""Makes emails due when their time has come, and cancels emails that have expired. Services of the leading relay."""
+"""Two services of the leading relay: the first wakes waiting emails at their times, the second cancels expired
+emails."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ BATCH: Final = 500
 """The most emails per round: as many as the relay publishes between two rounds. So if 100,000 emails are scheduled for
 the same second, they do not delay emails that are already due."""
 WAKE_SECONDS: Final = 0.25
-"""The longest wait before the relay looks for the next scheduled email, which may have been enqueued meanwhile."""
+"""The longest wait before the relay looks for waiting emails again, because an email that is due sooner may have been
+enqueued."""
 PACE_SECONDS: Final = 0.02
 """The shortest wait after a batch that was not full. Emails that become due during the wait share one statement."""
 EXPIRE_SECONDS: Final = 1.0
@@ -20,7 +22,7 @@ EXPIRE_SECONDS: Final = 1.0
 
 
 class WaitingEmails:
-    """Makes scheduled emails, and emails that wait for a redelivery, pending and due."""
+    """Wakes waiting emails when their time has come: it makes them pending and due."""
 
     interval_seconds = WAKE_SECONDS
 
@@ -28,14 +30,14 @@ class WaitingEmails:
         self._outbox = outbox
 
     async def run_once(self) -> float:
-        """Wakes a batch. Returns the seconds until the next email is due, at most `WAKE_SECONDS`."""
+        """Wakes a batch of emails. Returns the seconds until the next round, at most `WAKE_SECONDS`."""
         seconds = await self._outbox.find_next_wake()
         if seconds is None or seconds > 0:
             return WAKE_SECONDS if seconds is None else min(max(seconds, PACE_SECONDS), WAKE_SECONDS)
         woken = await self._outbox.wake(BATCH)
         if woken == BATCH:
             return 0.0
-        return PACE_SECONDS if woken else WAKE_SECONDS  # none: other transactions have locked all of them
+        return PACE_SECONDS if woken else WAKE_SECONDS  # if none was woken, other transactions lock all rows
 
 
 class ExpiredEmails:
@@ -47,7 +49,7 @@ class ExpiredEmails:
         self._outbox = outbox
 
     async def run_once(self) -> float:
-        """Cancels a batch. Returns the seconds until the next round."""
+        """Cancels a batch of emails. Returns the seconds until the next round."""
         cancelled = await self._outbox.cancel_expired(BATCH)
         metrics.CANCELLED.add(len(cancelled), "expired")
         for email in cancelled:

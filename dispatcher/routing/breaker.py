@@ -36,12 +36,12 @@ UNREACHED_IN_A_ROW: Final = 3
 """This many failed connections open the breaker. The number is low, because an email is never the cause, and because
 the breaker must open before a single email has used up its attempts."""
 THROTTLED_IN_A_ROW: Final = 2
-"""This many throttled emails pause the provider, if it gave no wait time. A single refusal may concern only the
+"""If the provider gave no wait time, this many throttled emails pause it. A single throttled email may concern only its
 recipient."""
 PROBES: Final = 3
 """How many emails that are not suspect must fail before a half-open breaker opens again."""
 SUSPECT_SECONDS: Final = 1.0
-"""How long a half-open breaker waits for an email that is not suspect, before it tries any email."""
+"""How long a half-open breaker waits for an email that is not suspect, before a suspect email may be the probe."""
 FIRST_OPEN_SECONDS: Final = 2.0
 LONGEST_OPEN_SECONDS: Final = 60.0
 DEFAULT_PAUSE_SECONDS: Final = 1.0
@@ -86,7 +86,7 @@ TRANSITIONS: Final = MappingProxyType(
         (BreakerState.PAUSED, BreakerEvent.FAILED): BreakerState.OPEN,
         (BreakerState.PAUSED, BreakerEvent.THROTTLED): BreakerState.PAUSED,
         (BreakerState.OPEN, BreakerEvent.WAIT_ENDED): BreakerState.HALF_OPEN,
-        (BreakerState.OPEN, BreakerEvent.THROTTLED): BreakerState.OPEN,  # the probe also waits for the end of the pause
+        (BreakerState.OPEN, BreakerEvent.THROTTLED): BreakerState.OPEN,  # open at least until the pause ends
         (BreakerState.HALF_OPEN, BreakerEvent.SUCCEEDED): BreakerState.CLOSED,
         (BreakerState.HALF_OPEN, BreakerEvent.FAILED): BreakerState.OPEN,
         (BreakerState.HALF_OPEN, BreakerEvent.THROTTLED): BreakerState.PAUSED,
@@ -160,7 +160,7 @@ class CircuitBreaker:
                 return 0
 
     def admits(self, email: OutgoingEmail) -> bool:
-        """Whether this email may be tried now. Suspect emails may not be probes."""
+        """Whether this email may be tried now. A suspect email may be a probe only after `SUSPECT_SECONDS`."""
         if self._state is BreakerState.CLOSED:  # fast path
             return True
         return self.room != 0 and not self.suspect_wait_seconds(email)
@@ -179,7 +179,8 @@ class CircuitBreaker:
         return DEFAULT_PAUSE_SECONDS * 2.0**doublings * (0.5 + 0.5 * self._jitter())
 
     def begin(self) -> int:
-        """Notes the start of an attempt, and returns its number. While half open, the attempt is the probe."""
+        """Notes the start of an attempt, and returns its number. If the breaker is half open, the attempt is the
+        probe."""
         self._trials += 1
         if self._is_half_open:
             self._probe = self._trials
@@ -222,7 +223,8 @@ class CircuitBreaker:
             email: The email of the attempt; None if the provider has not seen the email.
             in_a_row: How many failures, including this one, open the breaker.
             by_recipient: The refusal concerns the recipients. Refusals of emails to the same recipients then count
-                once. A further refusal of the same email does not count if other emails have succeeded since the first.
+                once. A further refusal of the same email does not count if other emails have succeeded since the
+                email's first refusal.
         """
         self.abandon(trial)
         if not self._is_old(trial):
@@ -297,7 +299,7 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
-        """Whether the provider or the email is at fault for throttling. An email never pauses the provider twice."""
+        """Decides whether the provider or the email caused a throttling. An email never pauses the provider twice."""
         others_succeeded = self._suspects.note(email, self._successes)
         if others_succeeded is not None:
             return Blame.EMAIL if others_succeeded else Blame.UNKNOWN
@@ -334,7 +336,7 @@ class CircuitBreaker:
             return
         if not for_longer and self._opens.failures:
             self._opens.failures -= 1
-        # Half of the wait is jitter, so that workers that saw the same failure probe one after another.
+        # Half of the wait is random. So if several workers saw the same failure, they probe one after another.
         longest = self._opens.next_wait(lambda: 1.0)
         # The wait is never shorter than a pause that the provider has asked for.
         seconds = max(longest * (0.5 + 0.5 * self._jitter()), self._until - self._clock())

@@ -1,12 +1,12 @@
 """The ceilings of recipient domains in one worker: emails per second, and attempts at the same time, over all hosts.
 
-Both are in one row of PostgreSQL per domain. A worker takes the tokens for a tenth of a second in one step, and holds
-slots for the attempts that it makes at the same time. So the ceilings cost no statement per email, and nothing while no
-domain has ceilings.
+PostgreSQL has one row per domain, with both ceilings. A worker takes tokens for a tenth of a second in one step, and
+holds a slot for each attempt that it makes at the same time. So the ceilings cost no statement per email, and nothing
+while no domain has ceilings.
 
-An email that gets no token leaves the worker at once, and waits in its row (see `put_in_line`). A few emails wait here
-for a slot, because another attempt will soon end. They are at most a part of the prefetch window, so emails to other
-domains are not delayed.
+If an email gets no token, the worker releases it at once, and the email becomes `waiting` (see `wait_for_domains`). A
+few emails wait in the worker for a slot, because another attempt will soon end. These emails use only a part of the
+prefetch window, so emails to other domains are not delayed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from dispatcher.store.comparable_address import comparable_domain
 from dispatcher.store.domains import SLOT_SECONDS, Claim, DomainStore
 
 CLAIM_SECONDS: Final = 0.1
-"""A worker takes the tokens for this time in one step. Those that it does not use in this time are lost."""
+"""A worker takes the tokens for this time in one step. Tokens that it does not use in this time are lost."""
 ASK_SECONDS: Final = 0.25
 """How often a worker asks for a slot that other workers hold."""
 RENEW_SECONDS: Final = 1.0
-"""How often a worker renews its slots, and gives back those that it does not need."""
+"""How often a worker renews its slots, and gives back slots that it does not need."""
 HOLD_SECONDS: Final = 1.0
 """The longest wait for a slot in the worker."""
 ASSUMED_SECONDS: Final = 1.0
-"""The length of an attempt before one was measured."""
+"""The assumed length of an attempt, until the first attempt was measured."""
 NEW_SHARE: Final = 0.1
 """The weight of the newest attempt in the mean length of attempts."""
 EAGERNESS: Final = 1.25
-"""Waiting emails come back somewhat faster than the ceilings allow, so that no token and no slot stays unused."""
+"""Waiting emails become due at the pace that the ceilings allow, multiplied by this, so that no token and no slot stays
+unused."""
 
 
 class DomainFull(Exception):
@@ -47,7 +48,7 @@ class DomainFull(Exception):
 
     Attributes:
         domain: The domain.
-        pace: How many waiting emails per second may come back.
+        pace: How many waiting emails of the domain may become due per second.
     """
 
     def __init__(self, domain: str, pace: float) -> None:
@@ -56,26 +57,26 @@ class DomainFull(Exception):
         self.pace = pace
 
 
-class _Place(NamedTuple):
-    """An email that waits for a token or a slot."""
+class _WaitingEmail(NamedTuple):
+    """An email that waits in this worker for a token or a slot."""
 
     granted: asyncio.Future[bool]
     until: float
 
 
 class DomainGate:
-    """One worker's tokens and slots of a domain. Emails get them in the order in which they ask."""
+    """One worker's tokens and slots of a domain. Emails get tokens and slots in the order in which they ask."""
 
-    def __init__(self, store: DomainStore, limit: DomainLimit, places: asyncio.Semaphore) -> None:
+    def __init__(self, store: DomainStore, limit: DomainLimit, waits: asyncio.Semaphore) -> None:
         """
         Args:
-            places: Places for emails that wait, shared by all domains.
+            waits: Limits how many emails may wait in this worker, for all domains together.
         """
         self._store = store
         self._domain = limit.domain
         self._limit: DomainLimit | None = limit
-        self._places = places
-        self._line: deque[_Place] = deque()
+        self._waits = waits
+        self._waiting: deque[_WaitingEmail] = deque()
         self._tokens = 0
         self._tokens_until = self._empty_until = -math.inf
         self._slots = self._used = 0
@@ -93,7 +94,7 @@ class DomainGate:
 
     @property
     def pace(self) -> float:
-        """How many waiting emails per second may come back."""
+        """How many waiting emails of the domain may become due per second."""
         limit = self._limit
         if limit is None:
             return math.inf
@@ -102,25 +103,25 @@ class DomainGate:
         return EAGERNESS * min(rate, speed)
 
     def set_limit(self, limit: DomainLimit | None) -> None:
-        """Applies what an operator set; None if the ceilings were removed."""
+        """Applies the ceilings that an operator set; None if they were removed."""
         self._limit = limit
         self._admit()
 
     async def enter(self) -> bool:
-        """Waits for a token and a slot. Returns False if the email must wait in its row.
+        """Waits for a token and a slot. Returns whether the email got them. If not, the worker must release the email.
 
-        After True, call `leave` or `give_back`.
+        If this method returned True, call `leave` after the attempt, or `give_back` if no attempt is made.
         """
-        if not self._line and self._may_enter():
+        if not self._waiting and self._may_enter():
             self._take()
             return True
-        if self._is_empty() or self._places.locked():
+        if self._is_empty() or self._waits.locked():
             return False
-        async with self._places:
-            return await self._wait_in_line()
+        async with self._waits:
+            return await self._wait()
 
     def leave(self, seconds: float | None) -> None:
-        """Frees the slot.
+        """Frees the email's slot.
 
         Args:
             seconds: How long the attempt took; None if it was not made or did not end.
@@ -131,7 +132,7 @@ class DomainGate:
         self._admit()
 
     def give_back(self) -> None:
-        """Gives back the token, too, because the email did not get those of its other domains."""
+        """Frees the email's slot, and gives back its token, because no attempt is made."""
         self._tokens += 1
         self._used -= 1
         self._admit()
@@ -147,7 +148,7 @@ class DomainGate:
         return limit.concurrent is None or (self._used < self._slots and steady_clock() < self._slots_until)
 
     def _is_empty(self) -> bool:
-        """Whether the bucket was just found empty."""
+        """Whether the last claim, within the last CLAIM_SECONDS, found too few tokens."""
         limit = self._limit
         return limit is not None and not self._has_token(limit) and self._loop.time() < self._empty_until
 
@@ -155,50 +156,51 @@ class DomainGate:
         self._tokens -= 1
         self._used += 1
 
-    async def _wait_in_line(self) -> bool:
-        place = _Place(self._loop.create_future(), self._loop.time() + HOLD_SECONDS)
-        self._line.append(place)
+    async def _wait(self) -> bool:
+        email = _WaitingEmail(self._loop.create_future(), self._loop.time() + HOLD_SECONDS)
+        self._waiting.append(email)
         self._is_asked.set()
         if self._claiming is None:
             self._claiming = asyncio.create_task(self._claim_while_needed())
         try:
-            return await place.granted
+            return await email.granted
         except asyncio.CancelledError:
-            if not place.granted.cancelled() and place.granted.exception() is None and place.granted.result():
+            if not email.granted.cancelled() and email.granted.exception() is None and email.granted.result():
                 self.give_back()
             raise
 
     def _admit(self) -> None:
-        """Lets emails enter while there are tokens and slots."""
-        while self._line and self._may_enter():
-            granted = self._line.popleft().granted
+        """Gives tokens and slots to waiting emails, in order, while there are any."""
+        while self._waiting and self._may_enter():
+            granted = self._waiting.popleft().granted
             if not granted.done():
                 self._take()
                 granted.set_result(True)
 
     def _refuse(self) -> None:
-        """Refuses the emails for which there is no token, and those that have waited too long for a slot."""
+        """Refuses emails for which there is no token, and emails that have waited too long for a slot."""
         limit, now = self._limit, self._loop.time()
         has_token = limit is None or self._has_token(limit)
-        while self._line and (not has_token or self._line[0].until <= now):
-            granted = self._line.popleft().granted
+        while self._waiting and (not has_token or self._waiting[0].until <= now):
+            granted = self._waiting.popleft().granted
             if not granted.done():
                 granted.set_result(False)
 
     async def _claim_while_needed(self) -> None:
-        """Claims tokens and slots while emails wait here or hold slots. At the end, no slot is held."""
+        """Claims tokens and slots while emails wait in this worker or use slots. At the end, the worker holds no
+        slot."""
         try:
-            while self._line or self._holds_slots():
+            while self._waiting or self._holds_slots():
                 await self._claim()
                 self._admit()
                 self._refuse()
-                if self._line or self._holds_slots():
+                if self._waiting or self._holds_slots():
                     await self._wait_to_claim()
         except Exception as error:  # noqa: BLE001 - each waiting attempt handles it
-            for place in self._line:
-                if not place.granted.done():
-                    place.granted.set_exception(error)
-            self._line.clear()
+            for email in self._waiting:
+                if not email.granted.done():
+                    email.granted.set_exception(error)
+            self._waiting.clear()
         finally:
             self._claiming = None
 
@@ -207,7 +209,7 @@ class DomainGate:
         return is_limited and (self._used > 0 or self._slots > 0)
 
     async def _claim(self) -> None:
-        limit, waiting = self._limit, len(self._line)
+        limit, waiting = self._limit, len(self._waiting)
         if limit is None:
             return
         chunk = 0 if limit.per_second is None else max(waiting, math.ceil(limit.per_second * CLAIM_SECONDS))
@@ -221,7 +223,7 @@ class DomainGate:
         except DispatcherError:
             claim = Claim(0, None)
         if claim is None:
-            self._limit = None  # the next read of the controls finds this, too
+            self._limit = None  # the ceilings were removed; the next read of the controls will show this
             return
         if claim.tokens is not None and waiting:
             now = self._loop.time()
@@ -232,8 +234,8 @@ class DomainGate:
             self._slots, self._slots_until = claim.slots, asked_at + SLOT_SECONDS
 
     async def _wait_to_claim(self) -> None:
-        """Waits until another email asks, or until it is time to ask other workers' slots or to renew the own ones."""
-        until = self._claimed_at + (ASK_SECONDS if self._line else RENEW_SECONDS)
+        """Waits until the next claim is due: another email asks, or ASK_SECONDS or RENEW_SECONDS have passed."""
+        until = self._claimed_at + (ASK_SECONDS if self._waiting else RENEW_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(until - self._loop.time()):
                 await self._is_asked.wait()
@@ -246,15 +248,15 @@ class DomainGates:
     def __init__(self, store: DomainStore | None = None, *, most_waiting: int = 0) -> None:
         """
         Args:
-            store: None for a worker that has no provider with such ceilings.
+            store: None if the worker has no provider to which ceilings of recipient domains apply.
             most_waiting: The most emails that wait for slots in this worker.
         """
         self._store = store
-        self._places = asyncio.Semaphore(most_waiting)
+        self._waits = asyncio.Semaphore(most_waiting)
         self._gates: dict[str, DomainGate] = {}
 
     def update(self, limits: Mapping[str, DomainLimit]) -> None:
-        """Applies what operators set."""
+        """Applies the ceilings that operators set."""
         if self._store is None:
             return
         for domain in self._gates.keys() - limits.keys():
@@ -263,17 +265,17 @@ class DomainGates:
             if gate := self._gates.get(domain):
                 gate.set_limit(limit)
             else:
-                self._gates[domain] = DomainGate(self._store, limit, self._places)
+                self._gates[domain] = DomainGate(self._store, limit, self._waits)
 
     def concern(self, provider: str) -> bool:
-        """Whether emails of this provider may be to a domain that has ceilings."""
+        """Whether ceilings of recipient domains may apply to emails that this provider sends."""
         return bool(self._gates) and provider == LIMITED_PROVIDER
 
     async def enter(self, email: OutgoingEmail) -> Sequence[DomainGate]:
         """Waits for a token and a slot of each of the email's domains that has ceilings. Returns these domains' gates.
 
         Raises:
-            DomainFull: The email must wait in its row.
+            DomainFull: A ceiling is reached. The worker must release the email.
         """
         domains = self._gates.keys() & map(comparable_domain, domains_of(email))
         gates = [self._gates[domain] for domain in sorted(domains)]

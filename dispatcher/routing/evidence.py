@@ -16,9 +16,10 @@ from uuid import UUID
 from dispatcher.domain.outgoing import OutgoingEmail
 
 SEVERAL_DOMAINS: Final = 3
-"""If the refused emails have fewer domains, the refusals do not yet count against the provider."""
+"""Refusals count against the provider only if the refused emails have at least this many domains."""
 ALIKE_FACTOR: Final = 4
-"""Four times as many refusals count even if all of them concern one domain. The queue may contain no other domain."""
+"""Four times as many refusals count even if all of them concern one domain, because the queue may contain no other
+domain."""
 MAX_REMEMBERED: Final = 1024
 """How many refused emails a worker remembers per provider."""
 
@@ -29,7 +30,7 @@ class Blame(Enum):
     EMAIL = auto()
     """The email. Its attempt is used."""
     PROVIDER = auto()
-    """The provider, which may not be tried now. No attempt is used."""
+    """The provider: it must not be tried now. No attempt is used."""
     UNKNOWN = auto()
     """Unknown: no other email was refused or succeeded. No attempt is used, and only this email waits."""
 
@@ -41,7 +42,7 @@ class Refusals:
     Attributes:
         total: The number of refusals, whether or not they count against the provider.
         certain: How many of these refusals cannot be an email's fault, because the provider had not yet seen an email
-            (failed connections, for example). 0 again after a refusal that shows that the provider is reachable.
+            (failed connections, for example). Reset to 0 by a refusal that shows that the provider is reachable.
     """
 
     total: int = 0
@@ -87,7 +88,7 @@ class Refusals:
 
 
 class SuspectEmails:
-    """Emails that were refused, and whether other emails have succeeded since."""
+    """Remembers refused emails, and for each of them whether other emails have succeeded since its first refusal."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[UUID, tuple[int, int]] = OrderedDict()

@@ -37,7 +37,7 @@ class Gate:
 
     def release(self) -> None:
         """Returns a slot. If emails wait, the next email gets the slot."""
-        while lanes := [lane for lane, line in self._waiting.items() if line]:
+        while lanes := [lane for lane, slots in self._waiting.items() if slots]:
             lane = self._turns.next(lanes)
             slot = self._waiting[lane].popleft()
             if not slot.done():

@@ -1,8 +1,8 @@
 """A token bucket: a provider's ceiling in emails per second, over all workers and hosts.
 
 The bucket is a row in PostgreSQL. One statement takes a worker's tokens for a tenth of a second, so the ceiling does
-not cost one statement per email. While PostgreSQL is unreachable, workers get no tokens and send nothing. They could
-not lease emails in that time, either.
+not cost one statement per email. While PostgreSQL is unreachable, workers get no tokens and send nothing. Without
+PostgreSQL, they could not lease emails, either.
 
 If emails of several lanes wait, the lanes take turns by weight. So an urgent email gets one of the next tokens, however
 many bulk emails wait.
@@ -101,12 +101,12 @@ class RateLimit:
 
     def _open_lanes(self) -> list[str]:
         """The lanes that have a request. Ends the requests that were cancelled or are no longer wanted."""
-        for lane, line in list(self._waiting.items()):
-            while line and (line[0].granted.done() or not line[0].is_wanted()):
-                request = line.popleft()
+        for lane, requests in list(self._waiting.items()):
+            while requests and (requests[0].granted.done() or not requests[0].is_wanted()):
+                request = requests.popleft()
                 if not request.granted.done():
                     request.granted.set_result(False)
-            if not line:
+            if not requests:
                 del self._waiting[lane]
         return list(self._waiting)
 

@@ -44,7 +44,8 @@ from dispatcher.routing.rate import RateLimit
 from dispatcher.telemetry import metrics
 
 MIN_DELAY_SECONDS: Final = 1.0
-"""The shortest delay of an email whose provider is being probed. The probe usually gets its answer within this time."""
+"""If an email's provider is being probed, the email is due again after at least this time. The probe usually gets its
+answer sooner."""
 DELAY_SPREAD: Final = 0.5
 """Adds up to 50 % at random, so that emails that wait for one provider become due one after another."""
 
@@ -105,7 +106,8 @@ class Route:
         Args:
             trial: The attempt's number from `breaker.begin`.
             is_already_counted: Another email of the same bulk call has already reported the provider's failure, which
-                counts once. But a missing answer counts for each email, to limit how many emails become held.
+                must count only once. A missing answer still counts for each email, to limit how many emails become
+                held.
         """
         match outcome:
             case Accepted():
@@ -150,7 +152,8 @@ class Route:
         return blame
 
     def record_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
-        """Opens the breaker, because the provider cannot be used. Returns whether the provider or email is at fault."""
+        """Opens the breaker, because the provider cannot be used. Returns whether the provider or the email is at
+        fault."""
         return self.breaker.open(trial, fault.message, email)
 
 
@@ -232,7 +235,7 @@ class Routes:
         ]
 
     def delay_seconds(self, able: Sequence[Route]) -> float:
-        """How many seconds until an email is due again. For an email whose possible routes may not be tried now.
+        """The seconds until an email should be due again, because none of its possible routes may be tried now.
 
         Returns 0 if `able` contains all routes, because then the worker leases no email until a route may be tried.
         Otherwise, the worker keeps leasing emails for other routes. Without a delay, it would lease and release this
@@ -271,7 +274,8 @@ class Routes:
 
     @property
     def change_seconds(self) -> float | None:
-        """Seconds until the next blocked route may be tried; None if no route is blocked, or no end is known."""
+        """Seconds until the next blocked route may be tried; None if no route is blocked, or operators paused all that
+        are."""
         waits = [seconds for route in self._routes if (seconds := route.wait_seconds) and seconds < math.inf]
         return min(waits, default=None)
 

@@ -15,14 +15,12 @@ from dispatcher.store.lanes import Author
 from dispatcher.store.statements import Source, fetch, fetch_sync
 
 BURST_SECONDS: Final = 0.5
-"""A domain's token bucket contains at most the tokens of this many seconds. The relay wakes emails of the domain's
-lines more often than this.
-"""
+"""A domain's token bucket contains at most the tokens of this many seconds. The relay wakes the domain's waiting emails
+more often than this."""
 SLOT_SECONDS: Final = 15.0
 """How long a worker may use the slots of a domain without asking again. If the worker dies, the slots are free after
-this time.
-"""
-MOST_IN_LINE: Final = 10_000
+this time."""
+MOST_WAITING: Final = 10_000
 """The emails that wait for a domain's ceiling are counted up to this number."""
 
 
@@ -43,7 +41,7 @@ class LimitedDomain:
     """A domain that has ceilings, and the emails that wait for them.
 
     Attributes:
-        waiting: The number of these emails, counted up to `MOST_IN_LINE`.
+        waiting: The number of these emails, counted up to `MOST_WAITING`.
     """
 
     limit: DomainLimit
@@ -51,7 +49,7 @@ class LimitedDomain:
 
     def describe(self) -> str:
         """A sentence such as `12 emails wait: example.org may get 5 emails per second.`"""
-        more = " or more" if self.waiting >= MOST_IN_LINE else ""
+        more = " or more" if self.waiting >= MOST_WAITING else ""
         wait = "email waits" if self.waiting == 1 else "emails wait"
         return f"{self.waiting:,}{more} {wait}: {self.limit.describe()}."
 
@@ -101,14 +99,14 @@ async def remove_limit(source: Source, domain: str, author: Author) -> bool:
     return bool(await fetch(source, "remove_domain_limit", {"domain": domain, **author}))
 
 
-async def count_in_line(source: Source) -> list[LimitedDomain]:
+async def count_domain_waits(source: Source) -> list[LimitedDomain]:
     """The domains that have ceilings, sorted by name, each with the number of emails that wait for its ceilings."""
-    return await fetch(source, "count_in_line", {"most": MOST_IN_LINE}, into=_limited)
+    return await fetch(source, "count_domain_waits", {"most": MOST_WAITING}, into=_limited)
 
 
-def count_in_line_sync(connection: Session) -> list[LimitedDomain]:
-    """As `count_in_line`, on a synchronous connection."""
-    return fetch_sync(connection, "count_in_line", {"most": MOST_IN_LINE}, into=_limited)
+def count_domain_waits_sync(connection: Session) -> list[LimitedDomain]:
+    """As `count_domain_waits`, on a synchronous connection."""
+    return fetch_sync(connection, "count_domain_waits", {"most": MOST_WAITING}, into=_limited)
 
 
 def _limited(domain: str, per_second: float | None, concurrent: int | None, waiting: int) -> LimitedDomain:

@@ -33,9 +33,9 @@ MAX_OCTETS: Final = 64 * 1024
 """`lease` returns the content of an email only if the content is at most this large and has no attachments. Nearly all
 emails are far smaller."""
 MOST_WAIT_SECONDS: Final = 3600.0
-"""The longest wait for a domain's ceiling. Then the email gets a new place, because the ceiling may have changed."""
+"""The longest wait for a domain's ceiling. Then the email must wait again, because the ceiling may have changed."""
 MOST_PACE: Final = 1_000_000.0
-"""The highest `LinePlace.pace`; a higher pace counts as this pace."""
+"""The highest `DomainWait.pace`; a higher pace counts as this pace."""
 SLICE_OCTETS: Final = 4 * 1024 * 1024
 _NUMBER: Final = attrgetter("email_id.int")
 _NO_EMAIL: Final = (AttributeError, TypeError, ValueError)
@@ -89,11 +89,11 @@ class Lease(NamedTuple):
         return self.traceparent[3:35] if self.traceparent else None
 
 
-class LinePlace(NamedTuple):
-    """The line in which an email waits for a ceiling of its recipient domain.
+class DomainWait(NamedTuple):
+    """The wait of an email for a ceiling of a recipient domain.
 
     Attributes:
-        pace: How many emails per second leave all lines of this domain together.
+        pace: How many waiting emails of the domain may become due per second.
     """
 
     domain: str
@@ -409,30 +409,30 @@ class LeaseStore:
         )
         return outcome.locked
 
-    async def put_in_line(self, places: Mapping[UUID, tuple[int, LinePlace]]) -> set[UUID]:
-        """Releases leases because of the ceiling of a recipient domain: each email waits in the line of its domain.
+    async def wait_for_domains(self, waits: Mapping[UUID, tuple[int, DomainWait]]) -> set[UUID]:
+        """Releases leases because of the ceiling of a recipient domain. Each email then waits for this ceiling.
 
-        Skips locked rows. Returns the ids of the skipped emails: the caller must release these later.
+        Skips locked rows. Returns the ids of the skipped emails: the caller must release these emails later.
 
         Args:
-            places: The lease's token and the line, by email id.
+            waits: By email id: the lease's token, and the wait.
         """
-        outcome = await self.locked.execute_unlocked(places, lambda free: self._put_free_in_line(free, places))
+        outcome = await self.locked.execute_unlocked(waits, lambda free: self._make_free_wait(free, waits))
         return outcome.locked
 
-    async def _put_free_in_line(self, free: set[UUID], places: Mapping[UUID, tuple[int, LinePlace]]) -> None:
-        parameters = ids_with("lease_tokens", {email_id: places[email_id][0] for email_id in free})
-        lines = [places[email_id][1] for email_id in parameters["email_ids"]]
+    async def _make_free_wait(self, free: set[UUID], waits: Mapping[UUID, tuple[int, DomainWait]]) -> None:
+        parameters = ids_with("lease_tokens", {email_id: waits[email_id][0] for email_id in free})
+        asked = [waits[email_id][1] for email_id in parameters["email_ids"]]
         columns = {
-            "domains": [line.domain for line in lines],
-            "lanes": [line.lane for line in lines],
-            "tenant_ids": [line.tenant_id for line in lines],
-            "paces": [min(line.pace, MOST_PACE) for line in lines],
+            "domains": [wait.domain for wait in asked],
+            "lanes": [wait.lane for wait in asked],
+            "tenant_ids": [wait.tenant_id for wait in asked],
+            "paces": [min(wait.pace, MOST_PACE) for wait in asked],
             "most_seconds": MOST_WAIT_SECONDS,
         }
-        ours = await self._ids("put_in_line", {**parameters, **columns})
+        ours = await self._ids("wait_for_domains", {**parameters, **columns})
         if len(ours) < len(free):
-            await self.revert_recovery({email_id: places[email_id][0] for email_id in free - ours})
+            await self.revert_recovery({email_id: waits[email_id][0] for email_id in free - ours})
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
         """Records a batch of results. Returns the ids of the emails for which this worker still had a lease.

@@ -285,11 +285,11 @@ class Outbox:
         outcome = await self.locked.execute_unlocked(ids, lambda free: self._fetch("wake", ids_within(free)))
         return len(outcome.rows())
 
-    async def list_domains_in_line(self) -> list[str]:
+    async def list_awaited_domains(self) -> list[str]:
         """The recipient domains for whose ceilings emails wait."""
-        return [row[0] for row in await self._fetch("list_domains_in_line")]
+        return [row[0] for row in await self._fetch("list_awaited_domains")]
 
-    async def move_up(self, domain: str, factor: float, after: datetime, limit: int) -> tuple[int, datetime]:
+    async def shorten_waits(self, domain: str, factor: float, after: datetime, limit: int) -> tuple[int, datetime]:
         """Shortens the waits of emails that wait for a domain's ceiling. Skips locked rows.
 
         Args:
@@ -300,19 +300,19 @@ class Outbox:
         Returns:
             The number of emails that were read, and `after` for the next call.
         """
-        rows = await self._fetch("find_in_line", {"domain": domain, "after": after, "limit": limit})
+        rows = await self._fetch("find_domain_waits", {"domain": domain, "after": after, "limit": limit})
         waits = {email_id: seconds * factor for email_id, _, seconds in rows}
         await self.locked.execute_unlocked(
-            waits, lambda free: self._fetch("move_up", ids_with("seconds", {each: waits[each] for each in free}))
+            waits, lambda free: self._fetch("shorten_waits", ids_with("seconds", {each: waits[each] for each in free}))
         )
         return len(rows), rows[-1][1] if rows else after
 
-    async def shorten_lines(self, domain: str, factor: float) -> None:
-        """Multiplies the lengths of a domain's lines by `factor`, so that new emails do not wait too long.
+    async def shorten_group_waits(self, domain: str, factor: float) -> None:
+        """Multiplies the time until the last email of each waiting group of a domain is due.
 
-        `move_up` shortens the waits of the emails that are already in the lines.
+        So emails that must wait from now on become due soon after the emails whose waits were shortened.
         """
-        await self._fetch("shorten_lines", {"domain": domain, "factor": factor})
+        await self._fetch("shorten_group_waits", {"domain": domain, "factor": factor})
 
     async def cancel_expired(self, limit: int) -> list[ExpiredEmail]:
         """Cancels up to `limit` emails that have expired and that no worker has leased."""

@@ -49,7 +49,7 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
         with suppress(OSError):
             _print(title, error, is_up=context.process_slot.is_up)
     finally:
-        # Flush and exit even if the disk is full, or if the reader of a stream has closed it.
+        # Exit even if a stream cannot be flushed, because the disk is full or the stream's reader has closed it.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()

@@ -37,7 +37,7 @@ from dispatcher.telemetry.log import get_log
 
 MAX_WORKERS: Final = 256
 REPEATED_SECONDS: Final = 1.0
-"""A second SIGTERM within this time counts as a repetition of the first."""
+"""A second SIGTERM within this time counts as a repetition of the first SIGTERM, and is ignored."""
 _REPLACEMENT_CHECK_SECONDS: Final = 0.05
 
 
@@ -112,7 +112,7 @@ class Parent:
 
     @property
     def _worker_count(self) -> int:
-        """The number of workers that should run. A predecessor and its successor count as one."""
+        """The number of workers that should run. A worker and the successor that replaces it count as one."""
         return len(self._manager.workers) - self._replacement.surplus
 
     def _install_handlers(self) -> None:

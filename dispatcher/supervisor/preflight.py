@@ -99,7 +99,8 @@ def _inspect_broker(settings: Settings) -> list[str]:
 
 
 def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> list[str]:
-    """Errors at a server. If the server is unreachable, waits until it answers; without `waits`, returns no errors."""
+    """The errors that a check finds at a server. If the server is unreachable: waits until it answers, or returns no
+    errors if `waits` is False."""
     backoff = Backoff(base_seconds=1.0, cap_seconds=LONGEST_WAIT_SECONDS)
     while True:
         try:
@@ -119,7 +120,7 @@ def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> lis
 
 
 def _wait(server: str, error: ServerUnavailable, backoff: Backoff) -> None:
-    # At least half of each wait is fixed, because very short waits would fill the log.
+    # Wait at least half of the backoff, because retries after very short waits would fill the log.
     seconds = backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
     reason = f"{error.message} {error.remedy or ''}".rstrip()
     get_log().warning(f"{server}.connection_lost", reason=reason, retry_in_seconds=round(seconds, 1))

@@ -20,8 +20,8 @@ from dispatcher.telemetry.log import get_log
 DRAIN_MARGIN_SECONDS: Final = 5.0
 """How long a worker may run after its own drain deadline, to record the last results, before the parent kills it."""
 STOP_LAST_SECONDS: Final = 10.0
-"""Time for the roles that stop last. Longer than the sum of the relay's deadlines: for its last round, and for closing
-its connections if RabbitMQ and PostgreSQL do not answer."""
+"""How long a role that stops last may take to end. The relay needs time for its last round, and then for closing its
+connections. This time is longer than the sum of both deadlines, even if RabbitMQ and PostgreSQL do not answer."""
 HANDLED_SIGNALS: Final = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -34,7 +34,7 @@ HANDLED_SIGNALS: Final = (
 
 
 class ProcessManager:
-    """All children of one parent.
+    """Starts, stops, reaps and restarts all children of one parent.
 
     Attributes:
         processes: Processes that run or will be started, in the order of the roles.
@@ -87,7 +87,8 @@ class ProcessManager:
 
     @property
     def due_at(self) -> float | None:
-        """The time of the next start or kill; None if none is planned, so that the parent acts only on signals."""
+        """The time of the next start or kill; None if no start and no kill is planned. Then the parent acts only on
+        signals."""
         due = [process.start_at for process in self.processes if process.start_at is not None]
         due += [process.kill_at for process in self.processes if process.kill_at is not None]
         return min(due, default=None)
@@ -128,7 +129,8 @@ class ProcessManager:
         self._log.info("process.started", role=process.name, pid=pid)
 
     def stop(self, process: Process, ending: Ending) -> None:
-        """Stops a process, for the given reason. After a reload, the process restarts if its role has only one."""
+        """Stops a process, for the given reason. If the reason is a reload and the role has only one process, the
+        process is started again after it has ended."""
         process.ending = ending
         process.process_slot.note_ending()
         if process.pid is None:
@@ -153,7 +155,7 @@ class ProcessManager:
                     self.stop(process, Ending.DRAINED)
 
     def kill_now(self) -> None:
-        """Makes every process overdue, so that the next `kill_overdue` kills it."""
+        """Sets the end of each process's time to now, so that the next `kill_overdue` kills every process."""
         for process in self.processes:
             process.kill_by(time.monotonic())
 
@@ -190,7 +192,8 @@ class ProcessManager:
         now, pid = time.monotonic(), process.pid
         reason = process.ending or process.ending_of(exit_code)
         if exit_code is None or exit_code < 0:
-            process.process_slot.note_reason(f"{how}.")  # otherwise the child has recorded the reason
+            # The child could not record a reason itself: it was not forked, or a signal ended it.
+            process.process_slot.note_reason(f"{how}.")
         error = {"error": process.process_slot.reason} if reason is Ending.COULD_NOT_BOOT else {}
         process.note_exit(now)
         if process.ending is None and not self._is_draining:

@@ -3,11 +3,12 @@
     a worker         its successor starts first. When the successor is up, the old worker drains. When the old worker
                      has ended, the next worker follows. If a successor cannot boot, it is retried, and the old worker
                      continues.
-    relay, monitor   end first and restart immediately, because two must not run at the same time (a second relay would
-                     only wait for its election, and the monitor's address can be bound once). They are replaced last.
+    relay, monitor   are replaced last. The old process ends first, and the new process starts immediately, because only
+                     one of each may run at a time: a second relay would only wait to become the leader, and a second
+                     monitor could not bind the address.
 
-No list is kept. The processes to replace are those forked before the last reload, and those that request a successor.
-So several reloads in a row act as one reload.
+This module keeps no list of processes to replace. It replaces each process that was forked before the last reload, and
+each worker that requests a successor. So several reloads in a row act as one reload.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dispatcher.telemetry.log import get_log
 
 
 class RollingReplacement:
-    """The replacement in progress, if any."""
+    """Replaces processes one after the other; knows which replacement is in progress."""
 
     def __init__(self, manager: ProcessManager) -> None:
         self._manager = manager
@@ -48,7 +49,7 @@ class RollingReplacement:
         return process in (self._old, self._new)
 
     def step(self) -> None:
-        """Does everything that can be done now."""
+        """Takes the next step of the replacement, if that step is possible now."""
         if self._old is not None and self._is_replaced(self._old):
             self._old = self._new = None
         if self._old is None:
@@ -59,7 +60,7 @@ class RollingReplacement:
     def _is_replaced(self, old: Process) -> bool:
         if self._new is not None:
             return old not in self._manager.processes
-        # The old process used the same slot. When it ended, the slot became free for the restart.
+        # The new process uses the same slot, and starts when the old process has ended.
         return old.ending is None
 
     def _begin_next(self) -> None:
@@ -80,7 +81,7 @@ class RollingReplacement:
 
     def _reason_to_replace(self, process: Process) -> Ending | None:
         if process.pid is None or process.ending is not None:
-            # A process that waits for its start will have the new generation anyway.
+            # The process is stopping, or waits for its start. In both cases, the next process has the new generation.
             return None
         if process.generation < self._manager.generation:
             return Ending.RELOADED

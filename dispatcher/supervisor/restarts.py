@@ -12,12 +12,15 @@ STEADY_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """How often one process has recently ended, either after it was up or during boot.
+    """Counts how often a process has ended recently, and calculates the wait before its next start.
+
+    A process has two such counts: for ends after it was up, and for ends during its boot.
 
     Attributes:
         first_wait_seconds: The first wait before a restart. It doubles with each further end.
         free: How many ends in a row are followed by a restart without a wait.
-        in_a_row: How often the process has ended since it was last healthy, or last up.
+        in_a_row: How often the process has ended since it was last healthy (if it was up), or since it was last up
+            (during boot).
     """
 
     first_wait_seconds: float = 0.1
@@ -25,7 +28,7 @@ class Restarts:
     in_a_row: int = 0
 
     def after(self, lived_seconds: float = 0.0) -> Restarts:
-        """The state after the process has ended once more."""
+        """The count after the process has ended once more."""
         return replace(self, in_a_row=1 if lived_seconds >= STEADY_SECONDS else self.in_a_row + 1)
 
     @property
@@ -37,4 +40,5 @@ class Restarts:
 
 
 BOOTS: Final = Restarts(first_wait_seconds=0.5, free=0)
-"""For a process that was never up. An immediate retry would hardly succeed: an operator has to fix something."""
+"""The count for a process that was never up. An immediate restart would hardly help: an operator has to fix
+something."""

@@ -17,8 +17,8 @@ class Ending(StrEnum):
     # The process ended by itself, and is restarted.
     CRASHED = "crashed"
     COULD_NOT_BOOT = "could_not_boot"  # ended before it was up
-    HUNG = "hung"  # its loop hung, and the parent aborted it
-    STOPPED = "stopped"  # exit code 0, so something other than the parent stopped it
+    HUNG = "hung"  # the process's loop hung, and the parent aborted the process
+    STOPPED = "stopped"  # exit code 0, although the parent did not stop the process
 
     # The parent stopped the process.
     RELOADED = "reloaded"

@@ -34,14 +34,14 @@ from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import EmailEvent, EmailState, InFlightEmail, LeaseExpired
 
 NO_PROVIDER: Final = "none"
-"""The provider of an attempt that made no request."""
+"""The provider's name in the record of an attempt that made no request."""
 CHANNEL_SECONDS: Final = 30.0
 """An SMS that reaches a host without a provider for SMS is due again after this time, because another host may have
 such a provider."""
 
 
 class NoRoute(Exception):
-    """No provider that can send the email may be tried now. Caught inside the worker.
+    """Raised if none of the providers that can send the email may be tried now. Caught inside the worker.
 
     Attributes:
         delay_seconds: Seconds until the email is due again.
@@ -53,7 +53,8 @@ class NoRoute(Exception):
 
 
 class TryLater(Exception):
-    """The email was not sent, and this worker tries again later. No attempt is used. Caught inside the worker.
+    """Raised if the email was not sent, and this worker must try again later. No attempt is used. Caught inside the
+    worker.
 
     Attributes:
         seconds: The wait before the next try.
@@ -72,7 +73,7 @@ class _RouteClosed(Exception):
 
 
 class LedgerAttempt(Attempt):
-    """An attempt that moves the email's state, and writes the ledger, as the adapter reports progress.
+    """One attempt. When the adapter reports progress, changes the email's state and writes the in-flight ledger.
 
     Attributes:
         trial: The number that the breaker gave to this attempt.
@@ -166,7 +167,7 @@ class BulkAttempt(NamedTuple):
 
 
 class Attempts:
-    """Makes attempts. Writes the ledger, and nothing to the database."""
+    """Makes attempts to send emails. Writes the in-flight ledger, but nothing to the database."""
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ class Attempts:
     ) -> None:
         """
         Args:
-            timeout_seconds: The longest that a whole attempt may take.
+            timeout_seconds: The longest time that an attempt may take.
             allowed_headers: Headers that control a provider and that the operator allows.
             sms_segments: The most segments of an SMS.
         """
@@ -210,9 +211,9 @@ class Attempts:
         return BulkAttempt(attempt, outcome)
 
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
-        """The outcome of an ended bulk attempt, if the provider accepted the email, as it nearly always does.
+        """The outcome of a bulk attempt that has ended, if the provider accepted the email.
 
-        None if `make` must handle any other outcome.
+        None if the attempt has any other outcome, which is rare. Then call `make` to handle it.
         """
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
@@ -258,13 +259,17 @@ class Attempts:
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
-            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain timed out and ended the attempt
+            if email.state not in (
+                EmailState.PREPARING,
+                EmailState.STOPPED,
+            ):  # a drain timed out and ended this attempt
                 raise NoRoute
 
     async def _try(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        """Tries a provider as soon as its rate and its connections allow. Returns None if it may no longer be tried."""
+        """Tries a provider as soon as its rate and its connections allow. Returns None if the provider may no longer be
+        tried."""
         if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
             return None
         if (gate := route.gate) is not None:
@@ -279,10 +284,10 @@ class Attempts:
     async def _try_within_ceilings(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        """As `_try`, within the ceilings of the email's recipient domains.
+        """Like `_try`, but first waits until the ceilings of the email's recipient domains allow the attempt.
 
         Raises:
-            DomainFull: The ceiling of a domain is reached.
+            DomainFull: The ceiling of a recipient domain is reached.
         """
         gates = await self._routes.domains.enter(content)
         began_at = asyncio.get_running_loop().time()
@@ -342,7 +347,7 @@ class Attempts:
         return pin, (self._routes.key_seconds(pin.provider) or 0.0) - (steady_clock() - pin.since)
 
     def _lapse_of(self, pin: Pin) -> str | None:
-        """Why a pinned email may no longer be tried; None if it may."""
+        """Why no further attempt may be made for a pinned email; None if an attempt may be made."""
         key_seconds = self._routes.key_seconds(pin.provider)
         if key_seconds is None:
             return f"{pin.provider} may have accepted the email, and is no longer configured with idempotency keys."
@@ -391,7 +396,8 @@ class Attempts:
             NoRoute: No provider that could send the email may be tried now.
             TryLater: A provider that could send the email must first be probed with different emails.
         """
-        if _must_end(email):  # an adapter did not notice the stop
+        # The email was stopped, or its task was cancelled, but an adapter has caught the CancelledError.
+        if _must_end(email):
             raise asyncio.CancelledError
         choose, unable = self._routes.choose, email.unable
         route = choose(content, email.refused_by | unable) or choose(content, unable)
@@ -477,7 +483,7 @@ class Attempts:
         except asyncio.CancelledError as error:
             if _must_end(email):
                 raise
-            return self.failed(email, error)  # a library cancelled something inside the adapter
+            return self.failed(email, error)  # the task was not cancelled, but a future within the adapter
         except Exception as error:  # noqa: BLE001 - an adapter's bug may end one attempt, but not the worker
             return self.failed(email, error)
 

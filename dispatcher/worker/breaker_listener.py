@@ -22,14 +22,14 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 KEEP_PREFETCHED_SECONDS: Final = 5.0
-"""If a provider may be tried again within this time, the worker keeps its prefetched messages. To return them and fetch
-them again would cost more."""
+"""If a provider may be tried again within this time, the worker keeps its prefetched messages, because returning and
+fetching them again would cost more."""
 RETRY_SECONDS: Final = 5.0
 """If PostgreSQL fails, the wait before the next try to publish a breaker's state."""
 
 
 class BreakerListener:
-    """Creates breakers, and acts on their changes."""
+    """Creates the circuit breakers of this worker, and acts on their changes."""
 
     def __init__(self, store: ProviderStore) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class BreakerListener:
         Args:
             window: How many emails this worker may have on the wire to the provider at the same time.
         """
-        # Overwrite the state that this slot's previous worker may have left.
+        # PostgreSQL may still have the state of the worker that used this slot before. Overwrite that state.
         self._queue_state(provider, BreakerState.CLOSED, None, 0.0)
         _show_state(provider, BreakerState.CLOSED)
         return CircuitBreaker(
@@ -75,7 +75,8 @@ class BreakerListener:
             if wait_seconds > KEEP_PREFETCHED_SECONDS:
                 consumer.pause()
             elif not wait_seconds:
-                # Resume during a probe, too: if the probe ends without an answer, the next probe needs a new message.
+                # Resume consuming during a probe, too: if the probe ends without an answer, the next probe needs a new
+                # message.
                 consumer.resume()
                 wake()
             await _wait_for(self._changed, routes.change_seconds)

@@ -32,7 +32,7 @@ the call is split into halves."""
 
 
 class _CallAborted(Exception):
-    """A call was not sent, because one of its emails may no longer be sent. Caught in this file."""
+    """Raised if a call was not sent, because an email of the call must no longer be sent. Caught in this file."""
 
 
 @dataclass(slots=True, eq=False)
@@ -183,10 +183,10 @@ class _CallAttempt(Attempt):
         self._seconds = seconds
 
     def mark_on_wire(self) -> None:
-        """Marks every email as on the wire. If one email may not be sent, unmarks all.
+        """Marks every email as on the wire. If one email must not be sent, unmarks all.
 
         Raises:
-            _CallAborted: At least one email may not be sent. The caller must make the call again without it.
+            _CallAborted: At least one email must not be sent. The caller must make the call again without it.
         """
         allowed = [member for member in self._members if _may_leave(member)]
         if len(allowed) < len(self._members):
@@ -220,7 +220,7 @@ def _distribute(members: Sequence[_Member], outcomes: Sequence[Outcome | Provide
     """Gives each member its outcome. The breaker counts a failure of the whole provider once, not once per email."""
     whole = outcomes[0]
     if not isinstance(whole, ProviderFault) and whole.detail and all(each is whole for each in outcomes):
-        # A text about the whole call may repeat content of any email.
+        # The provider's text about the whole call may repeat content of any email. Remove the content of each email.
         for member in members:
             whole = without_echo(whole, member.email)
         outcomes = [whole] * len(members)
@@ -287,7 +287,7 @@ class _CallPlan:
         self._next_by_address: dict[str, int] = {}
 
     def add(self, member: _Member) -> None:
-        """Adds the email to the first call into which it fits, and that comes after all calls with any of its
+        """Adds the email to the first call that has room for it and that comes after every call with one of its
         addresses."""
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):

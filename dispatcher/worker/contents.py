@@ -24,7 +24,7 @@ from dispatcher.worker.window import Window
 T = TypeVar("T")
 
 OVERHEAD_OCTETS: Final = 64 * 1024
-"""Memory for one email in addition to its content."""
+"""The memory that an email needs in addition to its content."""
 LIGHT_OCTETS: Final = 1024 * 1024
 LIGHT_SHARE: Final = 4
 """A quarter of the memory is reserved for content of at most LIGHT_OCTETS."""
@@ -37,7 +37,7 @@ MAX_DELAY_SECONDS: Final = 60.0
 
 
 class NoMemory(Exception):
-    """Too many emails wait for memory. Caught inside the worker.
+    """Raised if too many emails wait for memory already. Caught inside the worker.
 
     Attributes:
         delay_seconds: Seconds until the email is due again.
@@ -49,7 +49,7 @@ class NoMemory(Exception):
 
 
 class MemoryBudget:
-    """An amount of memory in octets, granted in the order of the requests."""
+    """Grants memory for emails, up to a limit in octets, in the order of the requests."""
 
     def __init__(self, octets: int, *, most_waiting: int) -> None:
         self._octets = octets
@@ -114,7 +114,7 @@ class MemoryBudget:
 
 
 class ContentLoader:
-    """Reads content within a memory budget."""
+    """Reads the large content of emails, within a memory budget."""
 
     def __init__(
         self, store: LeaseStore, outage: StoreOutage, window: Window, *, octets: int, copies: int, prefetch: int
@@ -199,4 +199,4 @@ class ContentLoader:
         try:
             return await self._store.find_content_octets(email_id)
         except StatementRefused:
-            return 0  # `loaded` then reads the content, and reports the error
+            return 0  # `loaded` will read the content, and report why that fails

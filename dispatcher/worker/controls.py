@@ -5,8 +5,8 @@
     pause of a provider               ─▶ the worker does not try the provider; other providers take over
 
 The worker releases paused emails that it has leased, but that are not on the wire. Emails on the wire are completed.
-While PostgreSQL is unreachable, the controls that were read last stay in force. The ceilings of recipient domains are
-applied, too.
+While PostgreSQL is unreachable, the controls that were read last stay in force. This module also applies the ceilings
+of recipient domains.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class LaneHolder(Protocol):
     """The lease stage, which has the messages whose emails are not leased yet."""
 
     def hold_lanes(self, lanes: frozenset[str]) -> None:
-        """Leases no more emails of exactly these lanes, until the next call of this method."""
+        """Stops the leasing of these lanes' emails, and allows the leasing of all other lanes' emails, until the next
+        call."""
 
     def return_held(self) -> None:
         """Returns the messages of held lanes to RabbitMQ."""
@@ -94,9 +95,9 @@ class OperatorControls:
             await asyncio.sleep(READ_SECONDS)
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
-        """Which of these emails were paused while they were being leased.
+        """Which of these emails an operator paused while they were being leased.
 
-        If PostgreSQL does not answer, returns all these emails.
+        If PostgreSQL does not answer, returns all of them.
 
         Args:
             pauses: The pauses that were in force when the lease statement was sent. If they have not changed since

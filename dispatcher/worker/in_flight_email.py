@@ -35,7 +35,7 @@ from dispatcher.domain.pin import Pin
 from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain
 from dispatcher.host.clock import steady_clock
-from dispatcher.store.leases import Lease, LinePlace, Result
+from dispatcher.store.leases import DomainWait, Lease, Result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,8 +106,8 @@ TRANSITIONS: Final[Mapping[tuple[EmailState, EmailEvent], EmailState]] = {
     (EmailState.MARKED, EmailEvent.SEND): EmailState.ON_THE_WIRE,
     (EmailState.MARKED, EmailEvent.UNMARK): EmailState.PREPARING,
     (EmailState.ON_THE_WIRE, EmailEvent.UNMARK): EmailState.PREPARING,
-    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no request was made: no content, for example
-    (EmailState.STOPPED, EmailEvent.ANSWER): EmailState.ANSWERED,  # the adapter did not notice the stop
+    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no request was made, for example without content
+    (EmailState.STOPPED, EmailEvent.ANSWER): EmailState.ANSWERED,  # an adapter caught the cancellation
     (EmailState.ON_THE_WIRE, EmailEvent.ANSWER): EmailState.ANSWERED,
     # The record stage.
     (EmailState.ANSWERED, EmailEvent.RECORD): EmailState.RECORDED,
@@ -122,7 +122,7 @@ TRANSITIONS: Final[Mapping[tuple[EmailState, EmailEvent], EmailState]] = {
     (EmailState.RECORDED, EmailEvent.FINISH): EmailState.DONE,
     (EmailState.RECORDED, EmailEvent.WAIT): EmailState.WAITING,
     (EmailState.RECORDED, EmailEvent.RELEASE): EmailState.RELEASING,
-    # A drain, or a lost lease.
+    # The worker drains, the lease was lost, or the email is paused.
     (EmailState.PREPARING, EmailEvent.STOP): EmailState.STOPPED,
     (EmailState.WAITING, EmailEvent.STOP): EmailState.STOPPED,
     (EmailState.PREPARING, EmailEvent.RELEASE): EmailState.RELEASING,
@@ -225,7 +225,8 @@ class InFlightEmail:
 
     @property
     def limits(self) -> RetryLimits | None:
-        """The email's own retry limits, with the redelivery time that is left now; None if the email has none."""
+        """The email's own retry limits, with the redelivery time that is left now. None if the email has no limits of
+        its own."""
         limits = self.lease.limits
         if limits is None:
             return None
@@ -233,12 +234,13 @@ class InFlightEmail:
 
     @property
     def attempt_pin(self) -> Pin:
-        """A pin to the current attempt's provider. Use it only if this attempt is the first with an unknown outcome."""
+        """A pin to the current attempt's provider. Use it only if this attempt is the email's first with an unknown
+        outcome."""
         return Pin(self.provider, self._started_steadily_at)
 
     @property
     def attempted_until(self) -> float:
-        """The current time in Unix seconds, as the end of the attempt: `started_at` plus the elapsed monotonic time."""
+        """The end of an attempt that ends now, in Unix seconds: `started_at` plus the elapsed monotonic time."""
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:
@@ -264,9 +266,9 @@ class ReleaseRequest(NamedTuple):
 
     Attributes:
         delay_seconds: Seconds until the email is due again.
-        place: Where the email waits, if a ceiling of a recipient domain is reached; otherwise None.
+        wait: The email's wait for a recipient domain whose ceiling is reached; None if no ceiling is reached.
     """
 
     email: InFlightEmail
     delay_seconds: float = 0.0
-    place: LinePlace | None = None
+    wait: DomainWait | None = None

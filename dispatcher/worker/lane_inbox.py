@@ -22,8 +22,8 @@ class Arrival(NamedTuple):
     pointer: Pointer
 
 
-class _Lines:
-    """A queue of arrivals for each lane. Has the methods of a deque that `BatchQueue` uses."""
+class _LaneQueues:
+    """Keeps a queue of arrivals for each lane. Has those methods of a deque that `BatchQueue` calls."""
 
     def __init__(self) -> None:
         self.by_lane: dict[str, deque[Arrival]] = {}
@@ -44,13 +44,13 @@ class _Lines:
 class LaneInbox(BatchQueue[Arrival]):
     """Passes arrivals to the lease stage in batches. If several lanes have arrivals, the lanes take turns.
 
-    The most urgent lane also gets slots beyond the window, so that it need not wait for a slot while emails of other
-    lanes wait for an answer, or for a token of a rate limit.
+    The most urgent lane may lease more emails than fit into the window. So its emails need not wait while emails of
+    other lanes fill the window, because they wait for an answer or for a token of a rate limit.
     """
 
     def __init__(self, weights: LaneWeights) -> None:
         super().__init__()
-        self._lines = self._items = _Lines()  # type: ignore[assignment]
+        self._queues = self._items = _LaneQueues()  # type: ignore[assignment]
         self._weights = weights
         self._turns = Turns(weights.of)
         self._window: Window | None = None
@@ -58,34 +58,34 @@ class LaneInbox(BatchQueue[Arrival]):
     async def lease(self, handle: Callable[[list[Arrival]], Awaitable[None]], window: Window) -> None:
         """Passes batches that fit into the window to the handler, until cancelled."""
         self._window = window
-        # Choose the email that probes a provider at random, because emails that the provider refuses may arrive
+        # If an email must probe a provider, choose it at random, because emails that the provider refuses may arrive
         # together.
         await self.run(handle, room=window.room, is_any_order=window.is_probing)
 
     def take_lane(self, lane: str) -> list[Arrival]:
         """Removes and returns all arrivals of a lane."""
-        return list(self._lines.by_lane.pop(lane, ()))
+        return list(self._queues.by_lane.pop(lane, ()))
 
     def _next(self, room: int, is_any_order: Callable[[], bool]) -> list[Arrival]:
-        lanes = [lane for lane, line in self._lines.by_lane.items() if line]
+        lanes = [lane for lane, queue in self._queues.by_lane.items() if queue]
         if len(lanes) == 1:
-            batch = take(self._lines.by_lane[lanes[0]], room, is_any_order)
+            batch = take(self._queues.by_lane[lanes[0]], room, is_any_order)
         else:
             batch = self._in_turns(min(room, MAX_BATCH), is_any_order)
         urgent = self._weights.urgent
-        if urgent in lanes and self._window is not None and (line := self._lines.by_lane[urgent]):
+        if urgent in lanes and self._window is not None and (queue := self._queues.by_lane[urgent]):
             extra = min(self._window.urgent_room(), MAX_BATCH) - len(batch)
-            batch += [line.popleft() for _ in range(min(extra, len(line)))]
+            batch += [queue.popleft() for _ in range(min(extra, len(queue)))]
         return batch
 
     def _in_turns(self, room: int, is_any_order: Callable[[], bool]) -> list[Arrival]:
-        lines = self._lines.by_lane
-        if 0 < room < len(self._lines) and is_any_order():
-            for line in lines.values():
-                line.rotate(random.randrange(len(line) + 1))  # noqa: S311
+        queues = self._queues.by_lane
+        if 0 < room < len(self._queues) and is_any_order():
+            for queue in queues.values():
+                queue.rotate(random.randrange(len(queue) + 1))  # noqa: S311
         batch: list[Arrival] = []
-        while len(batch) < room and (waiting := [lane for lane, line in lines.items() if line]):
+        while len(batch) < room and (waiting := [lane for lane, queue in queues.items() if queue]):
             lane = self._turns.next(waiting)
             self._turns.charge(lane)
-            batch.append(lines[lane].popleft())
+            batch.append(queues[lane].popleft())
         return batch

@@ -112,8 +112,8 @@ class LeaseStage:
         self._held.clear()
 
     def hold_lanes(self, lanes: frozenset[str]) -> None:
-        """Leases no more emails of exactly these lanes, until the next call of this method. Keeps the lanes' messages
-        for `return_held`."""
+        """Stops the leasing of these lanes' emails, and allows the leasing of all other lanes' emails, until the next
+        call. Keeps the messages of these lanes for `return_held`."""
         self._held_lanes = lanes
         for lane in lanes:
             self._held += self._inbox.take_lane(lane)
@@ -170,7 +170,7 @@ class LeaseStage:
         return email_id not in self._window.emails and waiting.setdefault(email_id, arrival) is arrival
 
     async def _lease_with_retries(self, keys_by_id: dict[UUID, str]) -> tuple[list[Lease], set[UUID], float] | None:
-        """Leases emails, and retries until PostgreSQL answers. Emails whose row is locked get no lease.
+        """Leases emails, and retries until PostgreSQL answers. Leases no email whose row is locked.
 
         Returns:
             The leases, the emails that PostgreSQL refuses to lease, and when the statement was sent (`steady_clock`).
@@ -199,7 +199,7 @@ class LeaseStage:
                 report_lease(len(keys_by_id), time.perf_counter() - began_at)
             except StoreUnavailable as error:
                 answer_lost = True
-                self._ledger.keep_file()  # a hanging session may commit the leases after this process has exited
+                self._ledger.keep_file()  # a hanging session may still commit the leases after this process exits
                 await self._outage.wait(error)
             else:
                 self._outage.end()
@@ -268,7 +268,7 @@ class LeaseStage:
     async def _put_back(self, standing: dict[UUID, UnleasedEmail]) -> set[UUID]:
         """Makes the emails of paused tenants due again; returns their ids. Their messages can then be acked.
 
-        A message that went back to the queue would be delivered again and again during the pause.
+        If their messages went back to the queue instead, RabbitMQ would deliver them again and again during the pause.
         """
         tenants = self._controls.current.paused_tenants
         pending = [i for i, found in standing.items() if found.status is Status.PENDING and not found.is_left_out]

@@ -19,7 +19,8 @@ class StoreOutage:
     """The current outage of PostgreSQL, shared by all stages of a worker.
 
     Attributes:
-        committing: Enter this around a commit and its retries. The process slot then shows how long the commit takes.
+        committing: A context manager for a commit and its retries. Within it, the process slot shows how long the
+            commit takes.
     """
 
     def __init__(self, committing: AbstractContextManager[None] | None = None) -> None:

@@ -39,8 +39,8 @@ from dispatcher.worker.pipeline import Pipeline
 CLEAR_STATES_SECONDS = 1.0
 """The longest that a stopping worker waits to delete its breaker states from PostgreSQL."""
 POOL_SIZE = 3
-"""Connections: one for leases, one for records, one for renewals, releases and rates. Each runs one statement at a
-time."""
+"""Connections to PostgreSQL: one for leases, one for results, and one for renewals, releases and rate limits. Each
+connection executes one statement at a time."""
 CANCEL_SECONDS = 2.0
 """The longest wait for RabbitMQ to stop deliveries, so that a hanging RabbitMQ does not use up the drain's time. The
 worker ignores messages that arrive later."""
@@ -50,7 +50,7 @@ _POLL_SECONDS = 1.0
 PREFETCH_HEADROOM = 0.25
 """Prefetch 25 % more messages than the worker sends at the same time, to hide the round trip to RabbitMQ."""
 WAITING_SHARE = 0.125
-"""The most of the prefetch window that waits for slots of recipient domains."""
+"""The largest share of the prefetch window that may wait in this worker for slots of recipient domains."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """Collect garbage rarely. An email's few dozen objects are freed by reference counting. Cycles (of exceptions and
 closed connections) are rare. By default the collector would run after every ten emails."""
@@ -217,11 +217,11 @@ def _prefetch_count(window: int, settings: Settings) -> int:
     """
     emails = window + int(window * PREFETCH_HEADROOM)
     if window < settings.prefetch:
-        # A provider's ceiling has reduced the window. Each message may point to many emails, and prefetched emails
-        # beyond the window would only wait.
+        # A provider's ceiling has reduced the window. Assume full bundles, because prefetched emails beyond the window
+        # would only wait.
         return math.ceil(emails / settings.bundle_emails)
-    # Count one email per message. At low load, each message points to only one email, and a slow provider needs many
-    # emails at the same time.
+    # Assume one email per message: at low load, each message points to only one email, and with a slow provider, many
+    # emails must be in flight at the same time.
     return emails
 
 

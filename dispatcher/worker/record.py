@@ -123,7 +123,7 @@ class RecordStage:
                     await self._outage.wait(error)
                 is_busy = True
             except SchemaError as error:
-                # The cause is probably a trigger. Keep the result until it can be recorded.
+                # A SchemaError here is probably raised by a trigger. Keep the result until it can be recorded.
                 raise StatementRefused(error.message) from error
             except StoreUnavailable as error:
                 for ended in batch:

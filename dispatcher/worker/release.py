@@ -45,15 +45,15 @@ class ReleaseStage:
         if there is no memory for its content. Otherwise, workers would lease and release it over and over. An email
         waits if the ceiling of a recipient domain is reached.
         """
-        tokens = {email.email_id: email.lease.token for email, _, place in batch if place is None}
+        tokens = {email.email_id: email.lease.token for email, _, wait in batch if wait is None}
         delays = {email.email_id: seconds for email, seconds, _ in batch}
-        places = {email.email_id: (email.lease.token, place) for email, _, place in batch if place is not None}
+        waits = {email.email_id: (email.lease.token, wait) for email, _, wait in batch if wait is not None}
         locked: set[UUID] = set()
         if tokens:
             locked |= await self._until_answered(lambda: self._store.release_unlocked(tokens, delays))
-        if places:
-            locked |= await self._until_answered(lambda: self._store.put_in_line(places))
-            metrics.DOMAIN_WAITS.add(len(places))
+        if waits:
+            locked |= await self._until_answered(lambda: self._store.wait_for_domains(waits))
+            metrics.DOMAIN_WAITS.add(len(waits))
         released = []
         for request in batch:
             email = request.email

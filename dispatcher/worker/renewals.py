@@ -22,7 +22,7 @@ before the lease ends, and proves to other hosts that the owner is alive (see `r
 
 
 class Renewals:
-    """Renews the leases of slow sends and of waiting emails."""
+    """Renews the leases of emails whose attempt takes long, and of emails that wait for a retry."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Renewals:
             if email_id in ours:
                 email.confirm(asked_at, self._lease_seconds)
             elif email.may(EmailEvent.STOP):
-                # The lease is lost. An email that is being recorded has no lease either, because it is finished, but
-                # `may` excludes such an email.
+                # The email has lost its lease, so stop it. An email whose result was just recorded has no lease,
+                # either, but `may` has excluded that email.
                 self._send.stop(email)
         return outcome.locked

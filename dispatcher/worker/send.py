@@ -25,7 +25,7 @@ from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.routing.domain_gates import DomainFull
-from dispatcher.store.leases import LinePlace
+from dispatcher.store.leases import DomainWait
 from dispatcher.store.results import result_of
 from dispatcher.worker.attempts import Attempts, BulkAttempt, NoRoute, TryLater
 from dispatcher.worker.contents import ContentLoader, NoMemory
@@ -104,11 +104,11 @@ class SendStage:
         email.on(EmailEvent.RESUME)
         self._start(email)
 
-    def release(self, email: InFlightEmail, delay_seconds: float = 0.0, place: LinePlace | None = None) -> None:
+    def release(self, email: InFlightEmail, delay_seconds: float = 0.0, wait: DomainWait | None = None) -> None:
         """Releases an email that was not sent, or that the provider certainly did not accept. Idempotent."""
         if email.may(EmailEvent.RELEASE):
             email.on(EmailEvent.RELEASE)
-            self._releases.add(ReleaseRequest(email, delay_seconds, place))
+            self._releases.add(ReleaseRequest(email, delay_seconds, wait))
 
     def stop(self, email: InFlightEmail) -> None:
         """Prevents an email from being sent, and releases the email when its attempt has ended.
@@ -143,7 +143,7 @@ class SendStage:
             if email.state is EmailState.ON_THE_WIRE:
                 self._conclude(email, Uncertain("The worker had to stop before the provider answered."))
             else:
-                self.release(email)  # `stop_all` stopped the email, but its adapter has not noticed yet
+                self.release(email)  # `stop_all` stopped the email, but its task has not ended yet
 
     def _work(self) -> list[asyncio.Future[object]]:
         """The pending tasks and bulk calls."""
@@ -151,7 +151,7 @@ class SendStage:
         return [work for work in works if isinstance(work, asyncio.Future) and not work.done()]
 
     def _start(self, email: InFlightEmail, bulk: BulkAttempt | None = None) -> None:
-        email.work = self._loop.create_task(self._send(email, bulk))  # costs half as much as asyncio.create_task
+        email.work = self._loop.create_task(self._send(email, bulk))  # takes half as long as asyncio.create_task
 
     def _end_bulk(self, email: InFlightEmail, bulk: BulkAttempt) -> None:
         """Queues the result of an accepted email when its bulk call has ended. Starts a task for any other outcome."""
@@ -161,14 +161,14 @@ class SendStage:
             return
         try:
             self._conclude(email, accepted)
-        except Exception as error:  # noqa: BLE001 - as in `_send`
+        except Exception as error:  # noqa: BLE001 - handled like an error in `_send`
             self._conclude(email, self._attempts.failed(email, error))
 
     async def _send(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:
-        """Makes one attempt.
+        """Makes one attempt to send an email. If the email was not sent, releases it or lets it wait.
 
         Args:
-            bulk: The attempt, if it ended in a bulk call without acceptance.
+            bulk: The attempt, if it was made in a bulk call and the provider did not accept the email.
         """
         try:
             await self._attempt(email, bulk)
@@ -177,12 +177,12 @@ class SendStage:
         except (NoRoute, NoMemory) as error:
             self.release(email, error.delay_seconds)
         except DomainFull as full:
-            line = LinePlace(full.domain, email.delivery.lane, email.lease.tenant_id, full.pace)
-            self.release(email, place=line)
+            wait = DomainWait(full.domain, email.delivery.lane, email.lease.tenant_id, full.pace)
+            self.release(email, wait=wait)
         except LeaseExpired:
             self.release(email)
         except asyncio.CancelledError:
-            if email.state is EmailState.ON_THE_WIRE:  # the process exits; the email is in the ledger
+            if email.state is EmailState.ON_THE_WIRE:  # the process exits, and the relay settles the ledger
                 raise
             self.release(email)
         except Exception as error:  # noqa: BLE001 - an adapter's bug, such as an invalid outcome
@@ -243,7 +243,7 @@ class SendStage:
     def _conclude(self, email: InFlightEmail, outcome: Outcome) -> None:
         """Writes the answer into the ledger, decides the next step, and passes the result to the record stage."""
         if not email.may(EmailEvent.ANSWER):
-            return  # the drain timed out and ended or released the email before the answer arrived
+            return  # before this answer arrived, the drain timed out, and ended or released the email
         if email.suppressed:
             outcome = with_suppressed(outcome, email.suppressed)
         finished_at = email.attempted_until

@@ -69,7 +69,9 @@ class TenantMemory:
     """The suppressed recipients of one tenant.
 
     Attributes:
-        recent: Entries that were read after `numbers` (see `SuppressedHashes`).
+        numbers: The entries of the last complete read, sorted: the first eight bytes of each hash, as a number.
+        has_domains: Whether any entry is a whole domain.
+        recent: Entries that were read later.
     """
 
     numbers: array[int] = field(default_factory=lambda: array("Q"))
@@ -110,13 +112,13 @@ class SuppressedRecipients:
         return self._hasher
 
     def may_concern(self, email: OutgoingEmail, tenant_id: str) -> bool:
-        """Whether a recipient may be suppressed for this tenant. Nearly always False. Needs no I/O.
+        """Whether a recipient of the email may be suppressed for this tenant. Nearly always False. Needs no I/O.
 
-        If True, `find` decides.
+        If True, call `find`, which reads the database and decides.
         """
         hasher = self._hasher
         if hasher is None:
-            return True  # the entries are not read yet
+            return True  # no entries have been read yet, so any recipient may be suppressed
         known = self._tenants.get(tenant_id)
         if known is None:
             return False
@@ -169,7 +171,8 @@ class SuppressedRecipients:
                 question.answer.set_exception(error)
 
     async def _answer_with_retries(self, questions: Sequence[Question]) -> None:
-        """Answers the questions, and retries until PostgreSQL answers. Meanwhile, these emails wait and are not sent.
+        """Answers the questions, and retries until PostgreSQL answers. Until then, the emails of these questions are
+        not sent.
 
         Raises:
             StatementRefused: PostgreSQL refuses the query for these emails.
@@ -205,7 +208,7 @@ class SuppressedRecipients:
             await asyncio.sleep(seconds)
 
     async def _read(self) -> None:
-        """Reads the changed entries; from time to time, reads all entries."""
+        """Reads the entries that have changed since the last read. From time to time, reads all entries instead."""
         now = time.monotonic()
         if self._hasher is None or now >= self._complete_until or self._recent_count > MAX_RECENT:
             hasher = self._hasher or await self._store.open_hasher()

@@ -27,8 +27,11 @@ class UnsubscribeHeaders:
         self._senders = frozenset(normalised(sender) for sender in senders)
 
     def added_to(self, email: OutgoingEmail, hasher: AddressHasher) -> OutgoingEmail:
-        """The email with the headers added; the unchanged email if it is not an email of these senders with exactly one
-        recipient and without such a header of its own."""
+        """The email with the headers added.
+
+        Returns the email unchanged if another sender sends it, if it has several recipients, or if the application has
+        set a List-Unsubscribe header.
+        """
         if email.channel != EMAIL_CHANNEL:
             return email
         sender = normalised(email.sender)

@@ -44,8 +44,8 @@ class Window:
         self._prefetch = prefetch
 
     def room(self) -> int:
-        """How many more emails may be leased. 0 while operators paused every lane, or no provider may be tried; 1 for a
-        probe.
+        """How many more emails may be leased: 1 for a probe; 0 while no provider may be tried, or operators paused
+        every lane.
 
         Emails that wait for a retry do not count. But the worker never leases more than two windows of emails, because
         the ledger has slots for two windows.
@@ -57,13 +57,13 @@ class Window:
         if room is None:
             busy = len(self.emails) - self._count(EmailState.WAITING)
             return min(self._prefetch - busy, ledger_room)
-        # Emails that were on the wire when the provider failed do not count: they may have no answer until their
-        # deadline, and a probe need not wait for it.
+        # Emails on the wire do not count: if the provider has failed, their answers may be missing until the deadline,
+        # and a probe need not wait for the deadline.
         return max(0, min(room - self._count(EmailState.PREPARING) - self._count(EmailState.STOPPED), ledger_room))
 
     def urgent_room(self) -> int:
-        """How many more emails of the most urgent lane may be leased: more than `room`, but never more probes of a
-        provider."""
+        """How many more emails of the most urgent lane may be leased: more than `room`, except while a provider is
+        probed."""
         if self.is_held or self._routes.room is not None:
             return self.room()
         busy = len(self.emails) - self._count(EmailState.WAITING)

@@ -124,16 +124,17 @@ from shared as s
 where d.domain = s.domain
 returning s.taken, s.allowed;
 
--- name: put_in_line
--- Releases leases because of the ceiling of a recipient domain; as in `release`, no attempt is counted. Each email then
--- waits in the line of its domain, lane and tenant. All lines of a domain together get `pace` emails per second, and
--- take turns: so with three lines, an email waits 3 / pace seconds longer than the email before it in its line. An
--- email that would wait longer than most_seconds waits about most_seconds, and then gets a new place. If an id is
--- missing in the result, the worker has lost the lease of this email.
+-- name: wait_for_domains
+-- Releases leases without an attempt, as `release` does, because the ceiling of a recipient domain is reached. The
+-- waiting emails of a domain, lane and tenant are a group (`domain_line`: when the last email of the group is due). Each
+-- new email of a group waits until one step after the group's last email. The groups of a domain take turns. So a step
+-- is the time in which the domain gets one email for each of its groups, at the given pace. An email that would wait
+-- longer than most_seconds waits about most_seconds, and must then wait again. If an id is missing in the result, the
+-- worker has lost the lease of that email.
 with asked as materialized (
     select
         a.email_id, a.lease_token, a.domain, a.lane, a.tenant_id, a.pace,
-        row_number() over (partition by a.domain, a.lane, a.tenant_id order by a.email_id) as place
+        row_number() over (partition by a.domain, a.lane, a.tenant_id order by a.email_id) as number
     from unnest(
         %(email_ids)s::uuid[], %(lease_tokens)s::bigint[], %(domains)s::text[], %(lanes)s::text[],
         %(tenant_ids)s::text[], %(paces)s::double precision[]
@@ -169,12 +170,12 @@ grown as (
     )
     returning domain, lane, tenant_id, until_at
 ),
-placed as (
+timed as (
     select
         a.email_id, a.lease_token, a.domain,
         case
             when g.until_at < now() + %(most_seconds)s * interval '1 second'
-                then greatest(now(), g.until_at - (s.emails - a.place) * s.step)
+                then greatest(now(), g.until_at - (s.emails - a.number) * s.step)
             else now() + (0.75 + 0.5 * random()) * %(most_seconds)s * interval '1 second'
         end as until
     from asked as a
@@ -192,14 +193,14 @@ set
     locked_until = 'epoch',
     published_at = null,
     publish_due_at = null
-from placed as p
+from timed as p
 where e.email_id = any(%(email_ids)s)
     and e.email_id between %(lowest_id)s and %(highest_id)s
     and e.email_id = p.email_id
     and (e.lease_token = p.lease_token and e.status = 'sending') is true
 returning e.email_id;
 
--- name: list_domains_in_line
+-- name: list_awaited_domains
 -- The domains for whose ceilings emails wait. Takes one step in the index per domain, however many emails wait.
 with recursive waiting (domain) as (
     (
@@ -227,7 +228,7 @@ select domain
 from waiting
 where domain is not null;
 
--- name: find_in_line
+-- name: find_domain_waits
 -- Emails that wait for a domain's ceiling and become due after a given instant, in the order in which they become due.
 -- Returns the id of each email, when the email becomes due, and in how many seconds. Leaves out emails that another
 -- transaction has locked.
@@ -241,9 +242,8 @@ order by wait_until
 limit %(limit)s
 for no key update skip locked;
 
--- name: move_up
--- Shortens the waits of emails of find_in_line: each email becomes due after the given seconds, or earlier. Returns a
--- row per email.
+-- name: shorten_waits
+-- Lets each email of find_domain_waits wait at most the given number of seconds from now. Returns a row per email.
 update dispatcher.email_log as e
 set wait_until = least(e.wait_until, clock_timestamp() + w.seconds * interval '1 second')
 from unnest(%(email_ids)s::uuid[], %(seconds)s::double precision[]) as w (email_id, seconds)
@@ -253,9 +253,10 @@ where e.email_id = any(%(email_ids)s)
     and (e.status = 'waiting' and e.wait_reason = 'domain') is true
 returning e.email_id;
 
--- name: shorten_lines
--- Multiplies the lengths of a domain's lines by a factor. A factor of 0 deletes the lines. Also deletes other domains'
--- lines that ended long ago. Returns a row per line that was shortened.
+-- name: shorten_group_waits
+-- Multiplies the time until the last email of each waiting group of a domain is due by a factor; a factor of 0 deletes
+-- the groups. Also deletes groups of other domains whose last email became due more than an hour ago. Returns a row per
+-- group whose time was shortened.
 with deleted as (
     delete from dispatcher.domain_line
     where (domain = %(domain)s and %(factor)s = 0)
@@ -268,7 +269,7 @@ where domain = %(domain)s
     and until_at > now()
 returning domain;
 
--- name: count_in_line
+-- name: count_domain_waits
 -- The domains that have ceilings, with the number of emails that wait for each; counts at most `most` emails per
 -- domain.
 select

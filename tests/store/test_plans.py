@@ -24,7 +24,7 @@ from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async, make_pool
 from dispatcher.store.events import EventRow, settle_proven, store_events
-from dispatcher.store.leases import Lease, LeaseStore, LinePlace
+from dispatcher.store.leases import DomainWait, Lease, LeaseStore
 from dispatcher.store.outbox import THE_END, THE_START, DueRange, Outbox
 from dispatcher.store.overview import (
     READ_FOR_LATENCY,
@@ -73,8 +73,8 @@ async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
     tokens = {lease.email_id: lease.token for lease in leases} or dict.fromkeys(ids, 1)
     await store.renew(tokens, 60)
     await store.release(tokens)
-    place = LinePlace("example.org", "normal", "acme", 1.0)
-    await store.put_in_line({email_id: (token, place) for email_id, token in tokens.items()})
+    wait = DomainWait("example.org", "normal", "acme", 1.0)
+    await store.wait_for_domains({email_id: (token, wait) for email_id, token in tokens.items()})
     await store.find_unleased(ids)
     await store.find_paused(ids, ["acme"], ["bulk"])
     await store.put_back(ids, ["acme"], 2.0)

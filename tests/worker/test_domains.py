@@ -70,10 +70,10 @@ async def test_waiting_emails_have_places_one_after_the_other_per_lane_and_tenan
     (one,) = await bench.enqueue(1, to=LIMITED, tenant_id="other")
     await bench.settled({"sent": 1, "waiting": 11})
 
-    places = sorted(bench.books.row(each)["wait_until"] for each in many)
-    steps = [later - earlier for earlier, later in pairwise(places)]
+    due_times = sorted(bench.books.row(each)["wait_until"] for each in many)
+    steps = [later - earlier for earlier, later in pairwise(due_times)]
     assert all(timedelta(seconds=79) < step < timedelta(seconds=81) for step in steps), "1.25 times the rate"
-    assert bench.books.row(one)["wait_until"] < places[3], "the lines take turns"
+    assert bench.books.row(one)["wait_until"] < due_times[3], "the lanes take turns"
 
 
 async def test_no_more_attempts_than_slots_run_at_the_same_time_and_others_are_not_delayed(

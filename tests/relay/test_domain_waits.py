@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher.config import Settings
 from dispatcher.domain.controls import DomainLimit
-from dispatcher.relay.domain_lines import BATCH, INTERVAL_SECONDS, DomainLines, part_left
+from dispatcher.relay.domain_waits import BATCH, INTERVAL_SECONDS, DomainWaits, wait_factor
 from dispatcher.store.connections import connect_async
 from dispatcher.store.outbox import Outbox
 from tests.relay.running import Start
@@ -28,7 +28,7 @@ async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
         yield Outbox(session)
 
 
-def wait_in_line(books: Books, count: int, *, domain: str = DOMAIN) -> list[UUID]:
+def make_wait(books: Books, count: int, *, domain: str = DOMAIN) -> list[UUID]:
     """Enqueues emails that wait for a domain's ceiling, 100 seconds apart."""
     email_ids = books.enqueue(count)
     books.connection.execute(
@@ -45,74 +45,74 @@ def seconds_left(books: Books, email_id: UUID) -> float:
     return (wait_until - datetime.now(UTC)).total_seconds()
 
 
-async def finish(lines: DomainLines) -> int:
+async def finish(waits: DomainWaits) -> int:
     """Runs rounds until nothing is left to do; returns how many."""
     rounds = 1
-    while await lines.run_once() == 0.0:
+    while await waits.run_once() == 0.0:
         rounds += 1
     return rounds
 
 
 async def test_emails_are_due_when_the_ceiling_of_their_domain_is_removed(outbox: Outbox, books: Books) -> None:
-    free, kept = wait_in_line(books, 3), wait_in_line(books, 3, domain="other.example")
+    free, kept = make_wait(books, 3), make_wait(books, 3, domain="other.example")
     (scheduled,) = books.enqueue(1, send_at=datetime.now(UTC) + timedelta(hours=1))
-    lines = DomainLines(outbox)
+    waits = DomainWaits(outbox)
     limits = {DOMAIN: SLOW, "other.example": DomainLimit("other.example", 1.0)}
-    lines.set_limits(limits)
-    await finish(lines)
+    waits.set_limits(limits)
+    await finish(waits)
     assert seconds_left(books, free[0]) > 50
 
-    lines.set_limits({"other.example": limits["other.example"]})
-    await finish(lines)
+    waits.set_limits({"other.example": limits["other.example"]})
+    await finish(waits)
 
     assert all(seconds_left(books, each) <= 0 for each in free)
     assert all(seconds_left(books, each) > 50 for each in [*kept, scheduled])
-    assert await lines.run_once() == INTERVAL_SECONDS, "woken or not, the emails are moved once"
+    assert await waits.run_once() == INTERVAL_SECONDS, "woken or not, their waits are ended once"
 
 
 async def test_a_new_leader_finds_emails_whose_ceiling_was_removed_before(outbox: Outbox, books: Books) -> None:
-    (email_id,) = wait_in_line(books, 1)
-    lines = DomainLines(outbox)
-    await finish(lines)
+    (email_id,) = make_wait(books, 1)
+    waits = DomainWaits(outbox)
+    await finish(waits)
     assert seconds_left(books, email_id) > 50, "the ceilings are not read yet"
 
-    lines.set_limits({})
-    await finish(lines)
+    waits.set_limits({})
+    await finish(waits)
 
     assert seconds_left(books, email_id) <= 0
 
 
-async def test_a_higher_ceiling_shortens_waits_and_lines_in_proportion_and_a_lower_one_changes_nothing(
+async def test_a_higher_ceiling_shortens_waits_and_waiting_groups_in_proportion_and_a_lower_one_changes_nothing(
     outbox: Outbox, books: Books
 ) -> None:
-    first, second = wait_in_line(books, 2)
+    first, second = make_wait(books, 2)
     books.connection.execute(
         "insert into domain_line values (%s, 'normal', 'acme', now() + interval '200 s')", [DOMAIN]
     )
-    lines = DomainLines(outbox)
-    lines.set_limits({DOMAIN: SLOW})
-    lines.set_limits({DOMAIN: DomainLimit(DOMAIN, 0.5)})
-    await finish(lines)
+    waits = DomainWaits(outbox)
+    waits.set_limits({DOMAIN: SLOW})
+    waits.set_limits({DOMAIN: DomainLimit(DOMAIN, 0.5)})
+    await finish(waits)
     assert 90 < seconds_left(books, first) <= 100
-    lines.set_limits({DOMAIN: SLOW})
+    waits.set_limits({DOMAIN: SLOW})
 
-    lines.set_limits({DOMAIN: DomainLimit(DOMAIN, 10.0)})
-    await finish(lines)
+    waits.set_limits({DOMAIN: DomainLimit(DOMAIN, 10.0)})
+    await finish(waits)
 
     # From 0.5 to 1 to 10 emails per second.
     assert 4 < seconds_left(books, first) <= 5
     assert 9 < seconds_left(books, second) <= 10
-    (line,) = books.select("select extract(epoch from until_at - now())::float8 as seconds from domain_line")
-    assert 9 < line["seconds"] <= 10
+    (group,) = books.select("select extract(epoch from until_at - now())::float8 as seconds from domain_line")
+    assert 9 < group["seconds"] <= 10
 
 
-async def test_many_emails_are_moved_in_batches(outbox: Outbox, books: Books) -> None:
-    email_ids = wait_in_line(books, BATCH + 1)
-    lines = DomainLines(outbox)
-    lines.set_limits({DOMAIN: SLOW})
-    lines.set_limits({DOMAIN: DomainLimit(DOMAIN, 2.0)})
+async def test_many_waits_are_shortened_in_batches(outbox: Outbox, books: Books) -> None:
+    email_ids = make_wait(books, BATCH + 1)
+    waits = DomainWaits(outbox)
+    waits.set_limits({DOMAIN: SLOW})
+    waits.set_limits({DOMAIN: DomainLimit(DOMAIN, 2.0)})
 
-    assert await finish(lines) == 2
+    assert await finish(waits) == 2
     assert seconds_left(books, email_ids[-1]) == pytest.approx(50 * (BATCH + 1), abs=30)
 
 
@@ -131,14 +131,14 @@ async def test_many_emails_are_moved_in_batches(outbox: Outbox, books: Books) ->
 def test_the_part_of_a_wait_that_is_left(
     before: tuple[float | None, int | None], now: tuple[float | None, int | None], part: float
 ) -> None:
-    assert part_left(DomainLimit(DOMAIN, *before), DomainLimit(DOMAIN, *now)) == part
+    assert wait_factor(DomainLimit(DOMAIN, *before), DomainLimit(DOMAIN, *now)) == part
 
 
 async def test_the_leading_relay_publishes_them_within_two_seconds(
     start: Start, settings: Settings, books: Books
 ) -> None:
     books.connection.execute("insert into domain_limit (domain, per_second) values (%s, 1)", [DOMAIN])
-    (email_id,) = wait_in_line(books, 1)
+    (email_id,) = make_wait(books, 1)
     await start(settings)
     await until(lambda: books.sessions("dispatcher relay"))
 
