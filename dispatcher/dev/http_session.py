@@ -103,11 +103,11 @@ class HttpSession(asyncio.Protocol):
         self._transport.abort()
 
     def on_url(self, url: bytes) -> None:
-        """Takes a part of the request's target (called by httptools, like the methods below)."""
+        """Stores a part of the request's target (called by httptools, like the methods below)."""
         self._path += url.decode("ascii", "replace")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes one header."""
+        """Stores one header of the request."""
         if name.lower() == b"authorization":
             self._authorization = value.decode("latin-1")
         elif name.lower() == b"idempotency-key":
@@ -126,7 +126,7 @@ class HttpSession(asyncio.Protocol):
             self._end(by_reset=self._act is Fault.RESET_UNREAD)
 
     def on_body(self, body: bytes) -> None:
-        """Takes a part of the body."""
+        """Stores a part of the request's body."""
         self._body += body
 
     def on_message_complete(self) -> None:

@@ -166,7 +166,7 @@ def find_installed() -> PostgresBinaries | None:
 
 
 def unprivileged_prefix() -> list[str]:
-    """The prefix of a command that runs it as an ordinary user; empty if this process is not root.
+    """A prefix for a command, which then runs as an ordinary user; empty if this process is not root.
 
     PostgreSQL refuses to run as root. In a user namespace, the command has a different user id, and no file needs
     a different owner. If namespaces are forbidden (a container's default), the command runs as the user `nobody`, with
@@ -319,7 +319,7 @@ def _copy_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, pri
 
 
 def _partial_folder(prefix: list[str], data: Path) -> Path:
-    """An empty folder next to the data folder, owned by the user as whom `prefix` runs commands."""
+    """An empty folder next to the data folder. Its owner is the user that runs commands with the prefix."""
     partial = data.with_name(f"{data.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)

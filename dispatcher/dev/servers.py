@@ -156,7 +156,7 @@ def private_servers(
     """Servers that stop at the end of the block, and also if this process is killed.
 
     Raises:
-        ServerUnavailable: as for `start`.
+        ServerUnavailable: A server did not start, or the servers belong to a different owner.
     """
     servers = start(folder, progress=progress, owner_pid=os.getpid(), postgres_settings=postgres_settings)
     try:

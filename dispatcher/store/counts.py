@@ -59,7 +59,7 @@ class MonitorCounts(Counts):
 
 
 def count_emails(connection: Session) -> Counts:
-    """The counts, all from one snapshot."""
+    """Counts the emails. All counts are from one snapshot."""
     with translated(), connection.transaction():
         connection.execute(query("begin_snapshot"))
         unfinished: dict[str, int] = dict(fetch_sync(connection, "count_unfinished"))

@@ -31,8 +31,8 @@ class EmailRow:
     """An email's row without content, with the columns that its tenant may see.
 
     Attributes:
-        settled_at: When the email became failed, held or cancelled. None if it never did, or if an earlier release,
-            which did not record this time, changed the status.
+        settled_at: When the email became failed, held or cancelled. None if the email never had one of these statuses,
+            or got the status from an earlier release, which did not record the time.
     """
 
     email_id: UUID

@@ -46,8 +46,8 @@ class FoundEmail:
     """An email without content and addresses.
 
     Attributes:
-        settled_at: When the email became failed, held or cancelled. None if it never did, or if an earlier release,
-            which did not record this time, changed the status.
+        settled_at: When the email became failed, held or cancelled. None if the email never had one of these statuses,
+            or got the status from an earlier release, which did not record the time.
     """
 
     email_id: UUID

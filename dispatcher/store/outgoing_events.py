@@ -87,7 +87,7 @@ class Cursor:
         """The cursor with this text.
 
         Raises:
-            ValueError: The text is not a cursor. The error's text has no subject: "must be …".
+            ValueError: The text is not a cursor. The error's text begins with "must be".
         """
         try:
             decoded = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

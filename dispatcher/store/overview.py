@@ -54,7 +54,8 @@ class HostReport:
 
     Attributes:
         version: The release that the host runs; None if this release does not report its version.
-        processes: As in `samples.report_processes`; None if the host's release does not report processes.
+        processes: The host's processes (see `samples.report_processes`); None if the host's release does not report
+            processes.
     """
 
     host: str

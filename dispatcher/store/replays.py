@@ -28,7 +28,7 @@ class ReplayState(StrEnum):
 
 
 class ItemOutcome(StrEnum):
-    """What a replay did with one email. The email is changed only if this is `replayed`."""
+    """What a replay did with one email. Only emails with the outcome `replayed` were changed."""
 
     REPLAYED = "replayed"
     """The email is pending and due."""

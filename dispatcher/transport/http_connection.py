@@ -179,7 +179,7 @@ class HttpConnection(asyncio.Protocol):
         self._resume_pieces()
 
     def on_message_begin(self) -> None:
-        """A response begins. If no request is pending, closes the connection: later input is not trusted either."""
+        """Closes the connection if no request is pending: neither this response nor later input can be trusted."""
         if not self.is_busy:
             self.abort()
 
@@ -190,7 +190,7 @@ class HttpConnection(asyncio.Protocol):
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The headers are complete. Headers of an interim response (RFC 9110, section 15.2) are discarded."""
+        """Stores the status. Discards the headers of an interim response (RFC 9110, section 15.2)."""
         status = self._parser.get_status_code()
         if not self.is_busy:
             return

@@ -53,7 +53,9 @@ class ServerClosing(SmtpConnectionLost):
 
 
 class SmtpProtocol(asyncio.Protocol):
-    """The replies on one connection, in the order of the commands. Only one task at a time may use it.
+    """Writes commands to one connection, and reads the replies in the order of the commands.
+
+    Only one task at a time may use the object.
 
     Attributes:
         closed: Done when the connection has closed.

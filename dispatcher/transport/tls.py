@@ -1,7 +1,7 @@
 """A TLS layer for asyncio protocols, on `ssl.SSLObject`, and the certificates that our clients trust.
 
 asyncio's own TLS would take a fifth of a request's CPU: it has layers for streams, and it reads until no input is left,
-which raises an exception for each response. Here a request usually is one TLS record, and its response, too.
+which raises an exception for each response. Here, a request is usually one TLS record, and so is its response.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
 class Tls(asyncio.Protocol, asyncio.Transport):
     """A protocol for the socket's transport, and a transport for the protocol above it.
 
-    The protocol above gets `connection_made` when the handshake is complete. If the handshake fails, it gets no call.
+    The protocol above gets `connection_made` when the handshake is complete. If the handshake fails, the protocol above
+    gets no call.
 
     Attributes:
         handshake_done: Done when the handshake is complete. If the handshake fails, raises the OSError that caused the

@@ -234,7 +234,10 @@ class SesProvider:
             raise credentials_fault(error) from error
 
     def _signed(self, credentials: ReadOnlyCredentials, method: str, url: str, digest: str) -> dict[str, str]:
-        """The request's headers except Host and Content-Length; signed with renewed credentials if there are any."""
+        """The request's signed headers except Host and Content-Length.
+
+        If the credentials were renewed after the call began, signs with the renewed credentials.
+        """
         credentials = self._credentials.current() or credentials
         if self._signer is None or self._signer.credentials is not credentials:
             from dispatcher.providers.ses.signing import Signer
