@@ -187,8 +187,8 @@ class HttpSession(asyncio.Protocol):
     def _accept(self, api: Api, request: Request, behaviour: Behaviour) -> bytes:
         """Accepts a request that is not refused; returns the answer.
 
-        A request with a known idempotency key accepts no email again. It gets the first answer, or 409 if its body is
-        different.
+        If the idempotency key was used before, no email is accepted again. The request then gets the first answer, or
+        409 if its body differs from the first body.
         """
         key, body = self._key if api is RESEND else "", bytes(self._body)
         if key and (known := self._records.answers.get(key)):

@@ -104,7 +104,7 @@ class Records:
         refused_keys: Keys of the emails that the provider always refuses; None if unknown.
         requested_keys: Every key that a producer has enqueued, even if the producer got no answer.
         expired_leases: How often each email was recovered from an expired lease, according to the relay's log.
-        unknown_messages: Bodies on the DLQ that are no dead letters of the dispatcher.
+        unknown_messages: Bodies on the DLQ that are not dead letters of the dispatcher.
         garbage: Bodies that the adversary injected.
         waiting: Messages that are left on the send queue.
         faults: Errors of the dispatcher's processes.

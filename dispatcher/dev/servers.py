@@ -168,7 +168,7 @@ def private_servers(
 def _start_both(
     processes: Processes, progress: Progress, owner_pid: int | None, postgres_settings: Mapping[str, str]
 ) -> Servers:
-    """Uses the servers that environment variables set. Starts the other servers, at the same time."""
+    """Starts both servers at the same time. Starts no server in place of a server that an environment variable sets."""
     database_url = _named(DATABASE_URL, processes.folder)
     amqp_url = _named(AMQP_URL, processes.folder)
     if not (database_url and amqp_url):

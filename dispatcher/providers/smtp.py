@@ -79,7 +79,7 @@ class SmtpSettings(ProviderSettings):
         return found
 
     def bounces(self) -> BounceAddress | None:
-        """Creates the envelope senders of emails; None if each email's sender is also its envelope sender."""
+        """The object that creates the envelope senders; None if each email's sender is also its envelope sender."""
         return BounceAddress(self.bounce_address, self.bounce_keys) if self.bounce_address else None
 
 

@@ -166,7 +166,8 @@ def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnec
     """The error for an argument that `call` cannot use. The remedy says what to write instead.
 
     Args:
-        twins: The types that the other one of the two functions `enqueue` and `enqueue_async` accepts.
+        twins: The types that `enqueue_async` accepts, if `call` is `enqueue`. Otherwise, the types that `enqueue`
+            accepts.
     """
     what = f"{call} was given {_article(given)} {_name(given)}"
     if _is(given, *twins):

@@ -317,7 +317,7 @@ def make_pool(
     from psycopg_pool import AsyncConnectionPool
 
     class PooledSession(TimedSession):
-        """A separate class for each pool, so that `fault` is about this pool only."""
+        """The sessions of one pool. Each pool has a separate class, so that `fault` is about this pool only."""
 
     return AsyncConnectionPool(
         database_url,

@@ -55,7 +55,10 @@ class LimitedDomain:
 
 
 class DomainStore:
-    """A worker's statements about recipient domains. Raises StoreUnavailable if the same call may succeed later."""
+    """A worker's statements about recipient domains.
+
+    Each method raises StoreUnavailable if the same call may succeed later.
+    """
 
     def __init__(self, pool: Pool, *, worker: str) -> None:
         self._pool = pool

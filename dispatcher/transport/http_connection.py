@@ -73,8 +73,10 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_usable_when_new(self) -> bool:
-        """Whether a request may be written to a new connection. Unlike `is_reusable`, allows unread input: TLS sends
-        some after the handshake."""
+        """Whether a request may be written to a new connection.
+
+        Unlike `is_reusable`, allows unread input, because a server with TLS sends some after the handshake.
+        """
         return self.can_write and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
 
     @property

@@ -90,7 +90,7 @@ async def rendered(email: OutgoingEmail) -> RenderedEmail:
 
 
 def render(email: OutgoingEmail) -> RenderedEmail:
-    """Renders the message and its envelope.
+    """Renders an email as a MIME message, and its envelope.
 
     Raises:
         UnrenderableEmail: Enqueue should have refused the email. The error names the field, and never quotes its value.

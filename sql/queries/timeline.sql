@@ -50,7 +50,7 @@ returning email_id;
 
 -- name: find_uncertain_messages
 -- Emails, after a given id, whose due marks were set before a promotion was detected. Their messages may have been
--- published and processed on the lost timeline. A due mark may be in the future when it is set. Three kinds of such
+-- published and processed on the lost timeline. A due mark may be in the future when it is set. So three more kinds of
 -- emails are included. First, released emails whose mark has passed, because the standby may have lagged by that much.
 -- Second, emails that an API process publishes itself: their marks are some seconds after the enqueue. Third, waiting
 -- emails whose time has come, because they may have been woken and sent on the lost timeline.
