@@ -1,7 +1,6 @@
 """A test server's acceptance ledger: a file with one line of JSON for each email that the server accepted.
 
-The server appends the line before it answers. So the ledger has every acceptance, even if the
-answer was lost.
+The server appends the line before it answers. So the ledger contains every acceptance, even if the answer was lost.
 """
 
 from __future__ import annotations
@@ -74,14 +73,19 @@ def read_ledger(path: Path) -> AcceptanceLedger:
 
 
 class LedgerWriter:
-    """Appends to an acceptance ledger, with one write per call. If the process is killed, at most the last line is
-    incomplete."""
+    """Appends to an acceptance ledger, with one write per call.
+
+    If the process is killed, at most the last line is incomplete.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def append(self, *entries: LedgerEntry) -> None:
-        """Writes acceptances in one call. They survive a crash of this process, not of the machine (no fsync)."""
+        """Appends acceptances with one write.
+
+        The lines survive a crash of this process, but not of the machine, because there is no fsync.
+        """
         os.write(self._file, b"".join(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE) for entry in entries))
 
     def close(self) -> None:

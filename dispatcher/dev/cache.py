@@ -72,8 +72,10 @@ def make_writable(folder: Path, remedy: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Waits for an exclusive lock on a file, and keeps it for the block. The kernel releases the lock if this process
-    dies."""
+    """Waits for an exclusive lock on a file, and keeps the lock for the block.
+
+    The kernel releases the lock if this process dies.
+    """
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

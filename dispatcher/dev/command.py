@@ -24,7 +24,7 @@ def run(
 
     Args:
         argv: Program and arguments.
-        purpose: A verb phrase for the error: "could not <purpose>".
+        purpose: What the command does, as a verb phrase for the error: "could not <purpose>".
         remedy: The remedy for the error.
         env: Variables in addition to this process's environment.
         cwd: The working directory.
@@ -65,6 +65,6 @@ def tail(path: Path, count: int = 12) -> str:
 
 
 def _die_with_parent() -> list[str]:
-    """A prefix with which the kernel kills the command when the thread that started it exits."""
+    """A prefix for a command: the kernel kills the command when the thread that started the command exits."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []

@@ -305,7 +305,7 @@ class ContentConformance(Conformance):
         await send(place, email)
         outcome, _ = await send(place, email)
 
-        assert isinstance(outcome, Accepted)  # a provider with keys compares the contents itself
+        assert isinstance(outcome, Accepted)  # a provider with idempotency keys also compares the two requests
         assert len(set(place.contents())) == 1
 
     async def test_headers_arrive_decoded_in_every_script(self, place: ContentPlace) -> None:

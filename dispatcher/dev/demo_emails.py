@@ -87,7 +87,8 @@ _LARGEST_TRANSACTION: Final = 40
 _TRANSACTIONS_AT_MOST: Final = 100
 BODIES: Final = ("text", "html", "both")
 
-# (divisor, remainder): the divisors are primes, so few emails are in two groups. The remainders are small, so even a
+# Each group is a pair of a divisor and a remainder: an email is in the group if its number, divided by the divisor,
+# leaves the remainder. The divisors are primes, so few emails are in two groups. The remainders are small, so even a
 # small demo has an email in each group.
 _REFUSED: Final = (67, 3)
 _GREYLISTED: Final = (83, 5)

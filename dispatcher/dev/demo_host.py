@@ -46,7 +46,7 @@ SETTINGS: Final = {
     "DISPATCHER_RETRY_BASE_SECONDS": "0.5",
     "DISPATCHER_DRAIN_SECONDS": "20",
     "DISPATCHER_LOG_FORMAT": "json",
-    # A dispatcher that already runs on this machine may use the port.
+    # The demo serves no metrics: a dispatcher that already runs on this machine may use the port.
     "DISPATCHER_METRICS_ADDRESS": "off",
 }
 _LAST_LINES: Final = 12
@@ -120,7 +120,7 @@ class DemoHost:
         return workers[0]
 
     def stop_run(self) -> int | None:
-        """Sends SIGTERM to the run; returns its exit code, or None if it did not exit in time.
+        """Sends SIGTERM to `dispatcher run`. Returns the exit code, or None if the program did not exit in time.
 
         Idempotent.
         """
@@ -177,7 +177,7 @@ def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterato
             port = _start_smtp(processes)
             progress(f"a local SMTP server listens on port {port} and records deliveries")
             ours = {
-                "DISPATCHER_DATABASE_SCHEMA": schema(),  # the same as this process uses
+                "DISPATCHER_DATABASE_SCHEMA": schema(),  # the schema that this process uses, too
                 "DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none",
                 "DISPATCHER_RUN_DIR": str(folder / RUN),
             }

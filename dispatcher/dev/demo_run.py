@@ -56,7 +56,7 @@ class DemoProgress(NamedTuple):
 
     Attributes:
         emails: How many emails the demo will enqueue.
-        enqueued: How many emails it has enqueued.
+        enqueued: How many emails the demo has enqueued.
         counts: The enqueued emails by status.
         seconds: The time since the first enqueue.
     """
@@ -198,7 +198,7 @@ class _DemoRun:
         self._progress = DemoProgress(options.emails, 0, dict.fromkeys(Status, 0), 0.0)
 
     def run(self) -> Report:
-        """Publishes, enqueues, kills, waits, and returns the report."""
+        """Publishes a poison message, enqueues the emails and kills a worker. Returns the report at the end."""
         if not asyncio.run(_publish(self._host.settings, POISON)):
             raise DispatcherError("RabbitMQ did not confirm the poison message.")
         self._started_at = self._changed_at = time.monotonic()
@@ -337,7 +337,7 @@ class _DemoRun:
         """The recovery of the killed worker's emails, from the run's log; None if the log has no recovery."""
         for event in events:
             if event["event"] == "ledger.settled" and self._kill:
-                _, slot, pid, _ = event["worker"].split(":")  # host, slot, pid, random
+                _, slot, pid, _ = event["worker"].split(":")  # the name is host:slot:pid:random
                 if pid == str(self._kill.pid):
                     counts = (event["released"], event["recorded"], event["uncertain"])
                     return Kill(slot, self._finished_at_kill, *counts)

@@ -34,7 +34,7 @@ _HEAD: Final = "| metric | kind | labels | what it counts |\n|---|---|---|---|\n
 
 def generated() -> dict[Path, str]:
     """The text that each file should have, by path."""
-    text = environment_file()  # imports every built-in provider, which declares the provider's metrics
+    text = environment_file()  # this call imports every built-in provider, and so declares its metrics
     return {
         ENVIRONMENT: text.rstrip() + "\n",
         TABLE: _with_table(TABLE.read_text(), Meter.declared),

@@ -109,7 +109,7 @@ class SendGrid:
         return Request(tuple(Mail(email_id, found) for email_id, found in mails.items()), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:
-        """400 for the whole request: for too many emails, for a repeated address, for a refused address."""
+        """Status 400 if the request has too many emails, a repeated address or a refused address. Otherwise None."""
         people = request.document["personalizations"]
         addresses = [address for mail in request.mails for address in mail.addresses]
         if len(people) > MAX_PERSONALIZATIONS or len(addresses) > MAX_PERSONALIZATIONS:
@@ -129,14 +129,14 @@ class SendGrid:
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """202 with `X-Message-Id`. In sandbox mode, 200 without `X-Message-Id`, as SendGrid answers."""
+        """Status 202 with `X-Message-Id`; in sandbox mode, status 200 without `X-Message-Id`."""
         sandbox = request.document.get("mail_settings", {}).get("sandbox_mode", {}).get("enable", False)
         if sandbox:
             return answer(200, {}, b"")
         return answer(202, {"X-Message-Id": secrets.token_urlsafe(16)}, b"")
 
     def throttled(self, until: float) -> Reply:
-        """429 with the time at which the limit resets, in whole seconds since 1970."""
+        """Status 429 with the time at which the limit resets, in whole seconds since 1970."""
         headers = {
             "X-RateLimit-Limit": "600",
             "X-RateLimit-Remaining": "0",
@@ -145,11 +145,11 @@ class SendGrid:
         return Reply(429, _errors("too many requests"), headers)
 
     def unauthorized(self) -> Reply:
-        """401 with SendGrid's text."""
+        """SendGrid's answer to a wrong API key: status 401."""
         return Reply(401, _errors("The provided authorization grant is invalid, expired, or revoked"))
 
     def malformed(self) -> Reply:
-        """400 with SendGrid's text."""
+        """SendGrid's answer to an invalid body: status 400."""
         return Reply(400, _errors("Bad Request"))
 
 
@@ -163,7 +163,7 @@ class Ses:
         return Request((_ses_mail(document, document.get("EmailTags", ())),), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """400 for a refused address."""
+        """Status 400 if the request has a refused address. Otherwise None."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else _aws(400, "MessageRejected", word)
 
@@ -172,19 +172,19 @@ class Ses:
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """200 with a message id."""
+        """Status 200 with a message id."""
         return _json(200, {"MessageId": _message_id()})
 
     def throttled(self, until: float) -> Reply:  # noqa: ARG002
-        """429. SES's answer does not say when the limit ends."""
+        """Status 429. SES does not say when the limit ends."""
         return _aws(429, "TooManyRequestsException", "Maximum sending rate exceeded.")
 
     def unauthorized(self) -> Reply:
-        """403, as every AWS service answers."""
+        """The answer of every AWS service to wrong credentials: status 403."""
         return _aws(403, "UnrecognizedClientException", "The security token included in the request is invalid.")
 
     def malformed(self) -> Reply:
-        """400, as SES answers."""
+        """SES's answer to an invalid body: status 400."""
         return _aws(400, "BadRequestException", "The request is not valid.")
 
 
@@ -202,7 +202,7 @@ class SesBulk(Ses):
         return Request(mails, document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """400 for too many emails or for none."""
+        """Status 400 if the request has too many emails, or none. Otherwise None."""
         recipients = sum(len(mail.addresses) for mail in request.mails)
         return None if 0 < len(request.mails) <= MAX_BULK_ENTRIES >= recipients else self.malformed()
 
@@ -211,13 +211,15 @@ class SesBulk(Ses):
         return [mail for mail in request.mails if _word_for(mail, culprits) is None]
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
-        """200, with SUCCESS or the refused address's status for each entry."""
+        """Status 200, with a status for each entry: SUCCESS, or the status of the refused address."""
         return _json(200, {"BulkEmailEntryResults": [_entry(_word_for(mail, culprits)) for mail in request.mails]})
 
 
 class Resend:
-    """`POST /emails`: https://resend.com/docs/api-reference/emails/send-email. `HttpSession` implements its idempotency
-    keys."""
+    """`POST /emails`: https://resend.com/docs/api-reference/emails/send-email
+
+    `HttpSession` implements Resend's idempotency keys.
+    """
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
         """See `Api.read`."""
@@ -228,7 +230,7 @@ class Resend:
         return Request((Mail(named.get("email_id", ""), addresses),), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """422 for a refused address."""
+        """Status 422 if the request has a refused address. Otherwise None."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else resend_error(422, "validation_error", word)
 
@@ -237,26 +239,26 @@ class Resend:
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """200 with an id."""
+        """Status 200 with an id."""
         return _json(200, {"id": str(uuid4())})
 
     def throttled(self, until: float) -> Reply:
-        """429 with the seconds until the limit resets."""
+        """Status 429 with the seconds until the limit resets."""
         seconds = str(max(0, math.ceil(until - time.time())))
         headers = {"ratelimit-limit": "2", "ratelimit-remaining": "0", "ratelimit-reset": seconds}
         message = "Too many requests. You can only make 2 requests per second."
         return resend_error(429, "rate_limit_exceeded", message, {**headers, "retry-after": seconds})
 
     def unauthorized(self) -> Reply:
-        """403, as Resend answers."""
+        """Resend's answer to a wrong API key: status 403."""
         return resend_error(403, "invalid_api_key", "API key is invalid")
 
     def malformed(self) -> Reply:
-        """422, as Resend answers."""
+        """Resend's answer to an invalid body: status 422."""
         return resend_error(422, "missing_required_field", "Missing `to` field.")
 
     def changed(self) -> Reply:
-        """409: the key belongs to a request with another body."""
+        """Status 409: the idempotency key was used before, for a request with a different body."""
         return resend_error(409, "invalid_idempotent_request", "The request body was modified.")
 
 
@@ -272,7 +274,7 @@ class Twilio:
         return Request((mail,), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """400 for a refused number, with Twilio's error number from `culprits`."""
+        """Status 400 if the number is refused, with Twilio's error number from `culprits`. Otherwise None."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else twilio_error(400, int(word), f"refused: {request.mails[0].addresses[0]}")
 
@@ -281,7 +283,7 @@ class Twilio:
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """201 with the message's document, whose status is `queued`."""
+        """Status 201 with the document of the message. The status in the document is `queued`."""
         form = request.document
         message = {
             "sid": f"SM{secrets.token_hex(16)}",
@@ -314,15 +316,15 @@ class Twilio:
         return Reply(200, {"messages": listed[::-1][:size], "next_page_uri": more})
 
     def throttled(self, until: float) -> Reply:  # noqa: ARG002
-        """429. Twilio's answer does not say when the limit ends."""
+        """Status 429. Twilio does not say when the limit ends."""
         return twilio_error(429, 20429, "Too Many Requests")
 
     def unauthorized(self) -> Reply:
-        """401, as Twilio answers."""
+        """Twilio's answer to wrong credentials: status 401."""
         return twilio_error(401, 20003, "Authenticate")
 
     def malformed(self) -> Reply:
-        """400, as Twilio answers."""
+        """Twilio's answer to an invalid body: status 400."""
         return twilio_error(400, 21604, "A 'To' phone number is required.")
 
 

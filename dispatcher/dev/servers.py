@@ -156,7 +156,7 @@ def private_servers(
     """Servers that stop at the end of the block, and also if this process is killed.
 
     Raises:
-        ServerUnavailable: as for `start`.
+        ServerUnavailable: A server did not start, or the servers belong to a different owner.
     """
     servers = start(folder, progress=progress, owner_pid=os.getpid(), postgres_settings=postgres_settings)
     try:
@@ -168,7 +168,7 @@ def private_servers(
 def _start_both(
     processes: Processes, progress: Progress, owner_pid: int | None, postgres_settings: Mapping[str, str]
 ) -> Servers:
-    """Uses the servers that environment variables set. Starts the other servers, at the same time."""
+    """Starts both servers at the same time. Starts no server in place of a server that an environment variable sets."""
     database_url = _named(DATABASE_URL, processes.folder)
     amqp_url = _named(AMQP_URL, processes.folder)
     if not (database_url and amqp_url):
@@ -181,7 +181,8 @@ def _start_both(
             postgres_url, postgres_source = database.result()
             broker_url, management_url, rabbitmq_source = broker.result()
         except BaseException:
-            processes.stop()  # otherwise the pool's exit would wait for the other server
+            # Stop both servers now: otherwise, the pool's exit would wait until the other server has started.
+            processes.stop()
             raise
     return Servers(
         database_url=postgres_url,

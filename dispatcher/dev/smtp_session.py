@@ -256,7 +256,7 @@ class SmtpSession(asyncio.Protocol):
     def _judge_login(self, *login: str) -> None:
         wanted = "\0".join(self._behaviour.login or ())
         self._is_known = hmac.compare_digest("\0".join(login).encode(), wanted.encode())
-        # Real servers repeat the user's name in this reply. The adapter must not pass it on.
+        # Real servers repeat the user's name in this reply. The adapter must not repeat the name in its error.
         words = "235 2.7.0 welcome" if self._is_known else f"535 5.7.8 {login[0] if login else ''} is not welcome"
         self._reply(words)
 
@@ -339,7 +339,10 @@ class SmtpSession(asyncio.Protocol):
             self._send_reply(line, step)
 
     def _send_reply(self, line: str, step: Step | None) -> None:
-        """Sends a reply. Records the reply to an email if the kernel took all of it."""
+        """Sends a reply.
+
+        If it is the reply to an email, and the kernel takes all of it, records the event `answered`.
+        """
         was_open = not self._transport.is_closing()
         self._send(line)
         if step in (Step.END, Step.ANSWER) and was_open and not self._transport.get_write_buffer_size():

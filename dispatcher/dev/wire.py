@@ -12,8 +12,8 @@ The explanations, in this order:
     without a ledger   The email was leased to a worker that died after its ledger was deleted.
     unexplained   None of these applies: there was no reason to hold the email or to send it again.
 
-A host that could not reach PostgreSQL is no explanation: when it reaches PostgreSQL again, the host's in-flight ledger
-has the email's state.
+That a host could not reach PostgreSQL is not an explanation: when the host reaches PostgreSQL again, its in-flight
+ledger has the email's state.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Wire:
     Attributes:
         exchanges: The requests that arrived completely.
         fragments: The requests that arrived in part.
-        closed_at: When the provider closed connections. A client may send a request before it notices the close.
+        closed_at: The times at which the provider closed connections. A client may send a request before it detects
+            that the provider has closed the connection.
     """
 
     exchanges: Sequence[Exchange] = ()
@@ -83,7 +84,7 @@ class Disturbance:
     """A worker was killed, or frozen for a time.
 
     Attributes:
-        until: When the worker was resumed; infinity if it was never resumed.
+        until: The time at which the worker was resumed; infinity if it was never resumed.
     """
 
     pid: int

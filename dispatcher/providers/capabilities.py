@@ -26,7 +26,7 @@ class CapabilityGap:
     """The reason why no configured provider can ever deliver an email.
 
     Attributes:
-        field: The name, as in the email's JSON, of the field that no configured provider supports.
+        field: The field that no configured provider supports, by its name in the email's JSON.
         message: The missing feature, the providers that have it, and the configured providers.
         remedy: What to do.
         reason: The reason that a worker records when it fails the email.
@@ -68,7 +68,10 @@ def capabilities_of(names: Iterable[str]) -> dict[str, Capabilities]:
 
 
 def idempotency_keys_of(names: Iterable[str]) -> dict[str, float]:
-    """For how many seconds each of these providers remembers an idempotency key; only providers that have such keys."""
+    """How many seconds each of these providers remembers an idempotency key, by name.
+
+    Leaves out providers that have no idempotency keys.
+    """
     seconds = {name: one.idempotency_key_seconds for name, one in capabilities_of(names).items()}
     return {name: known for name, known in seconds.items() if known is not None}
 

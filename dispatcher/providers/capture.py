@@ -40,7 +40,8 @@ class CaptureProvider:
     """
 
     name = NAME
-    capabilities = Capabilities(copies=4, delivers=False)  # the whole message is in memory
+    # Four copies, because the rendered email is in memory as a whole.
+    capabilities = Capabilities(copies=4, delivers=False)
     settings: type[CaptureSettings] = CaptureSettings
     _suffix = "eml"
     _variable = "DISPATCHER_CAPTURE_DIR"
@@ -99,7 +100,7 @@ class CaptureProvider:
         return f"{self._folder} is writable; emails are captured there and are not delivered."
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, because no file or connection is open."""
 
     def _create_maildir(self) -> None:
         if not self._is_created:

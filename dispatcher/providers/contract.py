@@ -55,15 +55,18 @@ class Attempt:
         """
 
     def connection_acquired(self) -> None:
-        """Call this once a connection is free, if the email had to wait for other emails of this worker.
+        """Call this as soon as a connection is free, if the email had to wait for other emails of this worker.
 
-        Restarts the deadline. Raises an exception if the provider may no longer be tried; no email was sent yet.
+        Restarts the deadline. Raises an exception if the provider may no longer be tried: then send nothing.
         """
 
     @property
     def expires_in(self) -> float | None:
-        """In how many seconds the email expires; None: never. An adapter passes this time to its provider, if the
-        provider can discard an email that it has not delivered by then."""
+        """The seconds until the email expires; None if it never expires.
+
+        If a provider can discard an email that it has not delivered in time, the adapter passes this time to the
+        provider.
+        """
         return None
 
     @property
@@ -88,8 +91,8 @@ class Provider(Protocol):
     def capabilities(self) -> Capabilities:
         """What the provider supports. Routing selects the provider only for emails that the provider can send.
 
-        If an adapter finds a limit only later, `send` returns `Rejected` without a code, and routing tries the next
-        provider.
+        If an adapter learns a limit of the provider only in `send`, and the email exceeds the limit, `send` returns
+        `Rejected` without a code. Routing then tries the next provider.
         """
         ...
 
@@ -98,12 +101,12 @@ class Provider(Protocol):
 
         First takes every step that can fail without side effects, then calls `attempt.mark_on_wire()`, then transmits
         the email. Returns by the deadline, even if the provider sends one byte at a time. Never sends twice within a
-        call. If the call is cancelled before `mark_on_wire`, no email was sent. The worker does not cancel a call
-        later.
+        call. If the call is cancelled before `mark_on_wire`, no email was sent. After `mark_on_wire`, the worker does
+        not cancel the call.
 
         Raises:
             ProviderFault: The provider cannot be used at all (credentials, account, settings) and accepted no email.
-            NoFreeConnection: See this class.
+            NoFreeConnection: No connection became free before the deadline. Nothing was sent.
         """
         ...
 
@@ -224,7 +227,7 @@ class PollRefused(ServerUnavailable):
 
     Attributes:
         retry_after: The seconds that the provider asks us to wait; None if it gives no time.
-        is_about_all: Whether a question about any other message would fail, too.
+        is_about_all: Whether a question about another message would fail, too.
     """
 
     def __init__(self, message: str, *, retry_after: float | None = None, is_about_all: bool = True) -> None:
@@ -235,14 +238,17 @@ class PollRefused(ServerUnavailable):
 
 @runtime_checkable
 class PollableProvider(Provider, Protocol):
-    """An adapter that can ask what became of a message, because the provider's events are easily lost."""
+    """An adapter that can ask its provider what became of an SMS, because the provider's events are easily lost."""
 
     async def find_event(self, message: OpenMessage) -> ProviderEvent | None:
-        """The event that the provider would report for the message's current state; None if there is none.
+        """The event that the provider would report about the given message now; None if there is none.
 
-        The event must have the same `ProviderEvent.key` as the provider's own report of the same event. If the message
-        has no `message_id`, returns an event only if exactly one message in the provider's list can be this message,
-        because the event is evidence that settles the message. Returns within some seconds.
+        Here, a message is a row of a channel other than email, such as an SMS, and not a message of RabbitMQ. The event
+        must have the same `ProviderEvent.key` as the provider's own report of the same event. Returns within some
+        seconds.
+
+        If `message.message_id` is None, searches the provider's list of messages. Returns an event only if exactly one
+        entry of the list can be the given message, because the event settles the message.
 
         Raises:
             PollRefused: The provider gave no answer.

@@ -1,4 +1,7 @@
-"""Finds providers by name: built-in providers and providers of installed packages. `config.plugins` finds classes."""
+"""Finds providers by name: built-in providers and providers of installed packages.
+
+`config.plugins` finds the classes of the providers.
+"""
 
 from __future__ import annotations
 

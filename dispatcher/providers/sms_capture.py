@@ -1,6 +1,6 @@
 """The provider `sms-capture`: writes each SMS to a JSON file in a Maildir and delivers nothing.
 
-For development and tests. Like `capture`, an SMS that is sent twice leaves two files.
+For development and tests. An SMS that is sent twice leaves two files, as with the provider `capture`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,14 @@ class SmsCaptureProvider(CaptureProvider):
 
     @staticmethod
     async def _rendered(email: OutgoingEmail) -> bytes:
-        if not email.text or len(email.to) != 1 or body_fault(email.text):
-            raise UnrenderableEmail(Reason.INVALID_CONTENT, "an SMS must have one recipient and a valid text")
+        if not email.text:
+            raise UnrenderableEmail(Reason.INVALID_CONTENT, "the SMS has no text")
+        if fault := body_fault(email.text):
+            raise UnrenderableEmail(Reason.INVALID_CONTENT, f"text {fault}")
+        if len(email.to) != 1:
+            raise UnrenderableEmail(
+                Reason.INVALID_CONTENT, f"the SMS has {len(email.to)} recipients; it must have exactly one"
+            )
         segments = segments_of(email.text)
         return orjson.dumps(
             {

@@ -79,7 +79,7 @@ class SmtpSettings(ProviderSettings):
         return found
 
     def bounces(self) -> BounceAddress | None:
-        """Creates the envelope senders of emails; None if each email's sender is also its envelope sender."""
+        """The object that creates the envelope senders; None if each email's sender is also its envelope sender."""
         return BounceAddress(self.bounce_address, self.bounce_keys) if self.bounce_address else None
 
 
@@ -87,7 +87,8 @@ class SmtpProvider:
     """Sends over SMTP; see `contract.Provider`."""
 
     name = NAME
-    # The server announces its size limit and its support for SMTPUTF8 only in the reply to EHLO.
+    # The size limit and the support for SMTPUTF8 cannot be declared here: a server announces them only in its reply to
+    # EHLO.
     capabilities = Capabilities(copies=2)
     settings = SmtpSettings
 
@@ -185,7 +186,8 @@ class SmtpProvider:
         try:
             attempt.connection_acquired()
             async with asyncio.timeout_at(attempt.deadline):
-                # Render only now: otherwise the attachments of emails that wait for a slot would stay in memory.
+                # Render only now, when a slot is free: otherwise, the attachments of emails that wait for a slot would
+                # be in memory.
                 with attempt.rendering:
                     content = await rendered(email)
                 return await self._transact(content, transaction)

@@ -17,7 +17,7 @@ earlier."""
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeen:
-    """A worker of any host, with a session or with leases.
+    """A worker of any host that has a PostgreSQL session, leases, or both.
 
     Attributes:
         name: Host, slot, process and a nonce, separated by colons.
@@ -85,7 +85,10 @@ def find_vanished_hosts(
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds from enqueue to acceptance, for the newest emails (at most 1,000) of the last ten minutes."""
+    """How long the newest sent emails of the last ten minutes waited, in percentiles; at most 1,000 emails.
+
+    The wait is the time from the moment at which an email could first be sent to its acceptance by a provider.
+    """
 
     emails: int
     p50_seconds: float

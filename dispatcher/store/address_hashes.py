@@ -22,8 +22,8 @@ class AddressHasher:
     """Hashes addresses and domains with one key."""
 
     def __init__(self, key: bytes) -> None:
-        # HMAC-SHA-256 (RFC 2104) with the two blocks of the key already hashed. A worker hashes every recipient, and
-        # `hmac.digest` takes more than twice as long.
+        # This is HMAC-SHA-256 (RFC 2104), with the two blocks of the key hashed only once. `hmac.digest` would hash
+        # these blocks for every recipient, and take more than twice as long.
         block = (sha256(key).digest() if len(key) > BLOCK_OCTETS else key).ljust(BLOCK_OCTETS, b"\0")
         self._inner = sha256(bytes([octet ^ 0x36 for octet in block]))
         self._outer = sha256(bytes([octet ^ 0x5C for octet in block]))
@@ -72,7 +72,8 @@ class AddressHasher:
         return UUID(bytes=content[:HASH_OCTETS]), content[HASH_OCTETS:]
 
     def _signature(self, content: bytes) -> bytes:
-        # No address or domain begins with a NUL. So no hash of an address or a domain can serve as a signature.
+        # The signed text begins with a NUL, and no address or domain does. So no hash of an address or a domain can
+        # serve as a signature.
         return self._digest(f"\0unsubscribe {content.hex()}")
 
     def _digest(self, text: str) -> bytes:

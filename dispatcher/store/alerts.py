@@ -57,7 +57,7 @@ class TableFindings:
         expiring: Number of failed and held emails that will soon lose their content.
         mark: A value that changes whenever a provider accepts an email.
         due: Number of emails that are due or in their first lease, and not paused; counted up to `MAX_DUE_COUNT`.
-        waiting: Why one of these emails waits; None if there is none.
+        waiting: Why one of the emails in `due` waits; None if `due` is 0.
         troubles: Providers that at least one worker cannot use now.
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
         webhooks: The disabled webhooks.
@@ -78,7 +78,7 @@ class TableFindings:
 
 
 class AlertStore:
-    """The monitor's statements about one DLQ.
+    """The statements with which a monitor checks one DLQ and alerts about it.
 
     The statements use a separate session. This session also holds a named lock, and only the monitor with this lock
     alerts. Each method raises StoreUnavailable if the same call may succeed later in a new session.
@@ -118,7 +118,7 @@ class AlertStore:
     async def claim_alerting(self) -> bool:
         """Takes the lock, unless another monitor holds it. Also records that this host is running.
 
-        Returns whether this monitor alerts, until its session ends.
+        Returns whether this monitor has the lock. If so, this monitor alerts until its session ends.
         """
         session = await self._open()
         await self._fetch("report_presence", {"holder": self._holder, "host": self._host})
@@ -145,7 +145,7 @@ class AlertStore:
         """The active alerts about which notices were sent: one entry for each alert and channel."""
         known = set(Kind)
         rows = await self._fetch("list_announced_alerts")
-        # A newer release may have stored alerts of a kind that this release does not have.
+        # Leave out kinds of alerts that this release does not have: a newer release may have stored them.
         return [AnnouncedAlert(Kind(row[0]), *row[1:]) for row in rows if row[0] in known]
 
     async def save_announced(self, announced: AnnouncedAlert) -> None:

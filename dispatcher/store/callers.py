@@ -92,7 +92,8 @@ def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
     """
     is_drivers = isinstance(given, psycopg.Connection | psycopg.AsyncConnection)
     driver: object = given if is_drivers else _driver_of(given)
-    if isinstance(driver, psycopg.AsyncConnection):  # SQLAlchemy's connection may also contain one, within run_sync
+    # Inside SQLAlchemy's `run_sync`, SQLAlchemy's synchronous connection contains an asynchronous psycopg connection.
+    if isinstance(driver, psycopg.AsyncConnection):
         raise _refusal(driver, "enqueue", _ASYNCHRONOUS)
     if not isinstance(driver, psycopg.Connection):
         raise _other_driver(given, driver)
@@ -113,11 +114,12 @@ def _driver_of(given: Any) -> object:
     if _is(given, *_DJANGO):
         given.validate_thread_sharing()
         given.validate_no_broken_transaction()
-        # Django detects a lost connection only by the errors of its own queries, but our queries bypass Django. So
+        # Django detects a lost connection only by the errors of its own queries, and our queries bypass Django. So
         # check here whether the connection is closed.
         if given.connection is not None and given.connection.closed and given.get_autocommit():
             given.close()
-        given.close_if_health_check_failed()  # Django makes this call and the next call before each query
+        # Django makes these two calls before each query.
+        given.close_if_health_check_failed()
         given.ensure_connection()
         return given.connection
     if _is(given, *_SESSIONS):
@@ -126,7 +128,9 @@ def _driver_of(given: Any) -> object:
         raise _refusal(given, "enqueue", _ASYNCHRONOUS)
     _check_open(given)
     if not given.in_transaction():
-        given.begin()  # SQLAlchemy does this at its first statement; without it, the caller's commit() would do nothing
+        # SQLAlchemy begins a transaction at its own first statement, and our statement bypasses SQLAlchemy. Without a
+        # transaction, the caller's commit() would do nothing.
+        given.begin()
     return given.connection.driver_connection
 
 
@@ -162,8 +166,8 @@ def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnec
     """The error for an argument that `call` cannot use. The remedy says what to write instead.
 
     Args:
-        twins: The types that the other function accepts. If `call` is `enqueue`, the other function is `enqueue_async`;
-            if `call` is `enqueue_async`, it is `enqueue`.
+        twins: The types that `enqueue_async` accepts, if `call` is `enqueue`. Otherwise, the types that `enqueue`
+            accepts.
     """
     what = f"{call} was given {_article(given)} {_name(given)}"
     if _is(given, *twins):
@@ -199,7 +203,10 @@ def _other_driver(given: object, driver: object) -> UnusableConnection:
 
 
 def _is(given: object, *names: str) -> bool:
-    """Whether the object is an instance of one of these classes. If a class's module is not loaded, there are none."""
+    """Whether the object is an instance of one of these classes.
+
+    Does not import the classes: if the module of a class is not loaded, no instance of the class exists.
+    """
     for name in names:
         module, _, kind = name.rpartition(".")
         found = getattr(sys.modules.get(module), kind, None)

@@ -1,4 +1,4 @@
-"""The canonical forms in which sender addresses and domains are compared."""
+"""Converts sender addresses and domains to a canonical form, so that they can be compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def comparable_domain(domain: str) -> str:
     lowered = domain.lower().rstrip(".")
     if lowered.isascii():
         return lowered
-    import idna  # rarely needed, and slow to import
+    import idna  # imported here, because it is rarely needed and slow to import
 
     try:
         return idna.encode(lowered, uts46=True).decode()

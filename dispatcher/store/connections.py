@@ -79,8 +79,8 @@ _OPTIONS: Final[dict[str, Any]] = {
     "autocommit": True,
     "client_encoding": _ENCODING,
     "connect_timeout": CONNECT_SECONDS,
-    # How soon the client detects that the server vanished. `configure_session` sets the same values on the server. The
-    # server then releases the locks of a vanished client.
+    # With these values, the client detects within about 15 seconds that the server has vanished. `configure_session`
+    # sets the same values for the server, which then releases the locks of a vanished client.
     "keepalives_idle": 5,
     "keepalives_interval": 3,
     "keepalives_count": 3,
@@ -227,7 +227,7 @@ def _remedy(words: str) -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    # The first line names the server and the cause. The following lines may quote rows.
+    # Return only the first line, which names the server and the cause. The following lines may quote rows.
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
         return error.diag.message_primary.strip().rstrip(".")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -317,7 +317,7 @@ def make_pool(
     from psycopg_pool import AsyncConnectionPool
 
     class PooledSession(TimedSession):
-        """A separate class for each pool, so that `fault` is about this pool only."""
+        """The sessions of one pool. Each pool has a separate class, so that `fault` is about this pool only."""
 
     return AsyncConnectionPool(
         database_url,
@@ -347,8 +347,8 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
                     yield connection
                 except (pg.ReadOnlySqlTransaction, StoreUnavailable) as error:
                     if _is_read_only(error):
-                        # This session stays read-only, even after the server accepts writes again or another server
-                        # has replaced it. The pool would keep the session for an hour.
+                        # This session stays read-only, even after the server accepts writes again, or after another
+                        # server has replaced this server. The pool would keep the session for an hour.
                         await connection.close()
                     raise
         except (psycopg.OperationalError, StoreUnavailable) as error:

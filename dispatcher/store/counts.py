@@ -45,9 +45,10 @@ class MonitorCounts(Counts):
 
     Attributes:
         sent_last_hour: Approximate number of emails sent in the last 60 minutes. PostgreSQL stores a count per clock
-            hour. Of a clock hour that is only partly in this time, the same part of the count is used.
+            hour. If only a part of a clock hour is in this time, the same part of the hour's count is used.
         sent_last_day: As `sent_last_hour`, for the last 24 hours.
-        webhook_lag_seconds: For each active webhook, by id: how long its oldest event that was not handled has waited.
+        webhook_lag_seconds: For each active webhook, by id: the age of the oldest event that was neither delivered nor
+            stored as refused.
         pauses: The operators' pauses that are in force.
     """
 
@@ -58,7 +59,7 @@ class MonitorCounts(Counts):
 
 
 def count_emails(connection: Session) -> Counts:
-    """The counts, all from one snapshot."""
+    """Counts the emails. All counts are from one snapshot."""
     with translated(), connection.transaction():
         connection.execute(query("begin_snapshot"))
         unfinished: dict[str, int] = dict(fetch_sync(connection, "count_unfinished"))

@@ -1,4 +1,7 @@
-"""The ceilings of recipient domains: sets them, and takes tokens and slots for a worker."""
+"""The ceilings of recipient domains: operators set the ceilings, and each worker takes its part of them.
+
+A token allows one email. A slot allows one attempt at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,21 @@ from dispatcher.store.lanes import Author
 from dispatcher.store.statements import Source, fetch, fetch_sync
 
 BURST_SECONDS: Final = 0.5
-"""The size of a domain's bucket, in seconds. Waiting emails become due several times in this time."""
+"""A domain's token bucket contains at most the tokens of this many seconds. The relay wakes the domain's waiting emails
+more often than this."""
 SLOT_SECONDS: Final = 15.0
-"""How long a worker may use the slots of a domain without asking again. If the worker dies, they are free after this
-time."""
+"""How long a worker may use the slots of a domain without asking again. If the worker dies, the slots are free after
+this time."""
 MOST_WAITING: Final = 10_000
 """The emails that wait for a domain's ceiling are counted up to this number."""
 
 
 class Claim(NamedTuple):
-    """What a worker got of a domain's ceilings.
+    """The part of a domain's ceilings that a worker got.
 
     Attributes:
-        tokens: The emails that it may send now; None if no rate is set.
-        slots: The attempts that it may make at the same time; None if no such number is set.
+        tokens: How many emails the worker may send now; None if the domain has no ceiling per second.
+        slots: How many attempts the worker may make at the same time; None if the domain has no such ceiling.
     """
 
     tokens: int | None
@@ -37,7 +41,7 @@ class LimitedDomain:
     """A domain that has ceilings, and the emails that wait for them.
 
     Attributes:
-        waiting: Counted up to `MOST_WAITING`.
+        waiting: The number of these emails, counted up to `MOST_WAITING`.
     """
 
     limit: DomainLimit
@@ -51,19 +55,22 @@ class LimitedDomain:
 
 
 class DomainStore:
-    """A worker's statements about recipient domains. Raises StoreUnavailable if the same call may succeed later."""
+    """A worker's statements about recipient domains.
+
+    Each method raises StoreUnavailable if the same call may succeed later.
+    """
 
     def __init__(self, pool: Pool, *, worker: str) -> None:
         self._pool = pool
         self._worker = worker
 
     async def claim(self, domain: str, *, tokens: int, slots: int, used: int) -> Claim | None:
-        """Takes tokens, and decides how many slots this worker has for the next `SLOT_SECONDS`.
+        """Takes tokens and slots of a domain for this worker. The worker may use the slots for `SLOT_SECONDS`.
 
         Args:
             tokens: The most tokens to take.
-            slots: How many slots the worker wants; 0 gives all back.
-            used: How many attempts are running.
+            slots: How many slots the worker wants; 0 returns all slots.
+            used: How many attempts the worker is making now.
 
         Returns:
             None if the domain has no ceilings.
@@ -81,22 +88,22 @@ class DomainStore:
 
 
 async def set_limit(source: Source, domain: str, values: Mapping[str, Any], author: Author) -> DomainLimit:
-    """Sets the values that are not None, and keeps the others; audited in the same commit.
+    """Sets the given ceilings of a domain, and audits this in the same commit. Returns all ceilings of the domain.
 
     Args:
-        values: `per_second` and `concurrent`.
+        values: `per_second` and `concurrent`. A value that is None keeps the ceiling that is set.
     """
     (limit,) = await fetch(source, "set_domain_limit", {"domain": domain, **values, **author}, into=DomainLimit)
     return limit
 
 
 async def remove_limit(source: Source, domain: str, author: Author) -> bool:
-    """Deletes the ceilings of a domain, audited in the same commit; False if it has none."""
+    """Deletes the ceilings of a domain, and audits this in the same commit. Returns False if the domain has none."""
     return bool(await fetch(source, "remove_domain_limit", {"domain": domain, **author}))
 
 
 async def count_domain_waits(source: Source) -> list[LimitedDomain]:
-    """The domains that have ceilings, by name, and how many emails wait for each."""
+    """The domains that have ceilings, sorted by name, each with the number of emails that wait for its ceilings."""
     return await fetch(source, "count_domain_waits", {"most": MOST_WAITING}, into=_limited)
 
 

@@ -36,8 +36,8 @@ class Insertion:
     """The result of inserting drafts.
 
     Attributes:
-        due_at: For each inserted email, by id: when the relay publishes the email if the API process has not. None: the
-            email waits until its send_at, and must not be published before.
+        due_at: For each inserted email, by id: when the relay publishes the email, unless the API process has published
+            it before. None if the email waits until its send_at, and must not be published before that time.
         direct_lane: The lane of each inserted email that the API process publishes, by id.
         known: For each key that already existed, the id and payload hash of the email that has the key.
     """

@@ -32,8 +32,8 @@ class EmailRow:
     """An email's row without content, with the columns that its tenant may see.
 
     Attributes:
-        settled_at: When the email became failed, held or cancelled. None if it never did, or if an earlier release,
-            which did not record this time, changed the status.
+        settled_at: When the email became failed, held or cancelled. None if the email never had one of these statuses,
+            or got the status from an earlier release, which did not record the time.
     """
 
     email_id: UUID
@@ -127,7 +127,7 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
 
 
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
-    """Descriptions of the sessions that probably hold a lock on the email's row, for longer than a lock timeout.
+    """Descriptions of the sessions that have probably locked the email's row for longer than a lock timeout.
 
     To find out whether the row is locked, the function tries to lock it. So for a role that may only read, the list is
     empty.
@@ -169,8 +169,8 @@ async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
 async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
     """What providers reported about the email, ordered by their clocks.
 
-    An event's recipient is a position, counted from 1 over To, Cc, Bcc. It is None if the event concerns no recipient
-    or a recipient that is not in the email, if the content was deleted, or if the role may not read addresses.
+    An event's recipient is a position, counted from 1 over To, Cc, Bcc. The position is None if the event concerns no
+    recipient of the email, if the content was deleted, or if the role has no right to read addresses.
     """
     events = await _records(session, "list_events", {"email_id": email_id})
     positions = await _recipient_positions(session, email_id) if events else {}
@@ -219,7 +219,7 @@ async def _records(session: AsyncSession, name: str, parameters: Mapping[str, An
 
 def sample_pending(connection: Session) -> list[OutgoingEmail]:
     """The oldest pending emails, without bodies and attachments, to check whether a provider can send them."""
-    from dispatcher.store.leases import outgoing_email  # loads modules that `dispatcher show` does not need
+    from dispatcher.store.leases import outgoing_email  # imported here, because `dispatcher show` does not need it
 
     rows = fetch_sync(connection, "sample_pending", {"limit": SAMPLE})
     return [outgoing_email(row[0], row[1:]) for row in rows]

@@ -19,7 +19,7 @@ from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.store.address_hashes import normalised
 from dispatcher.store.comparable_address import comparable_address
 
-# W3C Trace Context, section 3.2: version, trace id, parent id, flags.
+# The form of a traceparent: version, trace id, parent id, flags (W3C Trace Context, section 3.2).
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
 Parameters = dict[str, Any]
@@ -44,7 +44,7 @@ class Draft:
 
     @property
     def key(self) -> Key:
-        """Tenant and message key, which together are unique."""
+        """The tenant and the message key. Together, they are unique."""
         return (self.email.tenant_id, self.email.message_key)
 
 
@@ -119,7 +119,7 @@ def insert_parameters(
 
 
 def has_attachments(drafts: Iterable[Draft]) -> bool:
-    """Whether a draft has attachments. Storing the drafts then takes two statements, which need a transaction."""
+    """Whether at least one draft has attachments. The drafts are then stored by two statements in one transaction."""
     return any(item.email.attachments for item in drafts)
 
 

@@ -1,4 +1,4 @@
-"""Statements about the events that providers report, and about the emails whose acceptance they prove."""
+"""Statements about the events that providers report, and about the emails whose acceptance these events prove."""
 
 from __future__ import annotations
 

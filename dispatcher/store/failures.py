@@ -209,7 +209,7 @@ async def count_dead(session: AsyncSession, selection: Selection, by: str) -> li
 async def list_dead_page(
     session: AsyncSession, selection: Selection, *, before: UUID | None = None, limit: int = 50
 ) -> list[DeadEmail]:
-    """As `list_dead`, without the number of emails. Fast, however many emails are selected."""
+    """A page of failed and held emails, newest first. Fast, however many emails are selected."""
     parameters = {**selection.parameters, "before": before, "limit": limit}
     return await fetch(session, "list_dead_page", parameters, into=DeadEmail)
 
@@ -307,7 +307,10 @@ async def find_dead_letter_emails(session: AsyncSession, email_ids: Collection[U
 
 
 async def discard_dead(session: AsyncSession, email_ids: Collection[UUID], *, actor: str, reason: str) -> set[UUID]:
-    """Marks the emails' dead letters as discarded, and audits this. Returns the ids that were not discarded before."""
+    """Marks the emails' dead letters as discarded, and audits this.
+
+    Returns the ids of the emails that this call marked.
+    """
     if not email_ids:
         return set()
     parameters = {**ids_within(set(email_ids)), "actor": actor, "reason": reason}
@@ -315,7 +318,7 @@ async def discard_dead(session: AsyncSession, email_ids: Collection[UUID], *, ac
 
 
 async def find_dead_lettered(session: AsyncSession) -> dict[UUID, int]:
-    """The emails whose dead letter must be on the DLQ: the number of attempts, by email id."""
+    """The emails whose dead letter must be on the DLQ, by id, each with its number of attempts."""
     return dict(await fetch(session, "find_dead_lettered"))
 
 

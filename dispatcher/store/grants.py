@@ -37,7 +37,7 @@ def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
         reader: The name of the reader role.
 
     Raises:
-        ValueError: PostgreSQL does not accept the name.
+        ValueError: PostgreSQL does not accept one of the names.
     """
     return [
         _role("producer", producer, "an application that enqueues with the library", query("grant_producer")),

@@ -33,9 +33,9 @@ MAX_OCTETS: Final = 64 * 1024
 """`lease` returns the content of an email only if the content is at most this large and has no attachments. Nearly all
 emails are far smaller."""
 MOST_WAIT_SECONDS: Final = 3600.0
-"""The longest wait for a domain's ceiling. Then the email gets a new time, because the ceiling may have changed."""
+"""The longest wait for a domain's ceiling. Then the email must wait again, because the ceiling may have changed."""
 MOST_PACE: Final = 1_000_000.0
-"""The largest pace: how many waiting emails of a domain may become due per second."""
+"""The highest `DomainWait.pace`; a higher pace counts as this pace."""
 SLICE_OCTETS: Final = 4 * 1024 * 1024
 _NUMBER: Final = attrgetter("email_id.int")
 _NO_EMAIL: Final = (AttributeError, TypeError, ValueError)
@@ -55,7 +55,7 @@ class Lease(NamedTuple):
         attempt_number: The number of the first attempt under this lease; an email's first attempt has number 1.
         attempt_base: The number of attempts before the last replay or redelivery; only later attempts count towards the
             maximum.
-        on_uncertain: The email's own policy; None for the host's policy.
+        on_uncertain: The email's own policy for an unknown outcome; None for the host's policy.
         traceparent: W3C trace context of the enqueuing application; None if the application passed none.
         octets_apart: Size of the content that must be read separately before the email is sent, because the content is
             large or could not be read in a batch. 0 if nothing must be read; negative if the size is unknown.
@@ -107,7 +107,8 @@ class UnleasedEmail:
     """The current state of an email that could not be leased.
 
     Attributes:
-        our_token: The token of the lease that this worker has, or lost to a recovery; None if there is none.
+        our_token: The token of the lease that this worker has on the email, or that a recovery took from this worker;
+            None if there is no such lease.
         is_left_out: Whether no worker may lease the email, even if it is pending. The relay finishes such an email: a
             provider's event proves that the email was sent, or the email has expired.
     """
@@ -138,8 +139,8 @@ class Result(NamedTuple):
         outcome: The outcome's name (see `domain.outcome.outcome_name`).
         error_type: The reason as a `Reason` value; None if the email was accepted.
         error: The provider's error text, scrubbed.
-        expired_at: When the lease expired. Set only if the relay records the result of a frozen worker. The result is
-            recorded only if the lease still has this end.
+        expired_at: When the lease expired. Set only if the relay records the result of a frozen worker. The email is
+            changed only if its lease still ends at this time.
         is_pinned: Whether only this provider may be tried again, because it may have accepted the email under an
             idempotency key.
         wait_seconds: How long the email waits for its redelivery; None unless the status is `waiting`.
@@ -269,7 +270,10 @@ class LeaseStore:
             raise StatementRefused(f"The content of email {email_id} in PostgreSQL is not a valid email.") from error
 
     async def _read_attachment(self, email_id: UUID, position: int, octets: int) -> bytes | None:
-        """An attachment; None if it was deleted. Reads in slices: a session keeps memory for its largest answer."""
+        """An attachment; None if it was deleted.
+
+        Reads the attachment in slices, because a session keeps as much memory as its largest answer needed.
+        """
         content = bytearray()
         where = {"email_id": email_id, "position": position, "octets": SLICE_OCTETS}
         while len(content) < octets:
@@ -349,7 +353,7 @@ class LeaseStore:
     ) -> set[UUID]:
         """Releases leases whose emails certainly were not and will not be accepted. The emails become pending and due.
 
-        If another host has recovered such an email in the meantime, also reverts the recovery (see `revert_recovery`).
+        If another host has already recovered such an email, also reverts the recovery (see `revert_recovery`).
 
         Args:
             leases: The token by email id.
@@ -381,10 +385,11 @@ class LeaseStore:
         return {row[0] for row in rows}
 
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
-        """Releases the leases that a `lease` call may have taken although its answer was lost.
+        """Releases the leases that a call of `lease` has taken, if the answer to the call was lost.
 
-        None of these emails may be in flight in this worker. The statement selects the leases by token, not by owner: a
-        statement by owner, executed late, could release a newer lease of this worker, for an email that is on the wire.
+        Pass only emails that are not in flight in this worker. The statement selects the leases by token and not by
+        owner. If a statement that selects by owner were executed late, it could release a newer lease of this worker,
+        and the email could be on the wire.
         """
         states = await self.find_unleased(email_ids)
         if ours := {i: found.our_token for i, found in states.items() if found.our_token is not None}:
@@ -393,7 +398,9 @@ class LeaseStore:
     async def release_unlocked(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """As `release`, but skips locked rows. Returns the skipped emails' ids: the caller must release them later.
+        """As `release`, but skips locked rows.
+
+        Returns the ids of the skipped emails: the caller must release these emails later.
 
         If PostgreSQL refuses to release an email, the email stays leased until its lease expires.
         """
@@ -403,7 +410,9 @@ class LeaseStore:
         return outcome.locked
 
     async def wait_for_domains(self, waits: Mapping[UUID, tuple[int, DomainWait]]) -> set[UUID]:
-        """Releases leases like `release_unlocked`. Each email then waits until the ceiling of its domain may allow it.
+        """Releases leases because of the ceiling of a recipient domain. Each email then waits for this ceiling.
+
+        Skips locked rows. Returns the ids of the skipped emails: the caller must release these emails later.
 
         Args:
             waits: By email id: the lease's token, and the wait.
@@ -433,12 +442,12 @@ class LeaseStore:
         parameters = {**_columns(results), "worker": self._worker, "slot": self._slot}
         async with session(self._pool) as connection:
             cursor = await connection.execute(query("record"), parameters)
-            if cursor.rowcount == len(results):  # nearly always; saves parsing a hundred ids
+            if cursor.rowcount == len(results):  # the usual case: saves parsing a hundred ids
                 return {result.email_id for result in results}
             return {row[0] for row in await cursor.fetchall()}
 
     async def is_recorded(self, result: Result) -> bool:
-        """Whether the batch with this result was committed, although the answer was lost."""
+        """Whether the batch with this result was committed. For a call of `record` whose answer was lost."""
         parameters = {
             "email_id": result.email_id,
             "attempt_number": result.attempt_number,

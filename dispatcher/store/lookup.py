@@ -31,7 +31,7 @@ class Budget:
     most_checked: int = 5_000
 
     def examined(self, start: Start) -> int:
-        """The most emails that one statement reads for this start."""
+        """The most emails that one statement reads, if it begins with the filter `start`."""
         return self.emails if start in (Start.RECIPIENT, Start.DOMAIN) else self.rows
 
 
@@ -45,8 +45,8 @@ class FoundEmail:
     """An email without content and addresses.
 
     Attributes:
-        settled_at: When the email became failed, held or cancelled. None if it never did, or if an earlier release,
-            which did not record this time, changed the status.
+        settled_at: When the email became failed, held or cancelled. None if the email never had one of these statuses,
+            or got the status from an earlier release, which did not record the time.
     """
 
     email_id: UUID
@@ -159,7 +159,10 @@ async def find_emails(
 
 
 def _is_decided(wanted: Criteria, start: Start) -> bool:
-    """Whether no other filter is set. Every email that the start reads then matches, so a page reads only `limit`."""
+    """Whether `start` is the only filter that is set.
+
+    Every email that the statement reads then matches, so a page reads only `limit` emails.
+    """
     used = {
         Start.CORRELATION_ID: wanted.correlation_id,
         Start.STATUS: wanted.status,

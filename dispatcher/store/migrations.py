@@ -132,10 +132,10 @@ async def verify_schema_async(session: AsyncSession) -> None:
 
 
 def _has_tables(has_tables: bool, others: Sequence[str]) -> bool:
-    """Returns `has_tables`: whether our schema has the tables.
+    """Checks that no other schema has the tables if our schema has none. Returns `has_tables`.
 
     Args:
-        others: Other schemas of the database that have the tables.
+        others: The other schemas of the database that have the tables.
 
     Raises:
         SchemaError: Our schema has no tables, but another schema has them. One relay publishes for the whole database,

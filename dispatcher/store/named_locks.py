@@ -27,7 +27,7 @@ async def named_lock(session: AsyncSession, name: str, *, within_seconds: float 
     give_up_at = asyncio.get_running_loop().time() + within_seconds
     is_ours = await acquire(session, name)
     while not is_ours and asyncio.get_running_loop().time() < give_up_at:
-        await asyncio.sleep(_POLL_SECONDS)  # PostgreSQL does not notify when a lock is released
+        await asyncio.sleep(_POLL_SECONDS)  # polls, because PostgreSQL does not notify when a lock is released
         is_ours = await acquire(session, name)
     try:
         yield is_ours
@@ -51,7 +51,10 @@ async def acquire(session: AsyncSession, name: str, *, idle_seconds: float | Non
 
 
 async def set_shared(session: AsyncSession, name: str, *, is_shared: bool) -> None:
-    """Takes or releases a shared named lock, which any number of sessions may hold. Call this only on a change."""
+    """Takes or releases a shared named lock, which any number of sessions may hold.
+
+    Do not take a lock that the session has, and do not release a lock that the session does not have.
+    """
     if is_shared:
         await fetch(session, "hold_shared_lock", {"name": name})
     else:

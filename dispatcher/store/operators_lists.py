@@ -33,7 +33,7 @@ class Cursor:
 
     Attributes:
         at: The row's instant.
-        tie: The order among rows with the same instant: an id, or an email's id and an event's key.
+        tie: Orders the rows that have the same instant: an id, or an email's id and an event's key.
     """
 
     at: datetime
@@ -49,7 +49,7 @@ class Cursor:
         """The cursor with this text.
 
         Raises:
-            ValueError: The text is not a cursor. The error's text has no subject: "must be …".
+            ValueError: The text is not a cursor. The error's text begins with "must be".
         """
         found = _CURSOR.fullmatch(text)
         try:
@@ -148,7 +148,7 @@ async def list_events(
     """A page of what providers reported, newest arrival first. An empty page is the last page only if `next` is None.
 
     Raises:
-        ValueError: The cursor belongs to another list. The error's text has no subject: "must be …".
+        ValueError: The cursor belongs to another list. The error's text begins with "must be".
     """
     at, (email_id, event_key) = _below(before, _event_tie, (UUID(int=2**128 - 1), b"\xff" * 64))
     examined = EXAMINED_ROWS if wanted.tenant_id is None else EXAMINED_TENANT_EVENTS
@@ -176,7 +176,7 @@ async def list_audit(source: Source, wanted: AuditFilter, *, before: Cursor | No
     """A page of what operators did, newest first. An empty page is the last page only if `next` is None.
 
     Raises:
-        ValueError: The cursor belongs to another list. The error's text has no subject: "must be …".
+        ValueError: The cursor belongs to another list. The error's text begins with "must be".
     """
     at, audit_id = _below(before, _number, _LARGEST_ID)
     parameters = {
@@ -207,7 +207,7 @@ async def list_suppressions(
     """A page of a tenant's suppressions, newest first, including expired ones. A filter that is None does not filter.
 
     Raises:
-        ValueError: The cursor belongs to another list. The error's text has no subject: "must be …".
+        ValueError: The cursor belongs to another list. The error's text begins with "must be".
     """
     at, suppression_id = _below(before, _number, _LARGEST_ID)
     parameters = {

@@ -74,7 +74,7 @@ class DueDeadLetter(DeadLetter):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredEmail:
-    """An email that was recovered after its owner died."""
+    """An email whose lease had expired or whose message was lost, and that the relay recovered."""
 
     email_id: UUID
     correlation_id: str | None
@@ -97,7 +97,7 @@ class Outbox:
     Every method is idempotent, and raises StoreUnavailable if the session is lost.
 
     Attributes:
-        locked: The emails whose rows other transactions have locked. Their due marks cannot be cleared.
+        locked: The emails whose rows other transactions have locked. The due marks of these emails cannot be cleared.
     """
 
     def __init__(self, session: AsyncSession) -> None:
@@ -113,7 +113,7 @@ class Outbox:
         return await read_controls(self._session)
 
     async def wait(self, seconds: float) -> bool:
-        """Waits up to `seconds` for the notification that a commit made emails due. Returns whether there was one."""
+        """Waits up to `seconds` for the notification that a commit made emails due. Returns whether it arrived."""
         with translated():
             woken = False
             async for _ in self._session.notifies(timeout=seconds, stop_after=1):
@@ -195,8 +195,8 @@ class Outbox:
         """Leases that have expired by PostgreSQL's clock, or expire within `within_seconds`.
 
         Args:
-            workers_here: This host's workers. Their leases are left out, because this host's relay settles them by
-                their ledgers.
+            workers_here: This host's workers. The leases of these workers are left out, because this host's relay
+                settles them by the workers' ledgers.
         """
         return await find_expiring(self._session, workers_here, are_theirs=False, within_seconds=within_seconds)
 
@@ -238,7 +238,7 @@ class Outbox:
         *,
         doubt_seconds: float = 0.0,
     ) -> tuple[int, list[RecoveredEmail]]:
-        """Makes up to `limit` emails due again whose messages are lost.
+        """Makes emails whose messages are lost due again, at most `limit` emails.
 
         Emails that a promotion made uncertain become due or held, by policy. Call this while the send queue is empty.
 
@@ -280,7 +280,7 @@ class Outbox:
         return None
 
     async def wake(self, limit: int) -> int:
-        """Makes up to `limit` waiting emails pending and due, if their time has come. Returns how many."""
+        """Makes waiting emails whose time has come pending and due, at most `limit`. Returns their number."""
         ids = [row[0] for row in await self._fetch("find_wakeable", {"limit": limit})]
         outcome = await self.locked.execute_unlocked(ids, lambda free: self._fetch("wake", ids_within(free)))
         return len(outcome.rows())
@@ -290,15 +290,15 @@ class Outbox:
         return [row[0] for row in await self._fetch("list_awaited_domains")]
 
     async def shorten_waits(self, domain: str, factor: float, after: datetime, limit: int) -> tuple[int, datetime]:
-        """Multiplies the remaining waits of emails that wait for a domain's ceiling. Skips locked rows.
+        """Shortens the waits of emails that wait for a domain's ceiling. Skips locked rows.
 
         Args:
-            factor: From 0 (due at once) to 1.
-            after: Begins with the email that is due next after this instant.
+            factor: Multiplies each wait: from 0 (due immediately) to 1 (no change).
+            after: Leaves out emails that are due at this instant or earlier.
             limit: The most emails.
 
         Returns:
-            How many emails there were, and the instant for the next call.
+            The number of emails that were read, and `after` for the next call.
         """
         rows = await self._fetch("find_domain_waits", {"domain": domain, "after": after, "limit": limit})
         waits = {email_id: seconds * factor for email_id, _, seconds in rows}
@@ -321,11 +321,14 @@ class Outbox:
         return from_rows(ExpiredEmail, outcome.rows())
 
     async def follow_timeline(self) -> Promotion | None:
-        """Records PostgreSQL's timeline. See `timeline.follow_timeline`."""
+        """Records PostgreSQL's timeline. Returns the promotion since the last call; None if there was none.
+
+        See `timeline.follow_timeline`.
+        """
         return await follow_timeline(self._session)
 
     async def republish_overtaken(self, lanes: Sequence[str], age_seconds: float, limit: int) -> int:
-        """Sets overtaken emails to due again, at most `limit`. Returns how many.
+        """Makes overtaken emails due again, at most `limit` emails. Returns the number of these emails.
 
         An email is overtaken if another email on the same queue, published `age_seconds` later, is already being sent.
 
@@ -336,7 +339,8 @@ class Outbox:
         try:
             return len(await self._fetch("republish_overtaken", parameters))
         except StatementRefused:
-            return 0  # once the queue is empty, `republish_lost` finds the email that PostgreSQL cannot read
+            # PostgreSQL cannot read one of the emails. When the queue is empty, `republish_lost` handles all of them.
+            return 0
 
     async def make_partitions(self) -> list[str]:
         """Creates the missing partitions of the next weeks. Returns the names of the new partitions."""

@@ -19,7 +19,7 @@ MAX_SLICE_EVENTS: Final = 1000
 MAX_SLICES: Final = 20
 """The most statements for one page. A page needs several if nearly all events of the feed belong to other tenants."""
 REWIND: Final = timedelta(hours=1)
-"""After a restore or a promotion, reading continues this long before the cursor, so a reader gets some events again."""
+"""After a restore or a promotion, a reader gets the events of this time before its cursor again."""
 _CURSOR: Final = re.compile(rb"(\d{1,9})\.(\d{1,18})\.(\d{1,18})\.(\d{1,14})")
 
 
@@ -68,9 +68,9 @@ class Cursor:
     that lost commits. So the cursor also contains PostgreSQL's timeline and a time; see `_resume`.
 
     Attributes:
-        timeline: PostgreSQL's timeline when the cursor was made.
-        at: When the last event that the reader got was added to the feed. If the reader has got no event yet, when the
-            cursor was made.
+        timeline: PostgreSQL's timeline at the time at which the cursor was made.
+        at: The time at which the last event that the reader got was added to the feed. If the reader has got no event
+            yet, the time at which the cursor was made.
     """
 
     timeline: int
@@ -87,7 +87,7 @@ class Cursor:
         """The cursor with this text.
 
         Raises:
-            ValueError: The text is not a cursor. The error's text has no subject: "must be …".
+            ValueError: The text is not a cursor. The error's text begins with "must be".
         """
         try:
             decoded = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -169,7 +169,10 @@ async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit
 
 
 async def _resume(source: Source, cursor: Cursor | None, timeline: int, next_transaction: int) -> Position:
-    """The position after which to continue: that of the cursor, or an earlier one after a restore or a promotion."""
+    """The position after which to continue: usually the cursor's position.
+
+    After a restore or a promotion, it is an earlier position.
+    """
     if cursor is None:
         return BEGINNING
     if cursor.timeline == timeline and cursor.position.made_in <= next_transaction:

@@ -54,7 +54,8 @@ class HostReport:
 
     Attributes:
         version: The release that the host runs; None if this release does not report its version.
-        processes: As in `samples.report_processes`; None if the host's release does not report processes.
+        processes: The host's processes (see `samples.report_processes`); None if the host's release does not report
+            processes.
     """
 
     host: str
@@ -124,7 +125,7 @@ async def count_paused(session: AsyncSession) -> BoundedCount:
 
 
 async def find_oldest(session: AsyncSession) -> tuple[float | None, float | None]:
-    """The longest wait of a pending email, and of a due email, in seconds, as in `counts.Counts`."""
+    """`oldest_pending_seconds` and `longest_due_seconds`, as `counts.Counts` describes them."""
     ((pending_seconds, due_seconds),) = await fetch(session, "find_oldest_pending", {"limit": COUNTED})
     return pending_seconds, due_seconds
 

@@ -1,6 +1,6 @@
 """Finds sent and held messages whose final result is unknown, for the service that asks providers for the result.
 
-Here, a message is a row of another channel than email, such as an SMS.
+Here, a message is a row of a channel other than email, such as an SMS.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class ReplayState(StrEnum):
 
 
 class ItemOutcome(StrEnum):
-    """What a replay did with one email. The email is changed only if this is `replayed`."""
+    """What a replay did with one email. Only emails with the outcome `replayed` were changed."""
 
     REPLAYED = "replayed"
     """The email is pending and due."""
@@ -60,8 +60,8 @@ class Replay:
         source: `filter`, `ids` or `queue`.
         selection: The filters by name, or the number of ids.
         per_second: The rate in emails per second; None for no limit.
-        paced_with: The ids of overlapping replays that were running when this replay began. This replay and they share
-            the lowest of their rates.
+        paced_with: The ids of overlapping replays that were running when this replay began. All of these replays
+            together send at the lowest of their rates.
         outcomes: The number of emails by outcome, without the emails that still wait.
         waiting: The number of emails that are not yet replayed or skipped.
         is_active: Whether a session is running the replay now. If not, a `running` replay was interrupted and can be

@@ -1,6 +1,6 @@
 """Prunes old data: content first, then whole emails, and their message keys last.
 
-To prune old emails, the pruner drops their weekly partition. This is fast for any number of emails, but content and
+To prune old emails, the pruner drops whole weekly partitions. This is fast for any number of emails, but content and
 emails stay up to a week longer than configured. Before the pruner drops a partition, it checks each email in the
 partition, which may take long.
 

@@ -22,7 +22,7 @@ KEEP_DAYS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """A queue when a sample was taken.
+    """The state of a queue at the time of a sample.
 
     Attributes:
         messages: The number of ready messages. Messages that workers have received do not count.
@@ -56,7 +56,7 @@ class MinuteSample:
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The attempts of one hour or day that had the same provider and outcome."""
+    """The number of attempts in one hour or day with one provider and one outcome."""
 
     begins_at: datetime
     provider: str
@@ -67,7 +67,7 @@ class Attempts:
 async def is_sample_due(session: AsyncSession, every_seconds: float) -> bool:
     """Whether the newest sample is at least `every_seconds` old."""
     last = await fetch(session, "find_last_sample")
-    # The age is negative if PostgreSQL's clock was set back.
+    # If PostgreSQL's clock was set back, the age is negative, and a new sample is due.
     return not last or not 0 <= last[0][0] < every_seconds
 
 
@@ -103,7 +103,7 @@ async def save_sample(
 
 
 async def delete_old_samples(session: AsyncSession) -> int:
-    """Deletes the samples that are older than `KEEP_DAYS`. Returns how many."""
+    """Deletes the samples that are older than `KEEP_DAYS`. Returns the number of deleted samples."""
     return len(await fetch(session, "delete_old_samples", {"days": KEEP_DAYS}))
 
 

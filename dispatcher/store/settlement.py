@@ -58,7 +58,10 @@ class CrashedEmail:
 
 
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
-    """Terminates the sessions of a dead worker. Returns their number; if 0, the worker can commit nothing more."""
+    """Terminates the sessions of a dead worker, and returns their number.
+
+    If the number is 0, the worker can commit nothing more.
+    """
     return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
@@ -150,7 +153,7 @@ async def find_histories(
     """The `attempt_base`, `pinned_seconds` and `limits` of emails, by id; see `FoundLease`.
 
     Args:
-        redeliver_seconds: As in `find_expiring`.
+        redeliver_seconds: The host's setting: for how long after an email was due it is redelivered.
     """
     if not email_ids:
         return {}

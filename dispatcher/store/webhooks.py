@@ -30,9 +30,10 @@ class Webhook:
     Attributes:
         tenant_id: The tenant whose events the webhook gets; None for all tenants.
         with_recipients: Whether the webhook's events contain addresses.
-        failing_since: Since when the receiver has accepted no event; None if it accepts events.
+        failing_since: The time since which the receiver has accepted no event; None if the receiver accepts events.
         next_attempt_at: No event is posted before this instant.
-        lag_seconds: The age of the oldest event that was not handled; None if there is none.
+        lag_seconds: The age of the oldest event that was neither delivered nor stored as refused; None if there is
+            none.
         retries: The number of refused events that wait for another attempt.
         given_up: The number of events that the receiver refused at every attempt, while it accepted other events.
     """
@@ -59,7 +60,7 @@ class DueWebhook:
 
     Attributes:
         secrets: The secrets, newest first. After a rotation, also the previous secret.
-        position: The position of the last event of the feed that was handled.
+        position: The position of the last event of the feed that was delivered or stored as refused.
         revision: Changes whenever an operator changes the webhook; see `save_deliveries`.
         retries: How many refused events wait for another attempt, counted up to `MAX_RETRIES`.
     """
@@ -108,7 +109,7 @@ class Deliveries:
     """The results of one round of deliveries to a webhook.
 
     Attributes:
-        position: The webhook's new cursor: the last event of the feed that was handled.
+        position: The webhook's new cursor: the last event of the feed that was delivered or stored as refused.
     """
 
     position: Position
@@ -221,7 +222,7 @@ async def find_due_webhooks(source: Source, *, now: datetime, busy: Collection[i
 
 
 def _kinds(texts: Sequence[str]) -> frozenset[OutgoingKind]:
-    # A later release may have stored kinds that this release does not have.
+    # Leave out kinds of events that this release does not have: a later release may have stored them.
     return frozenset(kind for kind in OutgoingKind if kind.value in texts)
 
 
@@ -234,8 +235,8 @@ async def find_due_retries(source: Source, webhook_id: int, *, now: datetime, li
 async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveries) -> bool:
     """Saves the results of a round.
 
-    Returns False, and saves nothing, if an operator has changed or removed the webhook meanwhile. The next round then
-    delivers the same events again.
+    Returns False, and saves nothing, if an operator changed or removed the webhook during the round. The next round
+    then delivers the same events again.
     """
     refused = results.refused
     parameters: dict[str, Any] = {
@@ -263,7 +264,10 @@ async def list_disabled(source: Source) -> list[DisabledWebhook]:
 
 
 async def measure_lag(source: Source) -> dict[int, float]:
-    """For each active webhook, by id: the seconds for which its oldest event that was not handled has waited, or 0."""
+    """For each active webhook, by id: the age in seconds of the oldest event that was not delivered.
+
+    Refused events that were stored for a retry do not count. 0 if there is no such event.
+    """
     return dict(await fetch(source, "measure_webhook_lag"))
 
 

@@ -13,7 +13,7 @@ tls                the TLS layer, and the certificates that our clients trust
 smtp_pool          the SMTP connections that a worker keeps open
 smtp_connection    TCP, TLS, EHLO, AUTH: every failure is definite, or a ProviderFault
 smtp_transaction   MAIL to final dot on one connection; tracks the phase
-smtp_protocol      command lines and replies; detects a server that is out of step
+smtp_protocol      command lines and replies; detects replies without a command
 smtp_replies       the outcome for each reply
 signed_post        signed posts to one URL
 destination        checks the addresses that a post may connect to

@@ -23,5 +23,8 @@ class Call(Protocol):
         ...
 
     def connection_acquired(self) -> None:
-        """The transport calls this once a connection is free. Moves the deadline, or raises before anything is sent."""
+        """Moves the deadline. The transport calls this when a connection is free.
+
+        If this method raises an exception, the transport sends nothing.
+        """
         ...

@@ -55,11 +55,11 @@ async def addresses_of(host: str, port: int, *, private_setting: str | None, res
         found = await resolver(host, port)
     except (OSError, UnicodeError) as error:
         words = getattr(error, "strerror", None) or type(error).__name__
-        raise NoAnswer(f"its host name cannot be resolved ({words.lower()})") from error
+        raise NoAnswer(f"the host name cannot be resolved ({words.lower()})") from error
     if not found:
-        raise NoAnswer("its host name has no address")
+        raise NoAnswer("the host name has no address")
     if private_setting is not None and not all(is_public(ip_address(text.partition("%")[0])) for text in found):
-        raise NoAnswer(f"its host has an address that is not public. {private_setting}=on allows it")
+        raise NoAnswer(f"the host has an address that is not public. {private_setting}=on allows such addresses")
     return found
 
 
@@ -77,9 +77,9 @@ def is_public(address: Address) -> bool:
 def cause_of(error: BaseException) -> str:
     """Why a connection failed, without the server's own text, which may quote addresses or secrets."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate cannot be trusted: {error.verify_message}"
+        return f"the certificate cannot be trusted: {error.verify_message}"
     if isinstance(error, socket.gaierror):
-        return "its host name cannot be resolved"
+        return "the host name cannot be resolved"
     if isinstance(error, OSError) and error.errno and error.strerror:
         return error.strerror.lower()
-    return f"it was not reached ({type(error).__name__})"
+    return f"the host was not reached ({type(error).__name__})"

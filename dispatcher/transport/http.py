@@ -97,8 +97,8 @@ class HttpTransport:
     async def post(self, url: str, headers: Headers, body: bytes | Body, call: Call) -> HttpResponse:
         """Sends one POST and returns its response. Never retries, and never follows a redirect.
 
-        Calls `call.connection_acquired` once a connection is free, and `call.mark_on_wire` once the connection is open
-        and before it writes the body (or the last octet of a large body). If either raises an exception,
+        Calls `call.connection_acquired` when a connection is free. Calls `call.mark_on_wire` when the connection is
+        open, just before it writes the body (or the last octet of a large body). If either raises an exception,
         `post` raises the same exception, and the server never gets a complete request. `call.deadline` limits the whole
         call, even if the server sends one octet at a time.
 
@@ -147,7 +147,7 @@ class HttpTransport:
 
     def _acquire(self, deadline: float) -> Awaitable[object]:
         """Returns an awaitable that acquires a connection slot."""
-        # Setting up a timeout costs ten times the CPU of acquiring a free slot.
+        # Set up a timeout only if no slot is free: the timeout costs ten times the CPU of acquiring a free slot.
         return self._acquire_in_time(deadline) if self._slots.locked() else self._slots.acquire()
 
     async def _acquire_in_time(self, deadline: float) -> None:
@@ -203,7 +203,8 @@ class HttpTransport:
             await self._add_tls(connected, connection, target.host)
         else:
             await loop.create_connection(lambda: connection, sock=connected)
-        if connection.is_open:  # a connection that closed in this loop iteration would stay in the set
+        # If the connection has already closed, its `on_end` was called, and nothing would remove it from the set.
+        if connection.is_open:
             self._open.add(connection)
         return connection
 

@@ -73,14 +73,17 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_usable_when_new(self) -> bool:
-        """Whether a request may be written to a new connection. Unlike `is_reusable`, allows unread input: TLS sends
-        some after the handshake."""
+        """Whether a request may be written to a new connection.
+
+        Unlike `is_reusable`, allows unread input, because a server with TLS sends some after the handshake.
+        """
         return self.can_write and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
 
     @property
     def can_write(self) -> bool:
         """Whether octets that are written now may still be sent, as far as the asyncio transport knows."""
-        # asyncio calls `connection_lost` one loop iteration after the transport begins to close.
+        # When the transport begins to close, `is_open` stays true until the next iteration of the loop, in which
+        # asyncio calls `connection_lost`.
         return self.is_open and self._transport is not None and not self._transport.is_closing()
 
     def start_request(self, octets: bytes) -> None:
@@ -89,7 +92,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
         self._octets = 0
-        # No deadline until `response_done` sets one: the timer may still fire for the deadline of an earlier request.
+        # There is no deadline until `response_done` sets a deadline: the timer may still fire for an earlier request.
         self._deadline = math.inf
         self._done = self.loop.create_future()
         self._transport.write(octets)
@@ -114,7 +117,8 @@ class HttpConnection(asyncio.Protocol):
                 self._drained = self.loop.create_future()
                 await self._drained
             else:
-                await asyncio.sleep(0)  # the system may take megabytes without a pause, and other emails need the loop
+                # Yield to the loop for other emails: the system may take megabytes without a pause.
+                await asyncio.sleep(0)
 
     def response_done(self, deadline: float) -> asyncio.Future[None]:
         """A future that is done when the response is complete, when `fault` is set, or at the deadline."""
@@ -132,7 +136,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open, including TLS."""
+        """Marks the connection as open. Called by asyncio, with TLS after the handshake."""
         self._transport = cast(asyncio.Transport, transport)
         self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
         self.is_open = True
@@ -151,7 +155,7 @@ class HttpConnection(asyncio.Protocol):
             self._fail("the response is too long")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has closed, from either side."""
+        """Ends the request, if one is in progress, because the connection has closed. Called by asyncio."""
         self._set_closed()
         if self.is_busy and exc is None and self._ends_with_connection:
             self._complete()
@@ -164,20 +168,20 @@ class HttpConnection(asyncio.Protocol):
         self._transport = None
 
     def eof_received(self) -> None:
-        """The server will send no more. `connection_lost` follows; with TLS, much later."""
+        """Marks the connection as closed, because the server will send no more. `connection_lost` follows later."""
         self._set_closed()
 
     def pause_writing(self) -> None:
-        """The system's buffer is full."""
+        """Makes `write_pieces` wait, because the system's buffer is full. Called by asyncio."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """The system has taken all octets from asyncio's buffer."""
+        """Lets `write_pieces` continue, because the system has taken all octets. Called by asyncio."""
         self._is_paused = False
         self._resume_pieces()
 
     def on_message_begin(self) -> None:
-        """A response begins. If no request is pending, closes the connection: later input is not trusted either."""
+        """Closes the connection if no request is pending: neither this response nor later input can be trusted."""
         if not self.is_busy:
             self.abort()
 
@@ -188,7 +192,7 @@ class HttpConnection(asyncio.Protocol):
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The headers are complete. Headers of an interim response (RFC 9110, section 15.2) are discarded."""
+        """Stores the status. Discards the headers of an interim response (RFC 9110, section 15.2)."""
         status = self._parser.get_status_code()
         if not self.is_busy:
             return

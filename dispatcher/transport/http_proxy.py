@@ -42,7 +42,7 @@ def proxy_for(url: str) -> HttpProxy | None:
     Raises:
         ConfigurationError: The environment variables set a proxy that we cannot use.
     """
-    from urllib.request import getproxies, proxy_bypass  # imported here: it takes 10 ms, and few processes need it
+    from urllib.request import getproxies, proxy_bypass  # imported here, because the import takes 10 ms
 
     target = urlsplit(url)
     named = getproxies().get(target.scheme)

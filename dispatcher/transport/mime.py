@@ -81,14 +81,16 @@ class RenderedEmail:
 
 
 async def rendered(email: OutgoingEmail) -> RenderedEmail:
-    """Renders an email like `render`, but in a thread if the texts are large. Attachments are encoded only when they
-    are written to a connection."""
+    """Renders an email like `render`, but in a thread if the texts are large.
+
+    Attachments are encoded only when they are written to a connection.
+    """
     octets = len(email.text or "") + len(email.html or "")
     return render(email) if octets < LARGE_OCTETS else await asyncio.to_thread(render, email)
 
 
 def render(email: OutgoingEmail) -> RenderedEmail:
-    """Renders the message and its envelope.
+    """Renders an email as a MIME message, and its envelope.
 
     Raises:
         UnrenderableEmail: Enqueue should have refused the email. The error names the field, and never quotes its value.
@@ -201,13 +203,14 @@ def _with_line_ends(text: str) -> str:
 
 
 def _charset_for(text: str, octets: bytes) -> str | Charset:
-    """The charset, which selects the most readable transfer encoding that every server passes on unchanged.
+    """The charset of a text. It selects the most readable transfer encoding that every server passes on unchanged.
 
     The encoded text never contains a boundary.
     """
     if text.isascii() and "--=_" not in text and _is_clean(octets) and not _has_long_line(octets):
         return "us-ascii"
-    # Quoted-printable triples each octet that is not ASCII. Base64, the library's choice for UTF-8, adds a third.
+    # Choose the shorter encoding. Quoted-printable triples each octet that is not ASCII. Base64, the library's choice
+    # for UTF-8, makes the whole text longer by a third.
     return _QUOTED_PRINTABLE if (len(octets) - len(text)) * 12 <= len(octets) else "utf-8"
 
 

@@ -114,14 +114,15 @@ class SignedPoster:
         if self._url.scheme != "https" and not (
             self._private_setting is None and all(ip_address(text.partition("%")[0]).is_loopback for text in found)
         ):
-            raise NoAnswer("its URL must begin with https://")
+            raise NoAnswer("the URL must begin with https://")
         request = self._request(message_id, secrets, body)
         fault: OSError | h11.RemoteProtocolError = OSError()
         for address in found:
             try:
                 return await self._exchange(address, request, body)
             except (OSError, h11.RemoteProtocolError) as error:
-                fault = error  # for example, an IPv6 address on a host without IPv6
+                # Try the next address: this address may be, for example, an IPv6 address on a host without IPv6.
+                fault = error
         raise NoAnswer(f"no answer: {cause_of(fault)}") from fault
 
     async def _exchange(self, address: str, request: h11.Request, body: bytes) -> PostAnswer:
@@ -142,7 +143,7 @@ class SignedPoster:
                 if event is h11.NEED_DATA:
                     connection.receive_data(await reader.read(4096))
                 elif isinstance(event, h11.ConnectionClosed):
-                    raise ConnectionResetError("it closed the connection")
+                    raise ConnectionResetError("the receiver closed the connection")
             return PostAnswer(event.status_code, _retry_after(event))
         finally:
             writer.transport.abort()

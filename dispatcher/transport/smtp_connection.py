@@ -146,7 +146,7 @@ async def _say_ehlo(protocol: SmtpProtocol) -> Mapping[str, str]:
     if reply.code == _DONE:
         return _extensions_of(reply)
     if reply.is_permanent:
-        # The server predates ESMTP (1995), so try HELO.
+        # The server refuses EHLO, so it may predate ESMTP (1995): try HELO.
         reply = await _command(protocol, f"HELO {name}")
     if reply.code != _DONE:
         raise _refused_to_open(reply)
@@ -158,7 +158,7 @@ def _extensions_of(reply: SmtpReply) -> Mapping[str, str]:
     extensions: dict[str, str] = {}
     for line in reply.text.split("\n")[1:]:
         keyword, _, parameters = line.strip().partition(" ")
-        if keyword.lower().startswith("auth="):  # the form before RFC 2554
+        if keyword.lower().startswith("auth="):  # the form that servers used before RFC 2554
             keyword, parameters = "auth", f"{keyword[5:]} {parameters}"
         keyword = keyword.lower()
         extensions[keyword] = (
@@ -271,7 +271,7 @@ def _tls_failure(error: ssl.SSLError) -> Exception:
 
 
 def _refused_to_open(reply: SmtpReply) -> NotConnected:
-    """The failure for a reply that does not open the connection. Whatever its code, the email is not the cause."""
+    """The failure if a reply refuses the connection. Whatever the code of the reply, the email is not the cause."""
     judged = refusal(reply, SmtpPhase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)

@@ -58,7 +58,7 @@ class ConnectionPool:
         self._slots.release()
 
     def can_wait_for_another(self) -> bool:
-        """Whether an email may wait for an open connection of this pool after the server refused a new one."""
+        """Whether an email may wait for an open connection, after the server has refused one more connection."""
         return self._open_count > 0 and len(self._withheld) < self._max_withheld
 
     def release_slot_later(self) -> None:

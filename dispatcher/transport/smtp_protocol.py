@@ -53,7 +53,9 @@ class ServerClosing(SmtpConnectionLost):
 
 
 class SmtpProtocol(asyncio.Protocol):
-    """The replies on one connection, in the order of the commands. Only one task at a time may use it.
+    """Writes commands to one connection, and reads the replies in the order of the commands.
+
+    Only one task at a time may use the object.
 
     Attributes:
         closed: Done when the connection has closed.
@@ -99,7 +101,8 @@ class SmtpProtocol(asyncio.Protocol):
     def write(self, data: bytes, replies: int) -> None:
         """Writes bytes that the server must answer with this many replies. Sends nothing on a closed connection."""
         self._outstanding += replies
-        # On a closed connection asyncio ignores a write and uvloop raises RuntimeError. The next `reply` reports it.
+        # Do not write to a closed connection: asyncio would ignore the write, and uvloop would raise RuntimeError. The
+        # next call of `reply` reports that the connection is closed.
         if data and not self._transport.is_closing():
             self._transport.write(data)
 
@@ -109,7 +112,7 @@ class SmtpProtocol(asyncio.Protocol):
         return self._outstanding
 
     def check(self) -> None:
-        """Returns if we may write: the connection is open, and every reply was read by the caller.
+        """Returns only if the caller may write: the connection is open, and the caller has read every reply.
 
         Raises:
             SmtpConnectionLost: The connection is closed, or a surplus reply has arrived.
@@ -124,7 +127,7 @@ class SmtpProtocol(asyncio.Protocol):
     async def read_available(self) -> None:
         """Lets the event loop read what has arrived, so that `check` and `contradicts` see it."""
         if not self._transport.is_closing() and self._socket.poll(0):
-            # Two loop iterations: the first one may only schedule the read.
+            # Wait two iterations of the loop, because the first iteration may only schedule the read.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
@@ -208,11 +211,11 @@ class SmtpProtocol(asyncio.Protocol):
         self._transport.write(b"QUIT\r\n")
         timer = self._loop.call_later(QUIT_SECONDS, self._transport.abort)
         self.closed.add_done_callback(lambda _: timer.cancel())
-        # Later replies are ignored.
+        # From now on, replies are ignored.
         self._fault = SmtpConnectionLost("we closed the connection")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio when the connection is open."""
+        """Stores the transport. Called by asyncio when the connection is open."""
         self._transport = cast(asyncio.Transport, transport)
         self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
 

@@ -31,8 +31,9 @@ START_INPUT: Final = 354
 LARGE_BODY_OCTETS: Final = 64 * 1024
 """A body up to this size is sent together with its final dot, because a socket takes this many octets in one write."""
 REUSED_REPLY_SECONDS: Final = 10.0
-"""The time limit for the first reply on a reused connection, after which we open a new connection; at most half of the
-remaining time."""
+"""The time limit for the first reply on a reused connection; at most half of the remaining time. If no reply arrives in
+this time, we open a new connection.
+"""
 REPLY_SHARE: Final = 0.25
 """The share of a transaction's time that is reserved for the last reply; at most MAX_REPLY_SECONDS."""
 MAX_REPLY_SECONDS: Final = 5.0
@@ -41,7 +42,9 @@ is not sent within the reserved time."""
 
 
 class SmtpTransaction:
-    """One attempt for one email, over one connection. If a reused connection is dead, the attempt uses a second one.
+    """One attempt for one email, over one connection.
+
+    If a reused connection is dead, the attempt continues on a second connection.
 
     Attributes:
         phase: The attempt's progress.
@@ -204,7 +207,7 @@ class CommandSequence:
         """With PIPELINING, sends all commands.
 
         Args:
-            timeout_seconds: The limit for the first reply, in seconds; None for no limit but the deadline.
+            timeout_seconds: The limit for the first reply, in seconds; None if only the deadline limits the wait.
         """
         self._protocol = protocol
         self._unsent = deque(commands)
@@ -230,7 +233,9 @@ class CommandSequence:
         reply = await self._protocol.reply(timeout_seconds)
         if reply.closes:
             raise ServerClosing(reply)
-        if reply.code == START_INPUT and self._left:  # DATA is the last command
+        if (
+            reply.code == START_INPUT and self._left
+        ):  # 354 asks for the body, so it can only reply to DATA, the last command
             raise UnexpectedReply
         return reply
 

@@ -1,7 +1,7 @@
 """A TLS layer for asyncio protocols, on `ssl.SSLObject`, and the certificates that our clients trust.
 
 asyncio's own TLS would take a fifth of a request's CPU: it has layers for streams, and it reads until no input is left,
-which raises an exception for each response. Here a request usually is one TLS record, and its response, too.
+which raises an exception for each response. Here, a request is usually one TLS record, and so is its response.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
 class Tls(asyncio.Protocol, asyncio.Transport):
     """A protocol for the socket's transport, and a transport for the protocol above it.
 
-    The protocol above gets `connection_made` when the handshake is complete. If the handshake fails, it gets no call.
+    The protocol above gets `connection_made` when the handshake is complete. If the handshake fails, the protocol above
+    gets no call.
 
     Attributes:
         handshake_done: Done when the handshake is complete. If the handshake fails, raises the OSError that caused the
@@ -62,7 +63,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
     # Callbacks from the socket.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """TCP is connected; starts the handshake."""
+        """Starts the handshake. Called by asyncio when TCP is connected."""
         self._below = cast(asyncio.Transport, transport)
         self._handshake()
 
@@ -73,13 +74,16 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._read()
 
     def eof_received(self) -> None:
-        """The peer closed. Without TLS's closing message, an attacker may have cut off data: this is an error."""
+        """Ends the input, because the peer has closed the connection.
+
+        If TLS's closing message is missing, an attacker may have cut off data, so this is an error.
+        """
         self._incoming.write_eof()
         if self._is_established or self._handshake():
             self._read()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has closed, from either end."""
+        """Reports the end of the connection to the protocol above, or to the caller that waits for the handshake."""
         error = self._error or exc
         if self._is_established:
             self._above.connection_lost(error)
@@ -89,19 +93,19 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self.handshake_done.exception()
 
     def pause_writing(self) -> None:
-        """The system's buffer is full."""
+        """Makes the protocol above pause, because the system's buffer is full."""
         if self._is_established:
             self._above.pause_writing()
 
     def resume_writing(self) -> None:
-        """The system has taken all octets from the buffer."""
+        """Lets the protocol above write again, because the system has taken all octets from the buffer."""
         if self._is_established:
             self._above.resume_writing()
 
     # Calls from the protocol above.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypts and sends."""
+        """Encrypts and sends the data."""
         try:
             self._tls.write(data)
         except ssl.SSLError as error:
@@ -141,7 +145,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._flush()
             return False
         except ssl.SSLError as error:
-            self._flush()  # sends the TLS alert with the reason
+            self._flush()  # sends the TLS alert that reports the reason to the peer
             self._error = error
             self._below.close()
             return False

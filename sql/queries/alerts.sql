@@ -26,14 +26,14 @@ set
 returning host;
 
 -- name: leave_presence
--- Records an orderly stop of this monitor, so that its host does not count as vanished. No row: the monitor had not
+-- Records an orderly stop of this monitor, so that its host does not count as vanished. No row: this monitor has never
 -- reported.
 delete from dispatcher.host_presence
 where holder = %(holder)s
 returning holder;
 
 -- name: list_announced_alerts
--- The active alerts of a DLQ by channel, with the seconds since the channel last sent a notice about each.
+-- The active alerts of a DLQ by channel, each with the seconds since the channel last sent a notice about the alert.
 select kind, channel, raised_at, extract(epoch from clock_timestamp() - told_at)::double precision
 from dispatcher.alert_told
 where queue = %(queue)s;

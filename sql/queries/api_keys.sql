@@ -36,7 +36,8 @@ select key_id
 from revoked;
 
 -- name: begin_recipient_day
--- Creates a key's row for today, and deletes its rows that are older than a week. No rows.
+-- Creates the row in which a key's recipients of today are counted, and deletes the key's rows that are older than a
+-- week. No rows.
 with forgotten as (
     delete from dispatcher.api_key_day
     where key_id = %(key_id)s

@@ -57,8 +57,9 @@ where e.email_id = %(email_id)s
 order by p.began_at, p.scope, p.name;
 
 -- name: begin_pause
--- Begins a pause that ends after `seconds`; null: when an operator ends it. If the pause is in force already, replaces
--- its end, reason and actor. Audits this. Also deletes other pauses that have ended. Returns the pause.
+-- Begins a pause that ends after `seconds`; if `seconds` is null, the pause lasts until an operator ends it. If the
+-- pause is already in force, replaces its end, reason and actor. Audits this. Also deletes other pauses that have
+-- ended. Returns the pause.
 with ended as (
     delete from dispatcher.pause
     where until_at <= clock_timestamp()
@@ -115,7 +116,7 @@ from dispatcher.lane_rule
 order by sender;
 
 -- name: set_lane_policy
--- Sets the values that are not null, keeps the others, and audits this. Returns the policy.
+-- Sets the values of a lane's policy that are not null, keeps the others, and audits this. Returns the policy.
 with changed as (
     insert into dispatcher.lane_policy as p (lane, weight, on_uncertain, max_attempts, redeliver_seconds)
     values (
@@ -191,7 +192,7 @@ select sender, lane
 from deleted;
 
 -- name: set_tenant_limit
--- Sets the values that are not null, keeps the others, and audits this. Returns the limit.
+-- Sets the limits of a tenant that are not null, keeps the others, and audits this. Returns all limits of the tenant.
 with changed as (
     insert into dispatcher.tenant_limit as t (tenant_id, weight, per_second)
     values (%(tenant_id)s, coalesce(%(weight)s::double precision, 1), %(per_second)s)

@@ -5,7 +5,8 @@ from dispatcher.domain_limit
 order by domain;
 
 -- name: set_domain_limit
--- Sets what is not null, and keeps the rest. Audited. Returns the limit.
+-- Sets the ceilings of a domain that are not null, keeps the others, and audits this. Returns all ceilings of the
+-- domain.
 with changed as (
     insert into dispatcher.domain_limit as d (domain, per_second, concurrent)
     values (%(domain)s, %(per_second)s, %(concurrent)s)
@@ -24,7 +25,7 @@ select domain, per_second, concurrent
 from changed;
 
 -- name: remove_domain_limit
--- Deletes the ceilings of a domain. Audited. Zero rows: it has none.
+-- Deletes the ceilings of a domain, and audits this. Zero rows: the domain has no ceilings.
 with deleted as (
     delete from dispatcher.domain_limit
     where domain = %(domain)s
@@ -40,14 +41,16 @@ from deleted;
 
 -- name: claim_domain
 -- Takes up to wanted_tokens whole tokens from a domain's bucket, and decides how many attempts this worker may make at
--- the same time until slot_seconds from now. Returns the tokens taken and the number of attempts; null if there is no
--- such ceiling. Zero rows: the domain has no ceilings (any more).
--- The tokens are counted as in take_tokens, for the same reasons. Everything is in one row, which the statement locks
--- first: a snapshot from before the lock would not show what another worker has just got.
--- `used` attempts are running, so the worker holds at least `used` slots. While another worker wants more than it has,
--- each gets an equal share. A share that is no whole number is rounded up or down at random, so that a single slot
--- changes hands. A worker that wants nothing is removed. The entry of a worker that died does not count, nor an entry
--- from before the clock was set back.
+-- the same time until slot_seconds from now. Returns the number of tokens taken and the number of attempts; null if the
+-- domain has no such ceiling. Zero rows: the domain has no ceilings (any more).
+-- The tokens are counted as in take_tokens, whose comment gives the reasons. The tokens and the shares of all workers
+-- are in one row. The statement locks this row before it reads it: an earlier snapshot would not show what another
+-- worker has just got.
+-- This worker is making `used` attempts now, so these attempts count as taken, even if the worker may now make fewer.
+-- If another worker wants more attempts than it has, this worker gets at most an equal share. A share that is not a
+-- whole number is rounded up or down at random, so that a single slot moves from worker to worker. A worker that wants
+-- no attempts is removed. The entry of a worker that died does not count. An entry from before the clock was set back
+-- does not count, either.
 with locked as (
     select domain, per_second, concurrent, tokens, refilled_at, holders
     from dispatcher.domain_limit
@@ -198,7 +201,7 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id;
 
 -- name: list_awaited_domains
--- The domains for whose ceilings emails wait. One step of the index per domain, however many emails wait.
+-- The domains for whose ceilings emails wait. Takes one step in the index per domain, however many emails wait.
 with recursive waiting (domain) as (
     (
         select wait_domain
@@ -226,8 +229,9 @@ from waiting
 where domain is not null;
 
 -- name: find_domain_waits
--- Emails that wait for a domain's ceiling and are not due yet, soonest due first, beginning after an instant. Returns
--- the email, the end of its wait, and the seconds until that end. Leaves out emails that another transaction has locked.
+-- Emails that wait for a domain's ceiling and become due after a given instant, in the order in which they become due.
+-- Returns the id of each email, when the email becomes due, and in how many seconds. Leaves out emails that another
+-- transaction has locked.
 select email_id, wait_until, extract(epoch from wait_until - clock_timestamp())::double precision
 from dispatcher.email_log
 where status = 'waiting'
@@ -266,7 +270,8 @@ where domain = %(domain)s
 returning domain;
 
 -- name: count_domain_waits
--- The domains that have ceilings, and how many emails wait for them, at most `most` each.
+-- The domains that have ceilings, with the number of emails that wait for each; counts at most `most` emails per
+-- domain.
 select
     d.domain, d.per_second, d.concurrent,
     (

@@ -1,8 +1,8 @@
 -- name: find_recipients_page
 -- Reads the recipients of the next emails after a given id, without emails whose content was deleted. Returns one row:
 -- the last id of these emails (null: there are none), their number, and [id, recipients] of each email whose recipients
--- contain a text; case is ignored. The caller must compare the addresses. The text only spares PostgreSQL from sending
--- every row.
+-- contain a text; case is ignored. The caller must compare the addresses. The text only reduces the number of rows that
+-- PostgreSQL sends.
 with page as materialized (
     select email_id, recipients
     from dispatcher.email_content

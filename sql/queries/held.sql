@@ -49,8 +49,9 @@ left join lateral (
 order by p.email_id;
 
 -- name: confirm_held
--- An operator confirms that a held email arrived. The email becomes `sent`, its key is completed, the email is counted,
--- and the confirmation is audited. Zero rows: the email is not held or does not exist; find_status shows which.
+-- Records that an operator confirms that a held email arrived. The email becomes `sent`, its key is completed, the
+-- email is counted, and the confirmation is audited. Zero rows: the email is not held or does not exist; find_status
+-- shows which.
 with confirmed as (
     update dispatcher.email_log
     set
@@ -92,7 +93,7 @@ select email_id
 from confirmed;
 
 -- name: release_held
--- An operator releases a held email. The email becomes pending and due, its attempts count from 1 again, and the
+-- Releases a held email for an operator. The email becomes pending and due, its attempts count from 1 again, and the
 -- release is audited. Zero rows: the email is not held, has no content, has expired, or does not exist; find_status
 -- shows which.
 with released as (

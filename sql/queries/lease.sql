@@ -137,11 +137,11 @@ returning
     end;
 
 -- name: find_unleased
--- The status of emails that could not be leased. Also returns a token: that of the lease that this worker has, or of
--- the lease that a recovery took from this worker if the email has not changed since and was not discarded; otherwise
--- null. The last column is true if no worker may lease the email, even if it is pending: an event proves that the email
--- was sent, or the email has expired. The relay finishes such an email. If an id is missing in the result, there is no
--- such email.
+-- The status of emails that could not be leased. Also returns a token. If this worker has a lease of the email, it is
+-- the token of this lease. If a recovery took the lease from this worker, and the email has not changed since and was
+-- not discarded, it is the token of the lost lease. Otherwise, the token is null. The last column is true if no worker
+-- may lease the email, even if it is pending: an event proves that the email was sent, or the email has expired. The
+-- relay finishes such an email. If an id is missing in the result, there is no such email.
 select
     email_id, message_key, status,
     case
@@ -159,7 +159,7 @@ where email_id = any(%(email_ids)s)
 
 -- name: renew
 -- Extends leases that this worker still owns. Never shortens a lease, because a deferral may just have extended the
--- lease beyond the wait before the retry. Also extends an expired lease, unless its email was already recovered. If an
+-- lease beyond the wait before the retry. Also extends an expired lease, unless the email was already recovered. If an
 -- id is missing in the result, the worker must not begin an attempt: the worker has lost the lease, or an event proves
 -- that a provider accepted the email. A proven email keeps its lease, because the email may be on the wire.
 -- The end of the lease always changes, even if only by a microsecond. Recovery identifies an expired lease by its end,

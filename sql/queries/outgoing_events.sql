@@ -1,6 +1,6 @@
 -- name: read_feed
--- Events after a cursor, in the order of the feed. Reads at most `limit` events, and returns how many. Returns only the
--- wanted events and, even if it is not wanted, the last event that was read. Stops before the events of the oldest
+-- Events after a cursor, in the order of the feed. Reads at most `limit` events. Returns the wanted events, the last
+-- event that was read (wanted or not), and the number of events that were read. Stops before the events of the oldest
 -- transaction that is still open, because this transaction may still commit events, which come before all events of
 -- later transactions.
 select

@@ -13,8 +13,8 @@
 -- A deferral does not extend the lease of an email that an event proves to be accepted. No retry begins, and the email
 -- is settled after its lease has ended (see events.sql).
 -- A pinned result pins the email to its provider, because this provider may have accepted the email under an
--- idempotency key. The pin begins when the first such attempt began. Of the worker's and PostgreSQL's clock, the
--- earlier time counts, because the provider's key expires.
+-- idempotency key. The pin begins when the first such attempt began. If the worker's clock and PostgreSQL's clock
+-- differ, the earlier time counts, because the provider forgets the key after some time.
 -- For a redelivery (`waiting`, with wait_seconds), the lease ends. The relay makes the email due later (see
 -- timing.sql), and its attempts then count from 1 again. This also applies to an email that recovery made `held`: the
 -- email waits, and its dead letter is stale.

@@ -5,9 +5,10 @@ listen email_dispatcher_due;
 -- name: find_publish_due
 -- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was
 -- written, or up to 90 seconds later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was
--- written before the clock was set back, so the email is due, too. Two ranges are read, to skip the emails between
--- them: hundreds of thousands of emails may wait there for a provider that is unavailable. An expired email is not
--- published, because cancel_expired is about to cancel it.
+-- written before the clock was set back, so the email is due, too. Two ranges of due marks are read: marks in the past,
+-- and marks more than ahead_seconds ahead. Hundreds of thousands of emails that wait for an unavailable provider may
+-- have marks between these ranges, and are not read. An expired email is not published, because cancel_expired is about
+-- to cancel it.
 (
     select email_id, message_key, correlation_id, traceparent, publish_due_at, lane, tenant_id
     from dispatcher.email_log
@@ -496,11 +497,11 @@ select email_id, correlation_id, status, attempt_count, was_uncertain
 from republished;
 
 -- name: republish_overtaken
--- Makes emails due again if other emails on the same send queue, published much later, are already being sent. A queue
--- keeps its order. So the message of the earlier email is lost, or a worker has received it and has not leased the
--- email yet. In the second case, a second message is harmless. Emails on other queues prove nothing, so pass only the
--- lanes of one queue. Leaves out emails that a promotion made uncertain, because they must not become held by mistake.
--- Returns a row per email.
+-- Makes emails due again if other emails on the same send queue were published more than age_seconds later and are
+-- already being sent. A queue keeps its order. So the message of the earlier email is lost, or a worker has received it
+-- and has not leased the email yet. In the second case, a second message is harmless. Emails on other queues prove
+-- nothing, so pass only the lanes of one queue. Leaves out emails that a promotion made uncertain, because they must
+-- not become held by mistake. Returns a row per email.
 with overtaken as (
     select email_id
     from dispatcher.email_log

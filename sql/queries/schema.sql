@@ -89,12 +89,12 @@ select
     current_setting('synchronous_standby_names');
 
 -- name: write_nothing
--- Writes a message to the WAL that no program reads. Its commit waits for the same confirmations as every other commit,
--- but stores no row. One row.
+-- Writes a message to the WAL (the write-ahead log) that no program reads. The commit of the message waits for the same
+-- confirmations as every other commit, but stores no row. One row.
 select pg_logical_emit_message(true, 'dispatcher', '');
 
 -- name: mark_session
--- Sets a value that PostgreSQL does not use and that it keeps as long as the session. One row.
+-- Sets a session setting that PostgreSQL does not use, and that lasts as long as the session. One row.
 select set_config('email_dispatcher.session', %(mark)s, false);
 
 -- name: read_session_mark
@@ -103,8 +103,9 @@ select set_config('email_dispatcher.session', %(mark)s, false);
 select current_setting('email_dispatcher.session', true);
 
 -- name: configure_session
--- A commit waits for the disk, because the worker sends an email after the commit. No statement waits forever. The
--- server detects within 15 seconds that a client's host has vanished, and releases the client's locks.
+-- Sets the settings of a new session. A commit waits for the disk, because the worker sends an email after the commit.
+-- No statement waits forever. The server detects within 15 seconds that a client's host has vanished, and releases the
+-- client's locks.
 -- Sequential scans are off, because every statement finds its rows by an index. Otherwise, PostgreSQL would plan a
 -- sequential scan while a partition is almost empty, and keep this plan while the partition fills. This would happen
 -- each Monday, until the next autoanalyze.
@@ -120,14 +121,15 @@ select
     set_config('tcp_user_timeout', '15000', false);
 
 -- name: disable_statement_timeout
--- Used after configure_session, for a session that reads whole large tables and does not delay other work.
+-- Disables the statement timeout that configure_session has set. For a session that reads whole large tables and does
+-- not delay other work.
 select set_config('statement_timeout', '0', false);
 
 -- name: keep_plans
--- Used after configure_session, for sessions that execute only a worker's statements (see lease.sql) or only a relay's
--- statements. PostgreSQL plans each statement once for all values (a generic plan). To plan a lease of a few emails, or
--- a search for due emails, takes longer than to execute it. Without this setting, PostgreSQL plans each execution again
--- after the tables were analysed.
+-- Makes PostgreSQL plan each statement of a session once for all values (a generic plan). Used after configure_session,
+-- for sessions that execute only a worker's statements (see lease.sql) or only a relay's statements. To plan a lease of
+-- a few emails, or a search for due emails, takes longer than to execute it. Without this setting, PostgreSQL plans
+-- each execution again after the tables were analysed.
 -- A generic plan locks every partition with its indexes, about 9 relations per week. A plan for the given values locks
 -- only the relations of one week. So generic plans are not forced if all sessions together might need more locks than
 -- the server's memory allows, which is twice max_locks_per_transaction per session.

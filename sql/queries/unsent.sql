@@ -4,8 +4,8 @@
 -- Leaves out an email that an event proves to be sent (see events.sql), and an email whose message a promotion made
 -- uncertain (see timeline.sql), because a worker may be sending it.
 -- Waits for locked rows, so that each answer is about a committed status, for example after a concurrent lease.
--- Returns a row per email that exists: its previous status, whether it was cancelled, and false. With tenant_id, only
--- emails of this tenant.
+-- Returns a row per email that exists: its previous status, whether it was cancelled, and always false, so that the
+-- columns are those of reschedule_emails. With tenant_id, only emails of this tenant.
 with found as (
     select
         email_id,
@@ -66,7 +66,8 @@ from found;
 
 -- name: reschedule_emails
 -- As cancel_emails, but the emails wait until send_at; if send_at has passed, they are due immediately. The time for
--- redeliveries counts from send_at. Leaves out an email that expires before send_at; its last column is true.
+-- redeliveries counts from send_at. Does not change an email that expires before send_at; the last column of this email
+-- is true.
 with found as (
     select
         email_id,

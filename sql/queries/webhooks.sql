@@ -1,6 +1,7 @@
 -- name: insert_webhook
 -- Adds a webhook, which gets all events from now on, and turns the feed on. No row: the tenant already has
--- most_webhooks webhooks. Webhooks for all tenants (null) are counted as those of one more tenant.
+-- most_webhooks webhooks. The limit also applies to the webhooks for all tenants (null), as if they belonged to one
+-- more tenant.
 with wanted as (
     update dispatcher.outgoing_feed
     set is_on = true, wanted_at = clock_timestamp()
@@ -16,7 +17,7 @@ returning webhook_id;
 
 -- name: list_webhooks
 -- The webhooks of a tenant, or all webhooks (null), oldest first. For each webhook, also returns the age of the oldest
--- event of the feed that was not handled, how many refused events wait for a retry, and how many were given up.
+-- event of the feed after its cursor, how many refused events wait for a retry, and how many were given up.
 select
     w.webhook_id, w.url, w.tenant_id, w.kinds, w.with_recipients, w.state, w.failing_since, w.next_attempt_at,
     w.last_error, w.delivered_at, w.created_at,
@@ -152,8 +153,8 @@ limit %(limit)s;
 
 -- name: save_deliveries
 -- Saves the results of one round of deliveries: the cursor, the state of the webhook, and the refused events. No row:
--- an operator has changed or removed the webhook meanwhile. Then nothing is saved, and the next round delivers the same
--- events again.
+-- an operator changed or removed the webhook during the round. Then nothing is saved, and the next round delivers the
+-- same events again.
 with changed as (
     update dispatcher.webhook
     set
@@ -189,8 +190,8 @@ from changed;
 
 -- name: find_restored_feed
 -- A row: an event of the feed, or the cursor of a webhook, contains a transaction id that this server has not reached
--- yet. So the rows come from a dump of another server. Readers would get no such event until this server reaches its
--- transaction id.
+-- yet. So the rows come from a dump of another server. Readers would not get such an event until this server has
+-- reached the transaction id of the event.
 select 1
 from (select pg_snapshot_xmax(pg_current_snapshot()) as next) as s
 where exists (select from dispatcher.outgoing_event as e where e.made_in >= s.next)
@@ -226,7 +227,7 @@ where state = 'disabled'
 order by webhook_id;
 
 -- name: measure_webhook_lag
--- For each active webhook: the seconds for which the oldest event that was not handled has waited; 0 if there is none.
+-- For each active webhook: the age in seconds of the oldest event of the feed after its cursor; 0 if there is none.
 select
     w.webhook_id,
     coalesce(

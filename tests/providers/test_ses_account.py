@@ -219,7 +219,7 @@ async def checked(answer: Reply) -> str:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Reply(200, ACCOUNT), "SES in eu-west-1 answers: 14 emails per second, 12 of 50000 sent in 24 hours."),
+        (Reply(200, ACCOUNT), "SES in eu-west-1 answers: 14 emails per second, 12 of 50,000 sent in 24 hours."),
         (
             Reply(200, {**ACCOUNT, "ProductionAccessEnabled": False}),
             "sandbox: SES delivers to verified addresses only.",

@@ -181,22 +181,25 @@ def test_twilio_discards_an_sms_that_expires_while_it_waits(seconds: float, sent
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "reason", "words"),
     [
-        ({"sender": ""}, Reason.REJECTED_SENDER),
-        ({"to": ("ann@example.com",)}, Reason.REJECTED_RECIPIENT),
-        ({"text": "a" * 1601}, Reason.INVALID_CONTENT),
+        ({"sender": ""}, Reason.REJECTED_SENDER, "DISPATCHER_TWILIO_SENDER is not set"),
+        ({"to": ("ann@example.com",)}, Reason.REJECTED_RECIPIENT, "a phone number in E.164"),
+        ({"text": "a" * 1601}, Reason.INVALID_CONTENT, "text has 1,601 characters; Twilio accepts at most 1,600"),
+        ({"text": "a\0"}, Reason.INVALID_CONTENT, "text contains a NUL character"),
+        ({"text": ""}, Reason.INVALID_CONTENT, "the SMS has no text"),
     ],
-    ids=["no sender", "an address", "too long"],
+    ids=["no sender", "an address", "too long", "NUL", "no text"],
 )
 async def test_what_twilio_would_refuse_is_rejected_before_it_is_sent(
-    tmp_path: Path, changes: dict[str, object], reason: Reason
+    tmp_path: Path, changes: dict[str, object], reason: Reason, words: str
 ) -> None:
     async with twilio_place(tmp_path) as place:
         sending = await send(place.provider, a_text(**changes))
 
         assert isinstance(sending.outcome, Rejected)
         assert (sending.outcome.reason, sending.outcome.code) == (reason, None)
+        assert words in str(sending.outcome.detail)
         assert not place.double.begun
 
 

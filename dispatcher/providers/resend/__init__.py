@@ -3,8 +3,8 @@
 request    the request body for one email
 responses  the outcome for each response
 
-Resend has idempotency keys. We set `Idempotency-Key` to the email's id, so Resend accepts the email once, however often
-we send it. So an uncertain email is tried again at Resend; see `domain.capabilities.Capabilities`.
+Resend has idempotency keys. We set `Idempotency-Key` to the email's id, so Resend accepts the email only once, even if
+we send it again. So an uncertain email is tried again at Resend; see `domain.capabilities.Capabilities`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ResendProvider:
         self._domains_url = f"{own.url}/domains"
         self._headers = {
             "Authorization": f"Bearer {own.api_key}",
-            "User-Agent": "email-dispatcher",  # Resend refuses requests without one
+            "User-Agent": "email-dispatcher",  # Resend refuses requests without the header User-Agent
             "Accept": "application/json",
             "Content-Type": "application/json",
         }

@@ -6,7 +6,7 @@ only on the email.
 This module rejects what Resend would certainly refuse, and rewrites what Resend would misread:
 
     names          quoted if they contain a special character
-    no `to`        Resend requires one: cc is sent as to, and so is a single bcc. Several recipients that are all bcc
+    no `to`        Resend requires `to`: cc is sent as to, and so is a single bcc. Several recipients that are all bcc
                    would see each other, so such an email is rejected, and routing tries the next provider.
     header values  encoded words if they are not ASCII
     tags           `email_id`, then tag_1, tag_2 …, with `_` for each character that Resend does not allow
@@ -61,7 +61,8 @@ def body_of(email: OutgoingEmail) -> bytes | Body:
         files = [(_described(file), file.content) for file in email.attachments]
         return with_attachments(body, files) if files else body
     except orjson.JSONEncodeError as error:
-        # A lone surrogate, or template data that is not JSON. orjson's text contains only types, no values.
+        # The email contains a lone surrogate, or template data that is not JSON. orjson's error message names only
+        # types, so it repeats nothing of the email.
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
 
 
@@ -118,7 +119,7 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
     if email.template_id is not None:
         document["template"] = {"id": email.template_id, "variables": dict(email.template_data)}
     elif not email.subject:
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and Resend requires one")
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and Resend requires a subject")
     elif not (email.text or email.html):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text and html are empty")
     else:
@@ -140,6 +141,6 @@ def _described(file: OutgoingAttachment) -> Document:
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which Resend refuses")
-    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for these types.
+    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for the types message/* and multipart/*.
     is_composite = content_type.lower().startswith(("message/", "multipart/"))
     return {"content_type": "application/octet-stream" if is_composite else content_type, "filename": filename}

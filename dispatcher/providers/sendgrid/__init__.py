@@ -61,7 +61,7 @@ class SendGridProvider:
 
     name = NAME
     # https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations. SendGrid's limit of 1,000 recipients is
-    # also the limit of every Email, so it needs no check here.
+    # also the limit of every Email, so this adapter does not check the number of recipients.
     capabilities = Capabilities(copies=2, templates=True, max_octets=30 * 1024 * 1024)
     settings = SendGridSettings
     limits = LIMITS
@@ -76,9 +76,10 @@ class SendGridProvider:
         Raises:
             ssl.SSLError, OSError: The CA file cannot be used.
         """
-        from sendgrid import SendGridAPIClient  # imported here: it takes 120 ms, and only senders need it
+        from sendgrid import SendGridAPIClient  # imported here, because the import takes 120 ms
 
-        # At DEBUG, this logger writes the key and whole emails. We never use this client, but other code may.
+        # At DEBUG, the logger of python-sendgrid's HTTP client writes the API key and whole emails. We do not use this
+        # client, but other code in this process may.
         logging.getLogger("python_http_client").setLevel(logging.WARNING)
         self._sandbox = own.sandbox
         transport = HttpTransport(connections=connections, ca_file=ca_file)

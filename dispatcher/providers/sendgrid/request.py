@@ -9,7 +9,8 @@ SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-
     recipients' names     quoted if they contain a special character: SendGrid reads a bare `Doe, Ann` as two addresses
                           and drops the email after accepting it (sendgrid-python#291). SendGrid quotes senders' names
                           itself.
-    no `to`               SendGrid requires one: cc is sent as to; with bcc alone, each recipient gets their own message
+    no `to`               SendGrid requires `to`: cc is sent as to. If there is only bcc, each recipient gets a separate
+                          email.
     repeated addresses    SendGrid refuses an address that occurs twice in to, cc and bcc: only the first is sent
     categories            only the tags that SendGrid accepts: ASCII
     header values         encoded words if they are not ASCII, because SendGrid does not encode them
@@ -79,8 +80,8 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
             return body
         return with_attachments(body, [(_described(file), file.content) for file in email.attachments])
     except orjson.JSONEncodeError as error:
-        # The email contains a lone surrogate, or template data that is not JSON. orjson's text contains only types, no
-        # values.
+        # The email contains a lone surrogate, or template data that is not JSON. orjson's error message names only
+        # types, so it repeats nothing of the email.
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
 
 
@@ -125,7 +126,7 @@ def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]
     Raises:
         UnrenderableEmail: See `body_of`.
     """
-    common: Document = {"custom_args": {"email_id": email.email_id}}  # orjson encodes a UUID faster than `str` does
+    common: Document = {"custom_args": {"email_id": email.email_id}}  # not `str(…)`: orjson encodes a UUID faster
     if email.template_id is not None and email.template_data:
         common["dynamic_template_data"] = dict(email.template_data)
     if len(email.to) == 1 and not (email.cc or email.bcc) and is_plain(email.to[0]):  # the usual case
@@ -189,7 +190,7 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
     if email.template_id is not None:
         document["template_id"] = email.template_id
     elif not email.subject:
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and SendGrid requires one")
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and SendGrid requires a subject")
     elif not (email.text or email.html):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text and html are empty")
     if email.subject:
@@ -204,7 +205,7 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
 
 
 def _body(text: str) -> str:
-    # python-sendgrid makes the same check, so that it sends no API keys.
+    # python-sendgrid makes the same check, so that no API key is sent to a recipient.
     if text.startswith(_API_KEY_BEGIN) and _API_KEY.match(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text or html begins with a SendGrid API key; remove the key")
     return text
@@ -233,7 +234,8 @@ def _described(file: OutgoingAttachment) -> Document:
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which SendGrid refuses")
-    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for these types, and SendGrid encodes every attachment in Base64.
+    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for the types message/* and multipart/*, and SendGrid encodes
+    # every attachment in Base64.
     is_composite = content_type.lower().startswith(("message/", "multipart/"))
     return {
         "type": "application/octet-stream" if is_composite else content_type,

@@ -101,7 +101,8 @@ def bulk_outcomes_of(
         return [outcome] * len(parts)
     fields = [complaint.field for complaint in _complaints(response) if complaint.field]
     if outcome.reason is Reason.REJECTED_SENDER or any(map(_COMMON.match, fields)):
-        # SendGrid would also refuse each of these emails in a request for that email alone.
+        # The fault is in a part that all emails of the call share. So SendGrid would refuse each email in a separate
+        # request, too.
         return [outcome] * len(parts)
     return BulkCallRefused(_suspects(fields, parts))
 
@@ -134,8 +135,11 @@ def _blames_sender(complaint: _Complaint) -> bool:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response in one scrubbed line: status, python-sendgrid's name for it, SendGrid's errors or a description."""
-    from python_http_client.exceptions import err_dict  # imported here: it takes 100 ms, and only senders need it
+    """The response in one scrubbed line.
+
+    The line has the status, python-sendgrid's name of the status, and SendGrid's errors or a description of the body.
+    """
+    from python_http_client.exceptions import err_dict  # imported here, because the import takes 100 ms
 
     known = err_dict.get(response.status)
     name = known.__name__ if known else "unexpected" if response.status < 400 else ""
@@ -149,7 +153,7 @@ def _glimpse(response: HttpResponse) -> str:
     if not response.body.strip():
         return "with an empty body"
     kind = response.headers.get("content-type", "no type")
-    # A web page's text is left out, because it may come from anywhere. The title is enough.
+    # The text of a web page is left out, because any server on the way may have sent the page. Its title is enough.
     title = re.search(rb"<title[^>]*>([^<]{1,100})", response.body[:4000], re.IGNORECASE)
     words = f", titled {title[1].decode('utf-8', 'replace').strip()!r}" if title else ""
     return f"with {len(response.body)} octets of {kind[:60]}{words}"
@@ -178,7 +182,7 @@ def _throttled_for(response: HttpResponse) -> float | None:
 
 
 def _suspects(fields: Collection[str], parts: Sequence[BulkEntry]) -> frozenset[int]:
-    """The positions of the emails whose personalizations SendGrid's response reports."""
+    """The positions of the emails at fault. SendGrid's response reports the emails by their personalizations."""
     owners = [position for position, part in enumerate(parts) for _ in part.content.personalizations]
     named = [int(found[1]) for field in fields if (found := _NAMED.match(field))]
     return frozenset(owners[number] for number in named if number < len(owners))

@@ -234,14 +234,17 @@ class SesProvider:
             raise credentials_fault(error) from error
 
     def _signed(self, credentials: ReadOnlyCredentials, method: str, url: str, digest: str) -> dict[str, str]:
-        """The request's headers except Host and Content-Length; signed with renewed credentials if there are any."""
+        """The request's signed headers except Host and Content-Length.
+
+        If the credentials were renewed after the call began, signs with the renewed credentials.
+        """
         credentials = self._credentials.current() or credentials
         if self._signer is None or self._signer.credentials is not credentials:
             from dispatcher.providers.ses.signing import Signer
 
             self._signer = Signer(credentials, self._endpoint.signing_name, self._endpoint.region, self._headers)
         headers = self._signer.sign(method, url, digest)
-        del headers["Host"]  # the transport adds the same header
+        del headers["Host"]  # the transport adds the header Host itself
         return headers
 
     def _report(self, response: HttpResponse) -> str:
@@ -259,9 +262,11 @@ class SesProvider:
         quota = account.get("SendQuota", {})
         most, sent, rate = (quota.get(name, 0) for name in ("Max24HourSend", "SentLast24Hours", "MaxSendRate"))
         if 0 < most <= sent:
-            raise ProviderFault(NAME, f"SES's quota of {most:g} emails a day is used up.", remedy=_MORE)
+            raise ProviderFault(NAME, f"SES's quota of {most:,.0f} emails per day is used up.", remedy=_MORE)
         place = "" if account.get("ProductionAccessEnabled") else _SANDBOX
-        limits = f"{rate:g} emails per second, {sent:g} of {most:g} sent in 24 hours" if quota else "quota unknown"
+        if not quota:
+            return f"SES in {self._endpoint.region} answers: quota unknown.{place}"
+        limits = f"{rate:g} emails per second, {sent:,.0f} of {most:,.0f} sent in 24 hours"
         return f"SES in {self._endpoint.region} answers: {limits}.{place}"
 
 

@@ -62,13 +62,15 @@ class Endpoint:
 
 
 class _Prepared(Exception):
-    """Stops boto3's call once the request is prepared."""
+    """Raised to stop boto3's call when the request is prepared but not sent."""
 
 
 @functools.cache
 def read_models() -> Any:
-    """botocore's loader, which has read all files that a client needs. They take 10 MB of memory. If the parent calls
-    this before the fork, all workers share this memory."""
+    """botocore's loader, which has read all files that a client needs.
+
+    The files take 10 MB of memory. If the parent calls this before the fork, all workers share this memory.
+    """
     loader = botocore.session.Session().get_component("data_loader")
     # A different release of botocore may have fewer files, and does not need the missing files.
     with suppress(DataNotFoundError):

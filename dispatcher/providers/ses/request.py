@@ -11,8 +11,9 @@ SES replaces Message-ID and Date in all three forms. The tag `email_id` identifi
 
 Several emails with the same template can be sent by one SendBulkEmail, with one entry for each email:
 https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendBulkEmail.html. SES allows 50 entries. We also limit the
-call to 50 recipients, the limit of one destination, which is safe under every reading of SES's quotas. Sender, reply-to
-and template are shared; data, headers and tags (including `email_id`) are separate for each entry.
+call to 50 recipients. This is SES's limit for one entry, and SES's quotas may be read so that it also applies to the
+whole call. Sender, reply-to and template are shared; data, headers and tags (including `email_id`) are separate for
+each entry.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class SesRequest:
         try:
             encoded = orjson.dumps(self.parameters)
         except orjson.JSONEncodeError as error:
-            # The email contains a lone surrogate. orjson's text contains only types, no values.
+            # The email contains a lone surrogate. orjson's error message names only types, so it repeats nothing of the
+            # email.
             raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
         if not self.files:
             return encoded
@@ -128,7 +130,8 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     elif _is_simple(email):
         request["Content"] = {"Simple": _simple(email)}
     else:
-        # SES takes the names from the MIME message, and the envelope (including Bcc) from these fields.
+        # SES takes the names of sender and recipients from the MIME message, and the envelope (including Bcc) from the
+        # fields FromEmailAddress and Destination.
         mime = _mime(email)
         request |= {
             "Content": {"Raw": {"Data": _placeholder_for(Base64Body(mime.body), files)}},

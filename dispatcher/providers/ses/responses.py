@@ -157,7 +157,9 @@ def outcome_of(response: HttpResponse, *, has_template: bool) -> Outcome:
 
 
 def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
-    """The outcomes for a SendBulkEmail with this many emails; uncertain if the response does not cover every email.
+    """The outcome of each email of a SendBulkEmail with `count` emails.
+
+    If the response does not report on every email, all outcomes are uncertain.
 
     Raises:
         ProviderFault: The account or the settings are at fault, and SES accepted no email.
@@ -242,7 +244,7 @@ def credentials_fault(error: Exception) -> ProviderFault:
 
 @cache
 def _parser() -> Any:
-    from botocore.parsers import create_parser  # see the package's docstring
+    from botocore.parsers import create_parser  # imported here, so that it is loaded only if ses is configured
 
     return create_parser("rest-json")
 

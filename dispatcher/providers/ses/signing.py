@@ -7,9 +7,11 @@ valid credentials: until the first search has ended, or if the old credentials e
 **The signature.** AWS's Signature Version 4, at a tenth of the cost of botocore's signer.
 
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html. All requests to one URL have
-the same canonical form, except for the time and the digest of the body. botocore's signer signs one request. We put
-the time and the digest into the same positions of that request's canonical form. We sign our first request only if our
-signature equals botocore's. The signing key depends on the day, the region and the service, and is cached.
+the same canonical form, except for the time and the digest of the body. Before our first request to a URL, botocore's
+signer signs an example request to this URL, and this module copies the canonical form of the example. To sign a
+request, we put the request's time and digest into the copy. As a test, we also sign the example. If our signature of
+the example differs from botocore's, we refuse to send. The signing key depends on the day, the region and the service,
+and is cached.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class AwsCredentials:
         return self._frozen
 
     async def wait(self, deadline: float) -> ReadOnlyCredentials:
-        """Returns valid credentials once botocore has found or renewed them.
+        """Waits until botocore has found or renewed the credentials. Returns valid credentials.
 
         Args:
             deadline: When to stop waiting, in the loop's `time()`.
@@ -152,7 +154,7 @@ class Signer:
         self._key = b""
 
     def sign(self, method: str, url: str, digest: str) -> dict[str, str]:
-        """The headers of a request that is sent now, including time and signature.
+        """The headers of a request that is sent now, including the time and the signature.
 
         Args:
             digest: The body's SHA-256, from `sha256_of`.

@@ -5,9 +5,9 @@ responses  the outcome for each response
 statuses   the event for each status of a message
 polling    reads the status of a message, because status callbacks are easily lost
 
-Twilio has no idempotency keys: if the answer to a request is lost, the outcome is unknown, and the SMS is held or sent
-again by its policy. The URL for status callbacks contains the SMS's id, so a callback proves that Twilio accepted the
-SMS.
+Twilio has no idempotency keys: if the answer to a request is lost, the outcome is unknown. By the SMS's policy, the SMS
+is then held or sent again. The URL for status callbacks contains the SMS's id, so a callback proves that Twilio
+accepted the SMS.
 """
 
 from __future__ import annotations

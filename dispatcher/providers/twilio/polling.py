@@ -1,7 +1,8 @@
 """Reads what became of an SMS from Twilio's messages: https://www.twilio.com/docs/messaging/api/message-resource
 
 If Twilio's id of the SMS (the SID) is known, this module reads that message. Otherwise it searches Twilio's list of
-messages to the recipient's number. A message of the list counts only if no other message can be the SMS.
+messages to the recipient's number. The module uses a message of the list only if no other message of the list can be
+the SMS.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from dispatcher.providers.twilio.statuses import SID, event_of
 from dispatcher.transport.http_response import HttpResponse
 
 PAGE_SIZE: Final = 50
-"""Messages per request. If Twilio has more messages to the number, the list is not complete, and proves nothing."""
+"""The most messages that one request lists. If Twilio has more messages to the number, the list is incomplete, and
+proves nothing.
+"""
 
 Message = Mapping[str, Any]
 
@@ -32,7 +35,10 @@ def path_of(message_id: str) -> str | None:
 
 
 def list_path_of(traits: Traits) -> str:
-    """The path of the list of messages to the SMS's number, below the account. Twilio selects whole days."""
+    """The URL path of the list of messages to the SMS's number, relative to the account's URL.
+
+    The list begins with the start of a day in UTC, because Twilio selects messages by whole days.
+    """
     day = traits.accepted_from.astimezone(UTC).date().isoformat()
     return "/Messages.json?" + urlencode({"To": traits.recipient, "DateSent>": day, "PageSize": PAGE_SIZE})
 

@@ -20,21 +20,31 @@ def form_of(email: OutgoingEmail, default_sender: str, callback_url: str | None,
     """The request's form.
 
     Args:
-        default_sender: The sender of an SMS without a sender of its own; empty: there is no default.
-        callback_url: The URL to which Twilio posts the SMS's status, without the SMS's id; None: Twilio posts nothing.
-        expires_in: In how many seconds the SMS expires; None: never.
+        default_sender: The sender of an SMS that has no sender; empty if no default is configured.
+        callback_url: The URL to which Twilio posts the SMS's status, without the SMS's id; None if Twilio must
+            post nothing.
+        expires_in: The seconds until the SMS expires; None if it never expires.
 
     Raises:
         UnrenderableEmail: Twilio would refuse the SMS. The error names the field, and never quotes its value.
     """
     text, sender = email.text or "", email.sender or default_sender
-    if not text or len(text) > MAX_CHARACTERS or body_fault(text):
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"text must have 1 to {MAX_CHARACTERS} valid characters")
+    if not text:
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "the SMS has no text")
+    if len(text) > MAX_CHARACTERS:
+        raise UnrenderableEmail(
+            Reason.INVALID_CONTENT, f"text has {len(text):,} characters; Twilio accepts at most {MAX_CHARACTERS:,}"
+        )
+    if fault := body_fault(text):
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"text {fault}")
     if len(email.to) != 1 or not email.to[0].startswith("+"):
-        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, "to must be one number in E.164")
+        raise UnrenderableEmail(
+            Reason.REJECTED_RECIPIENT,
+            "the SMS must have exactly one recipient, a phone number in E.164 such as +4915112345678",
+        )
     if not sender:
         raise UnrenderableEmail(
-            Reason.REJECTED_SENDER, "the SMS names no sender, and DISPATCHER_TWILIO_SENDER is not set"
+            Reason.REJECTED_SENDER, "the SMS has no sender, and DISPATCHER_TWILIO_SENDER is not set"
         )
     form = {"To": email.to[0], "MessagingServiceSid" if sender.startswith("MG") else "From": sender, "Body": text}
     if expires_in is not None:

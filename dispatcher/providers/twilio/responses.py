@@ -47,7 +47,7 @@ _REJECTIONS: Final[Mapping[int, Reason]] = {
     21660: Reason.REJECTED_SENDER,
     21661: Reason.REJECTED_SENDER,
     21703: Reason.REJECTED_SENDER,  # a Messaging Service without a number
-    30007: Reason.INVALID_CONTENT,  # filtered
+    30007: Reason.INVALID_CONTENT,  # Twilio or a network has filtered the SMS
     30038: Reason.INVALID_CONTENT,  # the text looks like a one-time code that the account may not send
 }
 _OF_THE_ACCOUNT: Final[Mapping[int, tuple[str, str]]] = {

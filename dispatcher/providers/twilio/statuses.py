@@ -64,7 +64,8 @@ def event_of(
         bounce=_bounce(code) if kind is EventKind.BOUNCED else None,
         code=code[:20] if code else None,
         detail=detail,
-        # A replayed SMS has a new SID. Its events must not count as repetitions of the first SMS's events.
+        # A replayed SMS has a new SID. The SID is part of the event's key, so that the events of the replayed SMS do
+        # not count as repetitions of the events of the first SMS.
         distinction=sid,
     )
 
