@@ -81,7 +81,7 @@ def failed(subject: str, error: DispatcherError, remedy: str | None = None) -> F
     """A finding with the state `FAILED`.
 
     Args:
-        remedy: The remedy if the error has none.
+        remedy: The finding's remedy if the error has no remedy.
     """
     words = " ".join(error.mistakes) if isinstance(error, ConfigurationError) else error.message
     return Finding(subject, CheckState.FAILED, words, error.remedy or remedy)
@@ -110,7 +110,8 @@ def check_process(settings: Settings) -> Iterator[Finding]:
     oldest = ".".join(map(str, OLDEST_PYTHON))
     is_new = sys.version_info >= OLDEST_PYTHON
     yield passed_if(is_new, "Python", platform.python_version(), f"Install Python {oldest} or newer.")
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `run` and `api` raise their soft limit to the hard limit
+    # Only the hard limit counts, because `run` and `api` raise their soft limit to it.
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = sum(max_connections(name, settings) for name in settings.providers) + SPARE_DESCRIPTORS
     is_enough = limit == resource.RLIM_INFINITY or limit >= needed
     words = f"the limit per process is {limit}; a worker may need {needed}"
@@ -121,7 +122,7 @@ def check_process(settings: Settings) -> Iterator[Finding]:
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
     """Checks that `dispatcher run` can use the run directory.
 
-    No other user may write there, the disk must have space for the ledgers, and nothing may delete the files.
+    No other user may write there, the disk must have space for the ledgers, and the system must not delete them.
     """
     subject = "run directory"
     needed = settings.workers * file_octets(2 * settings.prefetch)
@@ -155,7 +156,8 @@ def volatility(folder: Path, mounts: str) -> str | None:
     for cleaned in CLEANED_FOLDERS:
         if folder.is_relative_to(cleaned):
             return f"the system deletes old files in {cleaned}"
-    # A line has device, mount point, type, and more. The innermost mount point counts; of equal mount points, the last.
+    # Each line begins with a device, a mount point and a type. If several mount points contain the folder, the longest
+    # of them counts, and if several lines have this mount point, the last line.
     entries = [line.split()[1:3] for line in mounts.splitlines() if len(line.split()) > 2]
     enclosing = [(len(mount_point), kind) for mount_point, kind in entries if folder.is_relative_to(mount_point)]
     _, kind = max(reversed(enclosing), key=lambda each: each[0], default=(0, ""))
@@ -255,12 +257,14 @@ def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
     subject = "in-flight ledgers"
     faults = 0
     for path in sorted(settings.run_dir.glob(f"*{SUFFIX}")):
-        remedy = "Resolve that worker's emails (`dispatcher held list`), then move the file to a different folder."
+        remedy = "Resolve the emails of that worker (`dispatcher held list`), then move the ledger to a different folder."
         try:
             found = living_ledger(path)
             if found is None or found.database_id in (None, database_id):
                 continue
-            words = f"{path.name} belongs to another database ({found.database_id}), so it is not settled or deleted"
+            words = (
+                f"{path.name} belongs to another database ({found.database_id}): the relay does not settle its emails"
+            )
             remedy = (
                 "Start `dispatcher run` once with the DISPATCHER_DATABASE_URL of that database. If that database no "
                 "longer exists, move the file to a different folder."
@@ -312,7 +316,10 @@ def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
     if settings.rabbitmq_management_url:
         yield from _check_management(settings, topology)
     else:
-        words = "not checked: AMQP cannot read bindings and policies, and gives the monitor less detail about the DLQ"
+        words = (
+            "bindings and policies are not checked, because AMQP cannot read them; for the same reason, the monitor "
+            "reads less about the DLQ"
+        )
         remedy = "Set DISPATCHER_RABBITMQ_MANAGEMENT_URL. `dispatcher topology users` prints a read-only user for it."
         yield Finding("RabbitMQ topology", CheckState.WARNING, words, remedy)
 

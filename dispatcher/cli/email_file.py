@@ -29,7 +29,8 @@ from dispatcher.store.connections import Session, connected, translated
 BATCH_OCTETS: Final = 8 * 1024 * 1024
 """The most bytes of lines in one batch. Bounds memory: a batch of emails with attachments has fewer emails."""
 MAX_LINE_OCTETS: Final = 128 * 1024 * 1024
-"""Bounds memory. Larger than any valid email, even if every character of its body is escaped."""
+"""The most bytes of one line. Bounds memory. No valid email is longer, even if every character of its body is
+escaped."""
 REFUSALS_IN_FULL: Final = 24
 """The number of refusals that are printed one by one. Further refusals are only counted; the JSON lists all."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"

@@ -47,15 +47,15 @@ def command() -> None:
 @command.command("list")
 @json_option()
 def list_(*, as_json: bool) -> int:
-    """List the lanes with their shares and policies, and senders' lanes.
+    """List the lanes with their shares and policies, and the lanes of senders.
 
     \b
     Examples:
       dispatcher lanes list
       dispatcher lanes list --json | jq '.lanes[] | {lane, share}'
 
-    `share` is the lane's share while all lanes have emails. The other lanes use the share of a lane that has no emails.
-    `-` means that the host's setting applies: DISPATCHER_ON_UNCERTAIN, DISPATCHER_MAX_ATTEMPTS or
+    `share` is the lane's share while all lanes have emails. If a lane has no emails, the other lanes use its share. In
+    the table, `-` means that the host's setting applies: DISPATCHER_ON_UNCERTAIN, DISPATCHER_MAX_ATTEMPTS or
     DISPATCHER_REDELIVER_FOR.
     """
     from dispatcher.ops.lanes import LaneShare, list_rules, list_shares
@@ -121,8 +121,8 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
 
     Shares are in force on all hosts within two seconds. The most urgent lane gets at least 20 % while it has emails,
     whatever its weight. Policies and senders' lanes are stored with each email when it is enqueued, so they apply only
-    to emails that are enqueued from now on. If the email or its API key has a lane, that lane is used, and not
-    the sender's.
+    to emails that are enqueued from now on. If an email or its API key names a lane, that lane is used instead of the
+    sender's lane.
     """
     from dispatcher.ops import lanes
 
@@ -156,7 +156,7 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
 @_SENDER
 @audit_options(is_required=False)
 def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
-    """Delete what `lanes set` has set for a lane, or for a sender.
+    """Delete the share and policy of a lane, or the lane of a sender.
 
     \b
     Examples:

@@ -62,7 +62,7 @@ def audit_options(
 
 
 def made_act(act: Act | None, reason: str) -> Act:
-    """Returns the operator's act; if the command line has no `--reason`, an act of this user with the default reason.
+    """Returns the actor and the reason for the audit log. Without `--reason`: this user, and the default reason.
 
     Args:
         act: What `audit_options` passed to the command.

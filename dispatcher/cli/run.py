@@ -76,7 +76,7 @@ def command(workers: int | None) -> int:
                         before the old worker drains.
       SIGTTIN, SIGTTOU  Add a worker, remove a worker.
 
-    Exit codes: 0 drained, 1 processes had to be killed, 78 settings, tables or queues are invalid.
+    Exit codes: 0 all processes drained, 1 some processes had to be killed, 78 settings, tables or queues are invalid.
     """
     _block_reload_signals()
     with log_startup_errors():

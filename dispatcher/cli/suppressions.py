@@ -33,7 +33,7 @@ _days_option: Final = click.option(
 
 @click.group("suppressions")
 def command() -> None:
-    """Recipients who get no email: list, add, remove, import, export.
+    """List, add, remove, import and export the recipients who get no email.
 
     \b
     Examples:
@@ -71,6 +71,8 @@ def list_(
 
     \b
     JSON: {"suppressions": [{"suppression_id": …, "masked": …, "reason": …, …}], "next_before": null}
+
+    In the JSON, `reason` is the kind of the entry, such as hard_bounce.
     """
     from dispatcher.ops.suppressions import find
     from dispatcher.store.suppressions import list_suppressions

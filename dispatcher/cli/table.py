@@ -1,6 +1,6 @@
 """Tables: aligned, coloured and wrapped on a terminal; one line per row for other programs.
 
-Not a library such as rich, whose import takes longer than most commands run.
+We do not use a library such as rich, because its import takes longer than most commands run.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def in_style(text: str, style: str) -> str:
 def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
     """Narrows the widest columns, down to their longest word, until the table fits.
 
-    If it cannot fit, the widths stay, and the terminal breaks the lines: an id that we broke could not be copied.
+    If the table cannot fit, the widths stay, and the terminal breaks the lines. We do not break words, because an
+    operator could not copy a broken id.
     """
     room = _room(len(widths), wanted)
     if sum(narrowest) > room:
@@ -167,7 +168,7 @@ def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
 
 
 def _room(columns: int, width: int) -> int:
-    """The width that is left for the text of this many columns."""
+    """How many characters of a table's width are left for text, if the table has this many columns and their gaps."""
     return width - len(_GAP) * (columns - 1)
 
 
