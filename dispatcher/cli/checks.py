@@ -147,7 +147,7 @@ def check_run_dir(settings: Settings) -> Iterator[Finding]:
 
 
 def volatility(folder: Path, mounts: str) -> str | None:
-    """Why the ledgers in a folder may be deleted before the relay has settled them; None if they are safe.
+    """Why the ledgers in a folder may be lost before the relay has settled their emails; None if they are safe.
 
     Args:
         folder: A path without symbolic links.
@@ -253,11 +253,14 @@ async def _database_id(settings: Settings) -> UUID:
 
 
 def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
-    """Warns of each in-flight ledger in the run directory that the relay cannot settle."""
+    """Reads the in-flight ledgers in the run directory, and warns of each ledger that the relay cannot settle."""
     subject = "in-flight ledgers"
     faults = 0
     for path in sorted(settings.run_dir.glob(f"*{SUFFIX}")):
-        remedy = "Resolve the emails of that worker (`dispatcher held list`), then move the ledger to a different folder."
+        remedy = (
+            "Resolve the emails of the worker that wrote the ledger (`dispatcher held list`), then move the ledger to "
+            "a different folder."
+        )
         try:
             found = living_ledger(path)
             if found is None or found.database_id in (None, database_id):
@@ -289,13 +292,15 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
     with_header = [
         fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_provider_headers))
     ]
-    for reasons, variable in (
-        (without_provider, "DISPATCHER_PROVIDERS"),
-        (with_header, "DISPATCHER_ALLOWED_PROVIDER_HEADERS"),
+    for reasons, remedy in (
+        (
+            without_provider,
+            "Before `dispatcher run`, add a provider that can send these emails to DISPATCHER_PROVIDERS.",
+        ),
+        (with_header, "Before `dispatcher run`, add these emails' headers to DISPATCHER_ALLOWED_PROVIDER_HEADERS."),
     ):
         if reasons:
             words = f"{len(reasons):,} of the oldest {SAMPLE:,} pending emails will fail; the first: {reasons[0]}"
-            remedy = f"Before `dispatcher run`, add to {variable} what these emails need."
             yield Finding("pending emails", CheckState.FAILED, words, remedy)
 
 
@@ -365,7 +370,8 @@ def _check_consumer_timeout(settings: Settings, management: Management) -> Findi
     reports = [management.queue(queue) or {} for queue in Topology.of(settings).send_queues.values()]
     found = min((timeout for each in reports if (timeout := consumer_timeout_in(each)) is not None), default=None)
     seconds = CONSUMER_TIMEOUT_SECONDS if found is None else found
-    # A message waits for a send slot, for its attempt, and, if PostgreSQL is unreachable, for the commit of the result.
+    # A message stays unacked while its worker waits for a send slot, for the provider's answer and, if PostgreSQL is
+    # unreachable, for the commit of the result.
     held = 2 * settings.send_timeout_seconds + settings.lease_seconds + settings.drain_seconds
     source = "RabbitMQ's default; rabbitmq.conf may change it" if found is None else "set on the queue"
     words = f"{seconds:g} s ({source}); a worker may keep a message unacked for {held:g} s"
@@ -391,7 +397,7 @@ def check_capabilities(settings: Settings) -> Iterator[Finding]:
 
 
 def check_event_sources(settings: Settings) -> Iterator[Finding]:
-    """Reports how providers' events arrive."""
+    """Lists the configured ways in which providers' events reach the dispatcher."""
     sources = []
     if settings.sendgrid_events_keys:
         sources.append(f"SendGrid posts to /v1/events/sendgrid ({counted(len(settings.sendgrid_events_keys), 'key')})")
@@ -416,7 +422,7 @@ def check_event_sources(settings: Settings) -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Checks the installed packages that add providers."""
+    """Checks that each provider from an installed package can be loaded, and that its name is not a built-in one."""
     from dispatcher.config.plugins import clash, installed, packages_of, provider_class
 
     for name in installed():

@@ -294,7 +294,8 @@ def _report(ended: Ended) -> int:
         say(f"skipped {count:,}: {_OUTCOME_TEXTS[outcome.value]}")
     if ended.locked:
         remaining = counted(ended.locked, "remaining email")
-        say(f"{remaining} cannot be replayed now: another transaction has locked the row.")
+        rows = "its row" if ended.locked == 1 else "their rows"
+        say(f"{remaining} cannot be replayed now: another transaction has locked {rows}.")
     if found.waiting:
         say(f"To continue: dispatcher dlq replay --resume {found.replay_id}")
     if ended.dead_letters_fault:

@@ -213,7 +213,9 @@ def _sms(options: dict[str, Any]) -> Sms:
         *("erase_after_sending", "ignore_suppression", "send_at", "expires_at", "expires_in", "lane"),
     )
     if foreign := [name for name, value in options.items() if value and name not in known]:
-        raise click.UsageError(f"--sms and {_option_name(foreign[0])} cannot be combined: an SMS has only a text.")
+        raise click.UsageError(
+            f"--sms and {_option_name(foreign[0])} cannot be combined: an SMS consists only of a text."
+        )
     if len(options["to"]) != 1:
         raise click.UsageError("An SMS needs one --to. Enqueue one SMS for each recipient.")
     if not options["message_key"]:

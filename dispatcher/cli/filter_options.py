@@ -78,7 +78,7 @@ class NonBlankText(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text, unchanged."""
         if not str(value).strip():
-            self.fail("is blank. Give a text, or omit the option.", param, ctx)
+            self.fail("the text is blank. Give a text, or omit the option.", param, ctx)
         return str(value)
 
 

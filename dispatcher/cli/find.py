@@ -33,7 +33,7 @@ class PastInstant(click.ParamType[datetime]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The instant. For a length of time: now minus this time."""
+        """The instant. A length of time is subtracted from the current time."""
         if isinstance(value, datetime):
             return value
         text = str(value).strip()
@@ -43,7 +43,7 @@ class PastInstant(click.ParamType[datetime]):
 
 
 class Whom(click.ParamType[str]):
-    """A recipient or sender: an address or a domain. Error messages do not contain it."""
+    """A recipient or sender: an address or a domain. Error messages do not repeat the address or domain."""
 
     name = "recipient"
 
@@ -58,9 +58,9 @@ class Whom(click.ParamType[str]):
         except InvalidEmail as error:
             self.fail(f"{error.reason}.", param, ctx)
         if found.is_domain and not self._domains:
-            self.fail("is not an address. To find a domain, use --domain.", param, ctx)
+            self.fail("the text is not an address. To search for a domain, use --domain.", param, ctx)
         if not found.is_domain and not self._addresses:
-            self.fail("is not a domain. To find an address, use --to.", param, ctx)
+            self.fail("the text is not a domain. To search for an address, use --to.", param, ctx)
         return str(value)
 
 

@@ -110,7 +110,8 @@ class _Progress:
         self._next_at = time.monotonic() + _PROGRESS_SECONDS
         day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime((forgotten.read_until.int >> 80) / 1000))
         say(
-            f"Read {counted(forgotten.read, 'email')}, enqueued until {day}; found the address in {forgotten.emails:,}."
+            f"Read {counted(forgotten.read, 'email')}, the last one enqueued at {day}. "
+            f"Found the address in {counted(forgotten.emails, 'email')}."
         )
 
 

@@ -44,7 +44,7 @@ def command() -> None:
     """
 
 
-@command.command("list")
+@command.command("list", short_help="List the lanes: shares, policies, senders.")
 @json_option()
 def list_(*, as_json: bool) -> int:
     """List the lanes with their shares and policies, and the lanes of senders.
@@ -177,7 +177,7 @@ def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
 
 
 def _comparable(sender: str) -> str:
-    """The sender as a rule stores it.
+    """The sender in the form in which a lane's rule stores senders.
 
     Raises:
         UsageError: the sender is neither an address nor a domain.

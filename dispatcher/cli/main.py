@@ -115,7 +115,7 @@ def _run(arguments: Sequence[str] | None) -> int | None:
     except OSError as error:
         if _raised_in(error) is not click.echo.__code__:
             raise
-        raise unwritten(error) from error  # click itself writes the help and the version
+        raise unwritten(error) from error  # click writes the help and the version with `echo`
     flush_data()
     return result
 

@@ -76,7 +76,7 @@ def made_act(act: Act | None, reason: str) -> Act:
 
 
 def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], Command]:
-    """A decorator that adds `--json` to a command, which gets the parameter `as_json`.
+    """A decorator that adds `--json` to a command. The command gets the option as the parameter `as_json`.
 
     Args:
         about: The option's help.

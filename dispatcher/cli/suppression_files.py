@@ -53,7 +53,7 @@ def import_(file: TextIO, tenant_id: str, kind: str, act: Act, dry_run: bool, as
     refusals: list[RefusedLine] = []
 
     async def read(session: AsyncSession) -> tuple[int, int]:
-        """The number of valid lines, and of new or changed entries."""
+        """The number of valid lines, and the number of new or changed entries."""
         valid = added = 0
         batch: list[Entry] = []
         hasher = await AddressHasher.open(session)

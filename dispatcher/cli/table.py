@@ -36,7 +36,8 @@ class Table:
     """Rows of text below a heading and a rule.
 
     Args:
-        columns: The heading. Without it there is no rule, and the first row determines the number of columns.
+        columns: The names of the columns. Without names, there is no heading and no rule, and the first row determines
+            the number of columns.
         right: Numbers of the columns that are aligned to the right.
         fold: Number of the column whose words may be broken on a narrow terminal.
     """
@@ -92,7 +93,7 @@ class Table:
         return [line for row in drawn for line in row]
 
     def _records(self, width: int, *, coloured: bool) -> list[str]:
-        """The rows one below the other, each with a line per field; a word is never broken, so an id can be copied."""
+        """The lines of all rows, with one line per field. Breaks words only in `fold`, so that ids can be copied."""
         fields = Table(fold=1 if self._fold is not None else None)
         for row in filter(None, self._rows):
             for name, cell in zip(self._columns, row, strict=True):

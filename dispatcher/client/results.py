@@ -76,11 +76,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class ProviderEvent:
-    """What a provider reported about an email after it had accepted the email.
+    """What a provider reported about an email that the provider had accepted.
 
     Attributes:
         kind: A kind from docs/events.md, such as `delivered`.
-        bounce: How permanent a bounce is: `hard`, `soft` or `blocked`; None for other kinds.
+        bounce: The kind of bounce: `hard`, `soft` or `blocked`; None if the event is not a bounce.
         happened_at: By the provider's clock.
         recipient: The recipient's position, counted from 1 over to, cc, bcc; None if unknown.
     """
@@ -287,7 +287,7 @@ class EventPage:
 
     Attributes:
         next: The cursor for the next request.
-        has_more: Whether the next request may return events now.
+        has_more: Whether a request that is sent now may return more events.
     """
 
     events: tuple[FeedEvent, ...]

@@ -35,7 +35,7 @@ def public_keys(text: str) -> tuple[str, ...]:
 
 
 def topics(text: str) -> tuple[str, ...]:
-    """ARNs of SNS topics."""
+    """The ARNs of SNS topics in a comma-separated list."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found or not all(_TOPIC.fullmatch(each) for each in found):
         raise ValueError(

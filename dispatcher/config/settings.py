@@ -44,7 +44,7 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderSettings:
-    """The settings that every provider has. A provider's subclass adds its own: `DISPATCHER_<NAME>_<FIELD>`."""
+    """The settings that every provider has. A subclass adds one provider's settings: `DISPATCHER_<NAME>_<FIELD>`."""
 
     max_per_second: float | None = setting(
         values.rate,

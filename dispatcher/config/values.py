@@ -124,7 +124,7 @@ def choice(*allowed: str) -> Callable[[str], str]:
 
 
 def choices(*allowed: str) -> Callable[[str], tuple[str, ...]]:
-    """A parser of a comma-separated list. Repeated values count once."""
+    """A parser of a comma-separated list of allowed values. Repeated values count once."""
     one = choice(*allowed)
     return lambda text: tuple(dict.fromkeys(one(part.strip()) for part in text.split(",") if part.strip()))
 
