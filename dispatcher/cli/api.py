@@ -45,8 +45,8 @@ def command(address: str | None, *, share_port: bool) -> int:
 
     Pages: /docs, /openapi.json, /healthz.
 
-    Exit codes: 0 stopped, 1 the API cannot listen at the address, or the extra is missing, 78 settings or tables are
-    invalid, or there is no key.
+    Exit codes: 0 stopped; 1 the API cannot listen at the address, or the Python extra is missing; 78 settings or tables
+    are invalid, or there is no key.
     """
     with log_startup_errors():
         return _serve(address, share_port=share_port)

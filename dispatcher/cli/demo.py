@@ -55,7 +55,7 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
     No email leaves this machine, and no process keeps running. If DISPATCHER_DATABASE_URL or DISPATCHER_AMQP_URL is
     set, the demo uses that server: it creates its own database and queues there, and deletes them at the end.
 
-    Exit codes: 0 no email was lost or duplicated, 1 the counts do not match, or the demo could not run.
+    Exit codes: 0 no email was lost or duplicated; 1 the counts do not match, or the demo could not run.
     """
     from dispatcher.dev.demo_run import DemoOptions, run_demo
 

@@ -40,8 +40,8 @@ def command() -> None:
       dispatcher dev down
 
     The servers listen on the loopback interface only. If DISPATCHER_DATABASE_URL is set, the command uses that
-    PostgreSQL instead of starting a PostgreSQL. If DISPATCHER_AMQP_URL is set, it uses that RabbitMQ. Server programs
-    that are not installed are downloaded once into DISPATCHER_CACHE_DIR (~/.cache/email-dispatcher).
+    PostgreSQL, and starts none. If DISPATCHER_AMQP_URL is set, the command uses that RabbitMQ, and starts none. Server
+    programs that are not installed are downloaded once into DISPATCHER_CACHE_DIR (~/.cache/email-dispatcher).
     """
 
 

@@ -59,8 +59,8 @@ def command() -> None:
       dispatcher held confirm ID --reason "SendGrid shows it as delivered"
       dispatcher held release ID --reason "the provider never received it"
 
-    A held email may have been transmitted, but the provider's answer is not known. So the email may have arrived, and
-    the dispatcher never guesses. To find out, search for the email's id at the provider: the id is in SendGrid's custom
+    A held email may have been transmitted, but the provider's answer is not known. The dispatcher does not guess
+    whether the email arrived. To find out, search for the email's id at the provider: the id is in SendGrid's custom
     argument `email_id`, in the tag `email_id` of SES and Resend, and in the Message-ID of SMTP.
     """
 

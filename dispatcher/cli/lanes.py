@@ -119,10 +119,10 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
       dispatcher lanes set --from otp@example.com urgent
       dispatcher lanes set --from @news.example.com bulk
 
-    Shares are in force on all hosts within two seconds. The most urgent lane gets at least 20 % while it has emails,
-    whatever its weight. Policies and senders' lanes are stored with each email when it is enqueued, so they apply only
-    to emails that are enqueued from now on. If an email or its API key names a lane, that lane is used instead of the
-    sender's lane.
+    Shares are in force on all hosts within two seconds. While the most urgent lane has emails, its share is at
+    least 20 %, whatever its weight. Policies and senders' lanes are stored with each email when it is enqueued, so
+    they apply only to emails that are enqueued from now on. If an email or its API key names a lane, that lane is
+    used instead of the sender's lane.
     """
     from dispatcher.ops import lanes
 

@@ -79,7 +79,7 @@ def command(
     to it, every attempt, events from providers, operators' actions, replays, and its dead letter on the DLQ with
     RabbitMQ's x-death header.
 
-    Exit codes: 0 shown, 1 there is no such email or message, 3 shown, but the DLQ could not be read.
+    Exit codes: 0 shown; 1 there is no such email or message; 3 shown, but the DLQ could not be read.
     """
     if is_poison_id(name):
         return _show_poison(name, as_hex=as_hex, export=export, as_json=as_json)

@@ -197,7 +197,7 @@ def remove(
     Emails that failed because all their recipients were suppressed stay failed. With --replay, this command sends them
     like `dispatcher dlq replay`: each once, at a limited rate. The command is safe to repeat.
 
-    Exit codes: 0 done, 1 there was no entry and no email to send, 2 confirmation needs a terminal or --yes, 3 only some
+    Exit codes: 0 done; 1 there was no entry and no email to send; 2 confirmation needs a terminal or --yes; 3 only some
     emails were replayed.
     """
     from dispatcher.ops import suppressions

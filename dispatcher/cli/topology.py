@@ -87,9 +87,10 @@ def grants(as_json: bool, **names: str) -> int:
       dispatcher topology grants --producer shop --dispatcher mail --reader oncall
 
     \b
-    producer    an application that enqueues with the library
-    dispatcher  `run`, `api` and operators' commands; not `init`
-    reader      commands that only read; cannot read content, addresses or API keys
+    Roles:
+      producer    for applications that enqueue with the library
+      dispatcher  for `run`, `api` and operators' commands, except `init`
+      reader      for commands that only read; cannot read content, addresses or API keys
 
     Execute the output as the owner of the tables. The schema is DISPATCHER_DATABASE_SCHEMA. This command changes
     nothing, and its output creates no role: create the roles first. A later release may need more privileges, so
