@@ -24,9 +24,30 @@ _COLUMNS: Final = 96
 
 
 @click.command("demo")
-@click.option("--emails", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Number of emails.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the generated emails.")
-@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of worker processes.")
+@click.option(
+    "--emails",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    default=1000,
+    show_default=True,
+    help="Number of emails.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Seed of the generated emails.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    default=2,
+    show_default=True,
+    help="Number of worker processes.",
+)
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),

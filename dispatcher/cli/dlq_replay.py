@@ -335,7 +335,12 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
 
 @click.command("replays")
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="List at most this many replays."
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="List at most this many replays.",
 )
 @json_option()
 def replays(limit: int, as_json: bool) -> int:

@@ -114,7 +114,9 @@ class Whom(click.ParamType[str]):
 @click.option("--tenant", "tenant_id", type=NonBlankText(), metavar="ID", help="Only this tenant.  [default: all]")
 @click.option("--lane", type=NonBlankText(), metavar="NAME", help="Only this lane.")
 @click.option("--channel", type=NonBlankText(), metavar="NAME", help="Only this channel: email or sms.")
-@click.option("--limit", type=click.IntRange(1, _MAX_LIMIT), default=50, show_default=True, help="Emails per page.")
+@click.option(
+    "--limit", type=click.IntRange(1, _MAX_LIMIT), metavar="N", default=50, show_default=True, help="Emails per page."
+)
 @click.option(
     "--cursor",
     type=click.UUID,

@@ -67,7 +67,9 @@ def command() -> None:
 
 @command.command("list")
 @held_filter_options(takes_keys=False)
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Emails per page.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Emails per page."
+)
 @click.option("--after", type=click.UUID, metavar="ID", help="Show the next page: the emails after this one.")
 @json_option()
 def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -> int:

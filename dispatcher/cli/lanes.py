@@ -93,6 +93,7 @@ def list_(*, as_json: bool) -> int:
 @click.option(
     "--weight",
     type=Number(MIN_LIMIT, MAX_LIMIT),
+    metavar="N",
     help="The lane's share of workers and rates, relative to the other lanes that have emails.",
 )
 @click.option(
@@ -100,7 +101,7 @@ def list_(*, as_json: bool) -> int:
     type=click.Choice([each.value for each in OnUncertain]),
     help="What happens to an email whose outcome is unknown, unless the email has its own setting.",
 )
-@click.option("--max-attempts", type=click.IntRange(1, 1000), help="The most attempts for an email.")
+@click.option("--max-attempts", type=click.IntRange(1, 1000), metavar="N", help="The most attempts for an email.")
 @click.option(
     "--redeliver-for",
     "redeliver_seconds",

@@ -56,7 +56,9 @@ command.add_command(export)
 @click.option(
     "--kind", type=click.Choice([reason.value for reason in SuppressionReason]), help="Only entries of this kind."
 )
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Entries per page.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Entries per page."
+)
 @click.option("--before", type=click.IntRange(1), metavar="ID", help="Show the next page: entries older than this one.")
 @json_option()
 def list_(

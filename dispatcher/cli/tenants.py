@@ -74,6 +74,7 @@ def list_(*, as_json: bool) -> int:
 @click.option(
     "--weight",
     type=Number(MIN_LIMIT, MAX_LIMIT),
+    metavar="N",
     help="The share within a lane, relative to the other tenants that have due emails.",
 )
 @audit_options(is_required=False)
