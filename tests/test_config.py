@@ -224,7 +224,7 @@ def test_only_commands_that_send_need_the_settings_of_the_provider(provider: str
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        ({"DISPATCHER_QUEUE": "one", "DISPATCHER_DLQ": "one"}, "Dead letters need a queue of their own"),
+        ({"DISPATCHER_QUEUE": "one", "DISPATCHER_DLQ": "one"}, "DISPATCHER_DLQ has the same name as the send queue"),
         ({"DISPATCHER_RETAIN_AUDIT_DAYS": "90"}, "DISPATCHER_RETAIN_AUDIT_DAYS is shorter"),
         ({"DISPATCHER_RETRY_BASE_SECONDS": "61"}, "is above DISPATCHER_RETRY_CAP_SECONDS"),
     ],

@@ -53,7 +53,7 @@ def test(as_json: bool) -> int:
 
     The command tries all channels at the same time, each channel once. It needs neither PostgreSQL nor RabbitMQ.
 
-    Exit codes: 0 all channels accepted the alert, 1 none did, 3 some did, 78 no channel is configured.
+    Exit codes: 0 all channels accepted the alert, 1 no channel did, 3 only some did, 78 no channel is configured.
     """
     trials = asyncio.run(_try_all(load_settings()))
     failed = [trial for trial in trials if not trial["ok"]]

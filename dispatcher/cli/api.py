@@ -45,17 +45,18 @@ def command(address: str | None, *, share_port: bool) -> int:
 
     Pages: /docs, /openapi.json, /healthz.
 
-    Exit codes: 0 stopped, 1 the API cannot listen at the address, or the extra is missing, 78 settings or tables are
-    invalid, or there is no key.
+    Exit codes: 0 stopped; 1 the API cannot listen at the address, or the Python extra is missing; 78 settings or tables
+    are invalid, or there is no key.
     """
     with log_startup_errors():
         return _serve(address, share_port=share_port)
 
 
 def api_settings() -> Settings:
-    """The settings of the API. Includes the providers' settings only if the API needs them: providers load slowly."""
+    """The settings of the API. Reads providers' settings only if the API needs them, because providers load slowly."""
     settings = load_settings(*API_NEEDS)
-    # The operators' page reads the Maildirs of captured messages. Twilio's callbacks are verified with Twilio's token.
+    # The operators' page needs the settings with the folders of captured emails and SMS. The verification of Twilio's
+    # callbacks needs the setting with Twilio's token.
     if settings.sms_providers or (settings.ops and CAPTURE in settings.providers):
         return read_settings(*API_NEEDS, reads_own=True)
     return settings

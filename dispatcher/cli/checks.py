@@ -81,7 +81,7 @@ def failed(subject: str, error: DispatcherError, remedy: str | None = None) -> F
     """A finding with the state `FAILED`.
 
     Args:
-        remedy: The remedy if the error has none.
+        remedy: The finding's remedy if the error has no remedy.
     """
     words = " ".join(error.mistakes) if isinstance(error, ConfigurationError) else error.message
     return Finding(subject, CheckState.FAILED, words, error.remedy or remedy)
@@ -110,7 +110,8 @@ def check_process(settings: Settings) -> Iterator[Finding]:
     oldest = ".".join(map(str, OLDEST_PYTHON))
     is_new = sys.version_info >= OLDEST_PYTHON
     yield passed_if(is_new, "Python", platform.python_version(), f"Install Python {oldest} or newer.")
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `run` and `api` raise their soft limit to the hard limit
+    # Only the hard limit counts, because `run` and `api` raise their soft limit to it.
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = sum(max_connections(name, settings) for name in settings.providers) + SPARE_DESCRIPTORS
     is_enough = limit == resource.RLIM_INFINITY or limit >= needed
     words = f"the limit per process is {limit}; a worker may need {needed}"
@@ -121,7 +122,7 @@ def check_process(settings: Settings) -> Iterator[Finding]:
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
     """Checks that `dispatcher run` can use the run directory.
 
-    No other user may write there, the disk must have space for the ledgers, and nothing may delete the files.
+    No other user may write there, the disk must have space for the ledgers, and the system must not delete them.
     """
     subject = "run directory"
     needed = settings.workers * file_octets(2 * settings.prefetch)
@@ -146,7 +147,7 @@ def check_run_dir(settings: Settings) -> Iterator[Finding]:
 
 
 def volatility(folder: Path, mounts: str) -> str | None:
-    """Why the ledgers in a folder may be deleted before the relay has settled them; None if they are safe.
+    """Why the ledgers in a folder may be lost before the relay has settled their emails; None if they are safe.
 
     Args:
         folder: A path without symbolic links.
@@ -155,7 +156,8 @@ def volatility(folder: Path, mounts: str) -> str | None:
     for cleaned in CLEANED_FOLDERS:
         if folder.is_relative_to(cleaned):
             return f"the system deletes old files in {cleaned}"
-    # A line has device, mount point, type, and more. The innermost mount point counts; of equal mount points, the last.
+    # Each line begins with a device, a mount point and a type. If several mount points contain the folder, the longest
+    # of them counts, and if several lines have this mount point, the last line.
     entries = [line.split()[1:3] for line in mounts.splitlines() if len(line.split()) > 2]
     enclosing = [(len(mount_point), kind) for mount_point, kind in entries if folder.is_relative_to(mount_point)]
     _, kind = max(reversed(enclosing), key=lambda each: each[0], default=(0, ""))
@@ -251,16 +253,21 @@ async def _database_id(settings: Settings) -> UUID:
 
 
 def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
-    """Warns of each in-flight ledger in the run directory that the relay cannot settle."""
+    """Reads the in-flight ledgers in the run directory, and warns of each ledger that the relay cannot settle."""
     subject = "in-flight ledgers"
     faults = 0
     for path in sorted(settings.run_dir.glob(f"*{SUFFIX}")):
-        remedy = "Resolve that worker's emails (`dispatcher held list`), then move the file to a different folder."
+        remedy = (
+            "Resolve the emails of the worker that wrote the ledger (`dispatcher held list`), then move the ledger to "
+            "a different folder."
+        )
         try:
             found = living_ledger(path)
             if found is None or found.database_id in (None, database_id):
                 continue
-            words = f"{path.name} belongs to another database ({found.database_id}), so it is not settled or deleted"
+            words = (
+                f"{path.name} belongs to another database ({found.database_id}): the relay does not settle its emails"
+            )
             remedy = (
                 "Start `dispatcher run` once with the DISPATCHER_DATABASE_URL of that database. If that database no "
                 "longer exists, move the file to a different folder."
@@ -285,13 +292,15 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
     with_header = [
         fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_provider_headers))
     ]
-    for reasons, variable in (
-        (without_provider, "DISPATCHER_PROVIDERS"),
-        (with_header, "DISPATCHER_ALLOWED_PROVIDER_HEADERS"),
+    for reasons, remedy in (
+        (
+            without_provider,
+            "Before `dispatcher run`, add a provider that can send these emails to DISPATCHER_PROVIDERS.",
+        ),
+        (with_header, "Before `dispatcher run`, add these emails' headers to DISPATCHER_ALLOWED_PROVIDER_HEADERS."),
     ):
         if reasons:
             words = f"{len(reasons):,} of the oldest {SAMPLE:,} pending emails will fail; the first: {reasons[0]}"
-            remedy = f"Before `dispatcher run`, add to {variable} what these emails need."
             yield Finding("pending emails", CheckState.FAILED, words, remedy)
 
 
@@ -312,7 +321,10 @@ def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
     if settings.rabbitmq_management_url:
         yield from _check_management(settings, topology)
     else:
-        words = "not checked: AMQP cannot read bindings and policies, and gives the monitor less detail about the DLQ"
+        words = (
+            "bindings and policies are not checked, because AMQP cannot read them; for the same reason, the monitor "
+            "reads less about the DLQ"
+        )
         remedy = "Set DISPATCHER_RABBITMQ_MANAGEMENT_URL. `dispatcher topology users` prints a read-only user for it."
         yield Finding("RabbitMQ topology", CheckState.WARNING, words, remedy)
 
@@ -358,7 +370,8 @@ def _check_consumer_timeout(settings: Settings, management: Management) -> Findi
     reports = [management.queue(queue) or {} for queue in Topology.of(settings).send_queues.values()]
     found = min((timeout for each in reports if (timeout := consumer_timeout_in(each)) is not None), default=None)
     seconds = CONSUMER_TIMEOUT_SECONDS if found is None else found
-    # A message waits for a send slot, for its attempt, and, if PostgreSQL is unreachable, for the commit of the result.
+    # A message stays unacked while its worker waits for a send slot, for the provider's answer and, if PostgreSQL is
+    # unreachable, for the commit of the result.
     held = 2 * settings.send_timeout_seconds + settings.lease_seconds + settings.drain_seconds
     source = "RabbitMQ's default; rabbitmq.conf may change it" if found is None else "set on the queue"
     words = f"{seconds:g} s ({source}); a worker may keep a message unacked for {held:g} s"
@@ -384,7 +397,7 @@ def check_capabilities(settings: Settings) -> Iterator[Finding]:
 
 
 def check_event_sources(settings: Settings) -> Iterator[Finding]:
-    """Reports how providers' events arrive."""
+    """Lists the configured ways in which providers' events reach the dispatcher."""
     sources = []
     if settings.sendgrid_events_keys:
         sources.append(f"SendGrid posts to /v1/events/sendgrid ({counted(len(settings.sendgrid_events_keys), 'key')})")
@@ -409,7 +422,7 @@ def check_event_sources(settings: Settings) -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Checks the installed packages that add providers."""
+    """Checks that each provider from an installed package can be loaded, and that its name is not a built-in one."""
     from dispatcher.config.plugins import clash, installed, packages_of, provider_class
 
     for name in installed():

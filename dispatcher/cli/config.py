@@ -80,7 +80,7 @@ def _line(declared: Setting, origin: Origin) -> ShownSetting:
 
 
 def _value(declared: Setting, origin: Origin) -> str | None:
-    """The value as text. Shows a value that is not the default as the operator wrote it, so that a typo is visible."""
+    """The value as text. A value that an operator set is shown as it was written, so that a typo is visible."""
     if origin.text is None:
         return None if declared.default is None else _written(declared.parse(declared.default))
     if not declared.secret:
@@ -102,7 +102,7 @@ def _written(value: object) -> str:
 
 
 def _show(lines: list[ShownSetting]) -> None:
-    """Prints a table: with descriptions on a terminal, with one line per setting for other programs such as `grep`."""
+    """Prints a table. On a terminal, it has descriptions. For programs such as `grep`, it has one line per setting."""
     is_terminal = sys.stdout.isatty()
     table = Table("variable", "source", "value", fold=2)
     for line in lines:

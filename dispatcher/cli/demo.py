@@ -24,9 +24,30 @@ _COLUMNS: Final = 96
 
 
 @click.command("demo")
-@click.option("--emails", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Number of emails.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the generated emails.")
-@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Number of worker processes.")
+@click.option(
+    "--emails",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    default=1000,
+    show_default=True,
+    help="Number of emails.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Seed of the generated emails.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    default=2,
+    show_default=True,
+    help="Number of worker processes.",
+)
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -55,7 +76,7 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
     No email leaves this machine, and no process keeps running. If DISPATCHER_DATABASE_URL or DISPATCHER_AMQP_URL is
     set, the demo uses that server: it creates its own database and queues there, and deletes them at the end.
 
-    Exit codes: 0 no email was lost or duplicated, 1 the counts do not match, or the demo could not run.
+    Exit codes: 0 no email was lost or duplicated; 1 the counts do not match, or the demo could not run.
     """
     from dispatcher.dev.demo_run import DemoOptions, run_demo
 

@@ -40,8 +40,8 @@ def command() -> None:
       dispatcher dev down
 
     The servers listen on the loopback interface only. If DISPATCHER_DATABASE_URL is set, the command uses that
-    PostgreSQL instead of starting its own, and likewise RabbitMQ with DISPATCHER_AMQP_URL. Server programs that are not
-    installed are downloaded once into DISPATCHER_CACHE_DIR (~/.cache/email-dispatcher).
+    PostgreSQL, and starts none. If DISPATCHER_AMQP_URL is set, the command uses that RabbitMQ, and starts none. Server
+    programs that are not installed are downloaded once into DISPATCHER_CACHE_DIR (~/.cache/email-dispatcher).
     """
 
 
@@ -64,7 +64,7 @@ def up(folder: Path, as_json: bool) -> int:
     from dispatcher.dev import servers
 
     folder = folder.expanduser().absolute()
-    # A SIGTERM from a supervisor or a shell must not leave one server running.
+    # If a SIGTERM stops this command between the two starts, it must also stop the server that it has started.
     end_by_sigterm()
     environment = servers.start(folder, progress=say, owner_pid=None).environment() | _other_settings(folder)
     if as_json:
@@ -74,9 +74,9 @@ def up(folder: Path, as_json: bool) -> int:
     say(f"Servers are running in {folder}. To stop them: dispatcher dev down")
     if environment["DISPATCHER_OPS"] == "on":
         address = os.environ.get("DISPATCHER_API_ADDRESS") or "127.0.0.1:8025"
-        say(f"The operators' page, with the captured emails, once `dispatcher api` runs: http://{address}/ops")
+        say(f"While `dispatcher api` runs, the operators' page shows the captured emails: http://{address}/ops")
     if sys.stdout.isatty():
-        say('To use them in this shell: eval "$(dispatcher dev up)"')
+        say('To use the servers in this shell: eval "$(dispatcher dev up)"')
     return Exit.DONE
 
 

@@ -21,16 +21,17 @@ PARTS: Final = {
 
 @click.group("dlq", cls=LazyGroup, parts=PARTS, brief=("list", "show"))
 def command() -> None:
-    """Inspect and replay dead letters: failed emails, held emails, and messages without an email (poison).
+    """Inspect and replay dead letters: failed emails, held emails, and poison messages (which point to no email).
 
     \b
     Examples, in the order of an investigation:
-      dispatcher dlq list --by error_type               count by cause
-      dispatcher dlq list --error-type refused          list the emails with this cause
-      dispatcher show ID                                the full history of one email
+      dispatcher dlq list --by error_type         # count by cause
+      dispatcher dlq list --error-type refused    # list the emails with this cause
+      dispatcher show ID                          # the full history of one email
       dispatcher dlq replay --error-type refused --reason "IP is off the blocklist"
-      dispatcher dlq reconcile                          do the DLQ and the database agree?
+      dispatcher dlq reconcile                    # do the DLQ and the database agree?
 
     Failed and held emails stay in the database. Each has a dead letter on the DLQ, the dead-letter queue in RabbitMQ.
-    While the DLQ is not empty, the monitor raises an alert. No command here resends an email with the status `sent`.
+    While the DLQ is not empty, the monitor raises an alert. None of these commands sends an email with the status
+    `sent` again.
     """

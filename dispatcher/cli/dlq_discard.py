@@ -45,8 +45,8 @@ def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -
     If an earlier discard was interrupted, dead letters of discarded emails may still be on the DLQ. To remove these
     dead letters, give the same filter together with --discarded.
 
-    A poison message (p-…) has no email: discarding it deletes its bytes. To keep them, first run
-    `dispatcher show p-… --export FILE`.
+    A poison message (p-…) points to no email. Discarding a poison message deletes its bytes; to keep the bytes, first
+    run `dispatcher show p-… --export FILE`.
 
     Exit codes: 0 done, 1 nothing to discard, 2 confirmation needs a terminal or --yes.
     """

@@ -22,10 +22,12 @@ _GROUPS: Final = ("error_type", "provider", "tenant", "status", "domain", "error
 
 
 @click.command("list")
-@filter_options()
+@filter_options(takes_keys=False)
 @click.option("--by", type=click.Choice(_GROUPS), help="Count the emails by this field instead of listing them.")
-@click.option("--poison", is_flag=True, help="List the messages on the DLQ that have no email.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Entries per page.")
+@click.option("--poison", is_flag=True, help="List the poison messages: messages on the DLQ that point to no email.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Entries per page."
+)
 @click.option("--before", type=click.UUID, metavar="ID", help="Show the next page: emails older than this one.")
 @json_option()
 def list_(selection: Selection, by: str | None, poison: bool, limit: int, before: UUID | None, as_json: bool) -> int:

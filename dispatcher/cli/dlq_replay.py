@@ -79,7 +79,7 @@ _OUTCOME_TEXTS: Final = {
     "--body",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A file with the corrected message, which is published in place of the poison message p-….",
+    help="The file with the corrected message for the poison message p-….",
 )
 @json_option("Print one line of JSON: the result, and each skipped email with its reason.")
 def replay(
@@ -116,9 +116,11 @@ def replay(
     attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
     --resume continues the replay.
 
-    If two replays select the same email, the email is sent once. The command first prints the number of each running
-    replay that includes some of the same emails. All these replays together keep to the lowest of their rates. With
-    --force, this replay keeps its own rate.
+    If two replays select the same email, the email is sent once. The command first lists each running replay that
+    includes some of the same emails. This replay and the listed replays together keep to the lowest of their rates.
+    With --force, this replay keeps its own rate.
+
+    A poison message (p-…) points to no email. With --body, the command publishes a corrected message in its place.
 
     Exit codes: 0 all emails were replayed, or no email matches; 1 none was replayed; 2 confirmation needs a terminal or
     --yes; 3 only some were replayed. The command prints how many emails it skipped for each reason; --json lists them.
@@ -292,7 +294,8 @@ def _report(ended: Ended) -> int:
         say(f"skipped {count:,}: {_OUTCOME_TEXTS[outcome.value]}")
     if ended.locked:
         remaining = counted(ended.locked, "remaining email")
-        say(f"{remaining} cannot be replayed now: another transaction has locked the row.")
+        rows = "its row" if ended.locked == 1 else "their rows"
+        say(f"{remaining} cannot be replayed now: another transaction has locked {rows}.")
     if found.waiting:
         say(f"To continue: dispatcher dlq replay --resume {found.replay_id}")
     if ended.dead_letters_fault:
@@ -310,7 +313,10 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
 
     _refuse(len(names) != 1 or not is_poison_id(names[0]), "--body needs the id of exactly one poison message, p-….")
     if body is None:
-        raise click.UsageError("A poison message has no email. Write the corrected message to a file; add --body FILE.")
+        raise click.UsageError(
+            "A poison message points to no email, so there is nothing to send again. To publish a corrected message in "
+            "its place, write that message to a file and add --body FILE."
+        )
     _refuse(not reason, "--reason is missing: a few words for the audit log.")
     act, repaired = Act.of(actor, reason or ""), body.read_bytes()
     settings = load_settings("database_url", "amqp_url")
@@ -329,7 +335,12 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
 
 @click.command("replays")
 @click.option(
-    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="List at most this many replays."
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="List at most this many replays.",
 )
 @json_option()
 def replays(limit: int, as_json: bool) -> int:

@@ -42,8 +42,8 @@ def command(*, for_api: bool, as_json: bool) -> int:
       settings     invalid settings, and who may read the env file
       process      Python's version, the open-file limit, the run directory
       PostgreSQL   version, fsync and synchronous_commit, number of connections, tables,
-                   partitions, whether a connection keeps its session (a pooler may not),
-                   whether a small write commits in time
+                   partitions, whether a connection keeps its session (behind a pooler,
+                   a connection may lose its session), whether a small write commits in time
       RabbitMQ     exchange and queues; if the management API is configured, also bindings,
                    policies, quorum and consumer timeout
       events       how providers report bounces, complaints and deliveries

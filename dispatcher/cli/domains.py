@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group("domains")
 def command() -> None:
-    """Limit how fast emails are sent to a recipient domain, through the provider smtp.
+    """Limit the emails that the provider smtp sends to a recipient domain: per second, and at the same time.
 
     \b
     Examples:
@@ -29,9 +29,10 @@ def command() -> None:
       dispatcher domains list
       dispatcher domains remove example.org
 
-    Use this if a recipient's mail servers accept only so many emails or connections from you. The ceilings hold over
-    all hosts. Emails that must wait leave the workers, so they do not delay emails to other domains. The providers
-    sendgrid, ses and resend deliver at their own pace: the ceilings do not apply to them.
+    Use this if a recipient's mail servers limit how many emails or connections they accept from you. The ceilings apply
+    to all hosts together. An email that must wait leaves its worker and becomes `waiting`, so it does not delay emails
+    to other domains. The providers sendgrid, ses and resend deliver at their own pace: the ceilings do not apply to
+    them.
     """
 
 
@@ -40,7 +41,7 @@ def command() -> None:
 def list_(*, as_json: bool) -> int:
     """List the domains that have ceilings.
 
-    Also shows how many emails wait for each, counted up to 10,000.
+    Also shows how many emails wait for each domain, counted up to 10,000.
 
     \b
     Examples:
@@ -87,7 +88,7 @@ def list_(*, as_json: bool) -> int:
 def set_(domain: str, per_second: float | None, concurrent: int | None, act: Act | None) -> int:
     """Set the ceilings of a recipient domain.
 
-    All hosts follow within two seconds. What is not given stays as it is.
+    All hosts apply them within two seconds. Options that are not given stay as they are.
 
     \b
     Examples:
@@ -95,7 +96,8 @@ def set_(domain: str, per_second: float | None, concurrent: int | None, act: Act
       dispatcher domains set example.org --concurrent 2 --reason "their postmaster asked"
 
     DOMAIN is the part of the addresses after the @, without subdomains: example.org does not include
-    mail.example.org. An email to several such domains counts for each, and waits until all allow it.
+    mail.example.org. An email to several domains with ceilings counts for each of them, and waits until all of them
+    allow it.
     """
     from dispatcher.ops import domains
 
@@ -114,7 +116,7 @@ def set_(domain: str, per_second: float | None, concurrent: int | None, act: Act
 def remove(domain: str, act: Act | None) -> int:
     """Remove the ceilings of a recipient domain.
 
-    The emails that wait for them become due within two seconds.
+    The emails that wait for the ceilings become due within two seconds.
 
     \b
     Example:

@@ -27,9 +27,10 @@ from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from dispatcher.store.connections import Session, connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
-"""The most bytes of lines in one batch. Bounds memory: a batch of emails with attachments has fewer emails."""
+"""A batch ends when its lines have this many bytes, which bounds the memory for emails with attachments."""
 MAX_LINE_OCTETS: Final = 128 * 1024 * 1024
-"""Bounds memory. Larger than any valid email, even if every character of its body is escaped."""
+"""The most bytes of one line. Bounds memory. No valid email is longer, even if every character of its body is
+escaped."""
 REFUSALS_IN_FULL: Final = 24
 """The number of refusals that are printed one by one. Further refusals are only counted; the JSON lists all."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -56,7 +57,7 @@ class Refusal:
 
 
 class FileEntry(NamedTuple):
-    """One line that is not blank.
+    """A line of the file that is not blank, and the email in this line.
 
     Attributes:
         number: The line's number, from 1, blank lines included.
@@ -106,7 +107,7 @@ def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Messag
 
 @dataclass(slots=True)
 class Tally:
-    """The results of a file's emails, counted.
+    """The counts of the results of a file's emails.
 
     Attributes:
         known: The number of emails that an earlier enqueue has stored.

@@ -33,7 +33,12 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
 
 @click.command("enqueue")
 @click.option("--file", type=click.File("rb"), metavar="PATH", help="A file of emails as JSON Lines; - is stdin.")
-@click.option("--sms", "is_sms", is_flag=True, help="Enqueue an SMS: --to is a phone number; needs --key and --text.")
+@click.option(
+    "--sms",
+    "is_sms",
+    is_flag=True,
+    help="Enqueue an SMS. Needs --key, exactly one --to with a phone number, and --text or --text-file.",
+)
 @click.option("--key", "message_key", help="Your own unique name for the email.")
 @click.option("--from", "sender", metavar="ADDRESS", help="The sender, such as 'Shop <shop@example.com>'.")
 @click.option("--to", multiple=True, metavar="ADDRESS", help="A recipient. Repeatable.")
@@ -52,7 +57,7 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
     metavar="PATH",
     help="A file to attach. Repeatable.",
 )
-@click.option("--template", "template_id", metavar="ID", help="The provider's template for subject and body.")
+@click.option("--template", "template_id", metavar="ID", help="The id of the provider's template for subject and body.")
 @click.option("--template-data", metavar="JSON", help="A JSON object with the template's values.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="An additional header. Repeatable.")
 @click.option("--tag", "tags", multiple=True, help="A tag for the provider's statistics. Repeatable.")
@@ -126,8 +131,8 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, an email
     with a template if only smtp is configured.
 
-    Exit codes: 0 no email was refused (each was accepted or is already known), 1 all were refused, or the command
-    stopped before the end of the file, 3 only some were refused.
+    Exit codes: 0 no email was refused (each was accepted or is already known); 1 all emails were refused, or the
+    command stopped before the end of the file; 3 only some emails were refused.
     """
     if file is None:
         return _enqueue_one(_sms(options) if is_sms else _email(options), as_json=as_json)
@@ -208,7 +213,9 @@ def _sms(options: dict[str, Any]) -> Sms:
         *("erase_after_sending", "ignore_suppression", "send_at", "expires_at", "expires_in", "lane"),
     )
     if foreign := [name for name, value in options.items() if value and name not in known]:
-        raise click.UsageError(f"--sms and {_option_name(foreign[0])} cannot be combined: an SMS has only a text.")
+        raise click.UsageError(
+            f"--sms and {_option_name(foreign[0])} cannot be combined: an SMS consists only of a text."
+        )
     if len(options["to"]) != 1:
         raise click.UsageError("An SMS needs one --to. Enqueue one SMS for each recipient.")
     if not options["message_key"]:

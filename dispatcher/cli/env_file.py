@@ -142,7 +142,7 @@ def parse(path: Path, text: str) -> dict[str, FileLine]:
 
 
 def _line_number(original: Original) -> int:
-    """The line number of a binding. The parser counts empty lines before a binding as part of the binding."""
+    """The number of the line with the variable. The parser counts empty lines before this line as part of its text."""
     before = original.string.removesuffix(original.string.lstrip())
     return original.line + len(re.findall(r"\r\n|\r|\n", before))
 
@@ -187,7 +187,7 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def current_env_file() -> EnvFile | None:
-    """The env file of the running command; None if it has none."""
+    """The env file of the running command; None if the command reads no env file."""
     context = click.get_current_context(silent=True)
     return context.meta.get(VARIABLE) if context else None
 
@@ -208,8 +208,8 @@ def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if is_service:
             from setproctitle import getproctitle
 
-            # setproctitle locates the memory of the title through the environment. So it must do this before the file
-            # changes the environment.
+            # setproctitle finds the memory of the process title through the environment, when it is first called. So
+            # the first call must precede the changes of the environment.
             getproctitle()
         with log_startup_errors() if is_service else nullcontext():
             file.read()

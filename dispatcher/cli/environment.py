@@ -45,7 +45,7 @@ def read_settings(*needs: str, reads_own: bool = False) -> Settings:
 
 
 def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Like `config.examine`. A value from the env file has the source `env-file`; a mistake there has a line number."""
+    """Like `config.examine`, but values from the env file have the source `env-file`, and their mistakes a line."""
     settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes
@@ -97,7 +97,7 @@ def unknown_warnings(environ: Mapping[str, str], *, reads_own: bool = True) -> l
 
 
 def known_variables(providers: Iterable[str]) -> frozenset[str]:
-    """Every variable that the dispatcher reads, including these providers' settings and `_FILE` variables."""
+    """Every variable that the dispatcher reads, including `_FILE` variables and the settings of the given providers."""
     settings = every_setting(providers)
     secrets = {f"{each.variable}_FILE" for each in settings if each.secret}
     return frozenset({each.variable for each in settings} | secrets | set(_TOOLS))

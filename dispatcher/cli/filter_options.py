@@ -71,14 +71,14 @@ class ProviderName(click.ParamType[str]):
 
 
 class NonBlankText(click.ParamType[str]):
-    """A text that is not blank. Blank texts are errors: an empty variable in a script would select every email."""
+    """A text that is not blank. Refuses a blank text: a script's empty variable would otherwise select every email."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text, unchanged."""
         if not str(value).strip():
-            self.fail("is blank. Give a text, or omit the option.", param, ctx)
+            self.fail("the text is blank. Give a text, or omit the option.", param, ctx)
         return str(value)
 
 
@@ -97,11 +97,7 @@ _OPTIONS: Final = {
         "--provider", type=ProviderName(), metavar="NAME", help="Only emails whose last attempt used this provider."
     ),
     "tenant_id": click.option(
-        "--tenant",
-        "tenant_id",
-        type=NonBlankText(),
-        metavar="ID",
-        help="Only this tenant. A message key without --tenant belongs to the tenant `default`.",
+        "--tenant", "tenant_id", type=NonBlankText(), metavar="ID", help="Only this tenant.  [default: all]"
     ),
     "text": click.option(
         "--text",
@@ -138,15 +134,23 @@ _OPTIONS: Final = {
 _FIELDS: Final = {"older_than": "older_than_seconds", "newer_than": "newer_than_seconds"}
 """Maps the parameter of an option to the field of the filter, where their names differ."""
 DEFAULT_TENANT: Final = "default"
+_TENANT_OR_KEYS: Final = click.option(
+    "--tenant",
+    "tenant_id",
+    type=NonBlankText(),
+    metavar="ID",
+    help="With a filter: only this tenant (default: all tenants). With message keys: the tenant of the keys (default: "
+    "`default`).",
+)
 
 
 _UNSENT_OPTIONS: Final = {
     "status": click.option(
         "--status",
         type=click.Choice(["pending", "waiting"]),
-        help="Only this status: due, or not due yet.  [default: both]",
+        help="Only this status: pending (due) or waiting (not due yet).  [default: both]",
     ),
-    "tenant_id": _OPTIONS["tenant_id"],
+    "tenant_id": _TENANT_OR_KEYS,
     "lane": click.option("--lane", type=NonBlankText(), metavar="NAME", help="Only emails of this lane."),
     "correlation_id": click.option(
         "--correlation-id", type=NonBlankText(), metavar="ID", help="Only emails with this correlation id."
@@ -159,19 +163,21 @@ _UNSENT_OPTIONS: Final = {
 """Like `_OPTIONS`, but for pending and waiting emails."""
 
 
-def filter_options(**fixed: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def filter_options(*, takes_keys: bool = True, **fixed: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """A decorator that adds the filter options to a command. The command gets the filter as one parameter, `selection`.
 
     Args:
+        takes_keys: Whether the command also selects emails by message keys, so that `--tenant` is their tenant.
         fixed: Values of the filter parameters that the command line cannot set.
     """
+    options = _OPTIONS | ({"tenant_id": _TENANT_OR_KEYS} if takes_keys else {})
 
     def select(values: dict[str, Any]) -> Selection:
         from dispatcher.store.failures import Selection
 
         return Selection(**(fixed | values))
 
-    return _with_options({name: option for name, option in _OPTIONS.items() if name not in fixed}, select)
+    return _with_options({name: option for name, option in options.items() if name not in fixed}, select)
 
 
 def unsent_filter_options(command: Callable[..., T]) -> Callable[..., T]:
@@ -203,8 +209,9 @@ def _with_options(
     return with_options
 
 
-held_filter_options: Final = filter_options(status=Status.HELD, discarded=None)
-"""The options of a filter for held emails, including those whose dead letter was discarded."""
+def held_filter_options(*, takes_keys: bool) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Like `filter_options`, for a filter that selects only held emails, even if their dead letter was discarded."""
+    return filter_options(takes_keys=takes_keys, status=Status.HELD, discarded=None)
 
 
 def filters_of(selection: Selection | UnsentFilter) -> set[str]:

@@ -33,7 +33,7 @@ class PastInstant(click.ParamType[datetime]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The instant. For a length of time: now minus this time."""
+        """The instant. A length of time is subtracted from the current time."""
         if isinstance(value, datetime):
             return value
         text = str(value).strip()
@@ -43,7 +43,7 @@ class PastInstant(click.ParamType[datetime]):
 
 
 class Whom(click.ParamType[str]):
-    """A recipient or sender: an address or a domain. Error messages do not contain it."""
+    """A recipient or sender: an address or a domain. Error messages do not repeat the address or domain."""
 
     name = "recipient"
 
@@ -58,9 +58,9 @@ class Whom(click.ParamType[str]):
         except InvalidEmail as error:
             self.fail(f"{error.reason}.", param, ctx)
         if found.is_domain and not self._domains:
-            self.fail("is not an address. To find a domain, use --domain.", param, ctx)
+            self.fail("the text is not an address. To search for a domain, use --domain.", param, ctx)
         if not found.is_domain and not self._addresses:
-            self.fail("is not a domain. To find an address, use --to.", param, ctx)
+            self.fail("the text is not a domain. To search for an address, use --to.", param, ctx)
         return str(value)
 
 
@@ -97,9 +97,14 @@ class Whom(click.ParamType[str]):
     "--since",
     type=PastInstant(),
     metavar="AGE|TIME",
-    help="Only emails enqueued since then: 2h, 7d, 2026-11-24T18:00Z.",
+    help="Only emails enqueued since this time: an age such as 2h or 7d, or a time such as 2026-11-24T18:00Z.",
 )
-@click.option("--until", type=PastInstant(), metavar="AGE|TIME", help="Only emails enqueued before then.")
+@click.option(
+    "--until",
+    type=PastInstant(),
+    metavar="AGE|TIME",
+    help="Only emails enqueued before this time, which is given as for --since.",
+)
 @click.option(
     "--provider", type=ProviderName(), metavar="NAME", help="Only emails whose last attempt used this provider."
 )
@@ -109,12 +114,14 @@ class Whom(click.ParamType[str]):
 @click.option("--tenant", "tenant_id", type=NonBlankText(), metavar="ID", help="Only this tenant.  [default: all]")
 @click.option("--lane", type=NonBlankText(), metavar="NAME", help="Only this lane.")
 @click.option("--channel", type=NonBlankText(), metavar="NAME", help="Only this channel: email or sms.")
-@click.option("--limit", type=click.IntRange(1, _MAX_LIMIT), default=50, show_default=True, help="Emails per page.")
+@click.option(
+    "--limit", type=click.IntRange(1, _MAX_LIMIT), metavar="N", default=50, show_default=True, help="Emails per page."
+)
 @click.option(
     "--cursor",
     type=click.UUID,
     metavar="ID",
-    help="Show the next page. Each page ends with the cursor of the next page.",
+    help="Show the page that begins at this cursor. Each page ends with the cursor of the next page.",
 )
 @json_option()
 def command(status: str | None, limit: int, cursor: UUID | None, as_json: bool, **filters: Any) -> int:
@@ -122,26 +129,30 @@ def command(status: str | None, limit: int, cursor: UUID | None, as_json: bool, 
 
     \b
     Examples:
-      dispatcher find --to ann@example.org                 "Ann got no receipt"
+      dispatcher find --to ann@example.org     # Ann says that she got no receipt
       dispatcher find --to ann@example.org --tag receipt --since 7d
       dispatcher find --domain example.org --status failed --since 1h
-      dispatcher find --to +4915112345678                  the SMS to this number
+      dispatcher find --to +4915112345678      # the SMS to this number
       dispatcher find --correlation-id order-17
       dispatcher find --from @shop.example --provider ses --until 2026-11-24T18:00:00+01:00
       dispatcher find --to ann@example.org --json | jq -r '.emails[].email_id'
-      dispatcher show ID                                   everything about one of them
+      dispatcher show ID                       # everything about one email
 
-    An email must match all filters. Recipients are shown masked. --to and --domain find an email by a keyed hash, as
-    long as its row is kept. The sender and the tags are deleted with the content: by default, after 30 days.
+    An email must match all filters. Recipients are shown masked. --to and --domain compare keyed hashes of the
+    recipients. These hashes are kept as long as the email's row, except for an email with `erase_after_sending`: its
+    hashes are erased with its content. The sender and the tags are deleted with the content: by default, after 30 days.
 
-    For one page, the command examines only a certain number of emails. So a page may have fewer than --limit results
-    although more exist: `was_cut` is then true, and --cursor continues the search.
+    For each page, the command reads a limited number of emails. So a page may have fewer than --limit emails although
+    more emails match: `was_cut` is then true, and --cursor continues the search.
+
+    An early release stored no hashes. If the database has emails from that release, `recipients_since` is the time
+    before which --to and --domain find no emails; otherwise it is null.
 
     \b
     JSON: {"emails": [{"email_id": …, "status": …, "recipients": ["a•••@example.org"], …}], "next_cursor": null,
            "was_cut": false, "recipients_since": null}
 
-    Exit codes: 0 found, 1 no email matches.
+    Exit codes: 0 the page has emails, or --cursor continues the search; 1 no email matches.
     """
     from dispatcher.ops.lookup import EmailQuery, find, masked_recipients
 

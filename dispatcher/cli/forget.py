@@ -31,7 +31,7 @@ _PROGRESS_SECONDS: Final = 5.0
 @click.option("--suppressions", is_flag=True, help="Remove the address from the suppression list, too.")
 @click.option("--dry-run", is_flag=True, help="Only count what would be erased.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
-@json_option("Print one line of JSON: counts, and the ids of emails that were left out.")
+@json_option("Print one line of JSON: counts, and the ids of emails that were not changed.")
 def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Erase a person's address or phone number from this database. This cannot be undone.
 
@@ -46,9 +46,10 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
 
     The command erases the content and attachments of every finished email with this address in to, cc, bcc or reply_to.
     It erases the hash of the address in events, and what providers wrote about these emails. For each email it keeps
-    id, key, status and times, as a proof that the email existed. It keeps the address's suppression entries, so that
-    the address gets no email, but erases the text in them that shows the address. --suppressions removes these entries.
-    The audit log does not contain the address.
+    id, key, status and times, as a proof that the email existed. The audit log does not contain the address.
+
+    The command keeps the address's suppression entries, so that the address gets no email. It erases the masked address
+    and the note in these entries. With --suppressions, it removes the entries.
 
     The command reads the recipients of every email that has content: about a minute per million emails. You may
     interrupt and repeat it. Emails that are not finished are listed and not changed: run the command again when they
@@ -57,7 +58,8 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
     The command cannot reach copies outside this database: at the provider, in backups, in logs of other systems.
     See "A person asks for erasure" in docs/runbook.md.
 
-    Exit codes: 0 nothing is left; 2 confirmation needs a terminal or --yes; 3 unfinished or locked emails are left.
+    Exit codes: 0 no email with the address is left; 2 confirmation needs a terminal or --yes; 3 unfinished or locked
+    emails are left.
 
     \b
     JSON: {"dry_run": false, "emails": 2, "contents": 2, "attachments": 0, "events": 3, "suppressions": 1,
@@ -108,7 +110,8 @@ class _Progress:
         self._next_at = time.monotonic() + _PROGRESS_SECONDS
         day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime((forgotten.read_until.int >> 80) / 1000))
         say(
-            f"Read {counted(forgotten.read, 'email')}, enqueued until {day}; found the address in {forgotten.emails:,}."
+            f"Read {counted(forgotten.read, 'email')}, the last one enqueued at {day}. "
+            f"Found the address in {counted(forgotten.emails, 'email')}."
         )
 
 

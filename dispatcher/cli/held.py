@@ -59,15 +59,17 @@ def command() -> None:
       dispatcher held confirm ID --reason "SendGrid shows it as delivered"
       dispatcher held release ID --reason "the provider never received it"
 
-    A held email may have been transmitted, but no answer is known: it may have arrived. The dispatcher never guesses.
-    To find out, search for the email's id at the provider: SendGrid's custom argument `email_id`, SES's and
-    Resend's tag `email_id`, SMTP's Message-ID.
+    A held email may have been transmitted, but the provider's answer is not known. The dispatcher does not guess
+    whether the email arrived. To find out, search for the email's id at the provider: the id is in SendGrid's custom
+    argument `email_id`, in the tag `email_id` of SES and Resend, and in the Message-ID of SMTP.
     """
 
 
 @command.command("list")
-@held_filter_options
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Emails per page.")
+@held_filter_options(takes_keys=False)
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Emails per page."
+)
 @click.option("--after", type=click.UUID, metavar="ID", help="Show the next page: the emails after this one.")
 @json_option()
 def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -> int:
@@ -100,14 +102,14 @@ def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -
 
 
 def _decision_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Adds the arguments and options of a decision to a command."""
+    """Adds the arguments and options that `held confirm` and `held release` share."""
     for option in (
         json_option("Print one line of JSON: the result for each email."),
         click.option(
             "--yes", is_flag=True, help="With a filter: do not ask for confirmation; required without a terminal."
         ),
         audit_options(),
-        held_filter_options,
+        held_filter_options(takes_keys=True),
         click.argument("names", metavar="[ID|KEY...]", nargs=-1),
     ):
         command = option(command)
@@ -129,8 +131,9 @@ def confirm_(**options: Any) -> int:
     number of selected emails and the ids of a few, and asks for confirmation. The dead letters of confirmed emails are
     removed from the DLQ. The command is safe to repeat.
 
-    Exit codes: 0 all selected emails have the status `sent`, even if they had it before; 1 none has; 2 confirmation
-    needs a terminal or --yes; 3 only some have, or RabbitMQ was unreachable, so that dead letters remain on the DLQ.
+    Exit codes: 0 all selected emails have the status `sent`, even if they had it before; 1 no selected email has it;
+    2 confirmation needs a terminal or --yes; 3 only some have it, or RabbitMQ was unreachable, so that dead letters
+    remain on the DLQ.
     """
     from dispatcher.ops.verdicts import confirm as decide
 
@@ -156,8 +159,8 @@ def release(**options: Any) -> int:
     All released emails become due immediately. To send them at a limited rate, use `dispatcher dlq replay --status held
     --held` instead (--status selects held emails, --held permits the replay to send them).
 
-    Exit codes: 0 all selected emails are pending, sending or sent; 1 none is; 2 confirmation needs a terminal or --yes;
-    3 only some are, or RabbitMQ was unreachable, so that dead letters remain on the DLQ.
+    Exit codes: 0 all selected emails are pending, sending or sent; 1 no selected email is; 2 confirmation needs a
+    terminal or --yes; 3 only some are, or RabbitMQ was unreachable, so that dead letters remain on the DLQ.
     """
     from dispatcher.ops.verdicts import release as decide
 

@@ -63,8 +63,8 @@ _EXPLAINED: Final = frozenset(
 """Columns that `_explained_fields` shows in a different form."""
 
 
-_MAKE_MIME: Final = frozenset({"smtp", "capture"})
-"""Providers that send our Message-ID. All other providers create their own."""
+_KEEP_MESSAGE_ID: Final = frozenset({"smtp", "capture"})
+"""Providers that send the Message-ID from the dispatcher. All other providers create a Message-ID themselves."""
 
 
 def show_history(story: EmailHistory, messages: list[DeadLetterMessage] | None) -> None:
@@ -96,11 +96,12 @@ def fields_table(record: Record) -> Table:
 
 
 def _email(row: Record) -> dict[str, Any]:
-    answer = "answer" if row["status"] == Status.SENT else "last_error"  # an acceptance is not an error
+    # The answer with which a provider accepts an email is not an error.
+    answer = "answer" if row["status"] == Status.SENT else "last_error"
     names = {"last_error": answer, "settled_at": "status since"}
     fields = {names.get(name, name): value for name, value in row.items() if name not in _EXPLAINED}
     if row["status"] not in (Status.FAILED, Status.HELD, Status.CANCELLED):
-        del fields["status since"]  # the time when an earlier status began
+        del fields["status since"]  # `settled_at` is then the time at which an earlier status began
     return {**fields, **_explained_fields(row)}
 
 
@@ -119,7 +120,7 @@ def _explained_fields(row: Record) -> dict[str, Any]:
         fields["not sent to"] = (
             f"recipients {refused}, counted over To, Cc, Bcc: the provider refused these and accepted all others"
         )
-    if row["provider"] in _MAKE_MIME:
+    if row["provider"] in _KEEP_MESSAGE_ID:
         fields["Message-ID"] = f"<{row['email_id']}@…>, with the sender's domain"
     if row["locked_by"]:
         fields["leased by"] = f"{row['locked_by']}, until {_text(row['locked_until'])}"

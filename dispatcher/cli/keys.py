@@ -61,8 +61,8 @@ def command() -> None:
 @click.option(
     "--all-tenants",
     is_flag=True,
-    help="The key acts for every tenant. Operators sign in to the page at /ops with such a key. Over HTTP, each of its "
-    "requests needs tenant_id.",
+    help="The key acts for every tenant. In the HTTP API, each request with such a key must contain a tenant_id. An "
+    "operator who signs in to the page at /ops with such a key sees all tenants.",
 )
 @click.option(
     "--scope",

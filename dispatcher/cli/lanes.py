@@ -44,18 +44,18 @@ def command() -> None:
     """
 
 
-@command.command("list")
+@command.command("list", short_help="List the lanes: shares, policies, senders.")
 @json_option()
 def list_(*, as_json: bool) -> int:
-    """List the lanes with their shares and policies, and senders' lanes.
+    """List the lanes with their shares and policies, and the lanes of senders.
 
     \b
     Examples:
       dispatcher lanes list
       dispatcher lanes list --json | jq '.lanes[] | {lane, share}'
 
-    `share` is the lane's share while all lanes have emails. The other lanes use the share of a lane that has no emails.
-    `-` means that the host's setting applies: DISPATCHER_ON_UNCERTAIN, DISPATCHER_MAX_ATTEMPTS or
+    `share` is the lane's share while all lanes have emails. If a lane has no emails, the other lanes use its share. In
+    the table, `-` means that the host's setting applies: DISPATCHER_ON_UNCERTAIN, DISPATCHER_MAX_ATTEMPTS or
     DISPATCHER_REDELIVER_FOR.
     """
     from dispatcher.ops.lanes import LaneShare, list_rules, list_shares
@@ -93,6 +93,7 @@ def list_(*, as_json: bool) -> int:
 @click.option(
     "--weight",
     type=Number(MIN_LIMIT, MAX_LIMIT),
+    metavar="N",
     help="The lane's share of workers and rates, relative to the other lanes that have emails.",
 )
 @click.option(
@@ -100,7 +101,7 @@ def list_(*, as_json: bool) -> int:
     type=click.Choice([each.value for each in OnUncertain]),
     help="What happens to an email whose outcome is unknown, unless the email has its own setting.",
 )
-@click.option("--max-attempts", type=click.IntRange(1, 1000), help="The most attempts for an email.")
+@click.option("--max-attempts", type=click.IntRange(1, 1000), metavar="N", help="The most attempts for an email.")
 @click.option(
     "--redeliver-for",
     "redeliver_seconds",
@@ -119,10 +120,10 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
       dispatcher lanes set --from otp@example.com urgent
       dispatcher lanes set --from @news.example.com bulk
 
-    Shares are in force on all hosts within two seconds. The most urgent lane gets at least 20 % while it has emails,
-    whatever its weight. Policies and senders' lanes are stored with each email when it is enqueued, so they apply only
-    to emails that are enqueued from now on. If the email or its API key has a lane, that lane is used, and not
-    the sender's.
+    Shares are in force on all hosts within two seconds. While the most urgent lane has emails, its share is at
+    least 20 %, whatever its weight. Policies and senders' lanes are stored with each email when it is enqueued, so
+    they apply only to emails that are enqueued from now on. If an email or its API key names a lane, that lane is
+    used instead of the sender's lane.
     """
     from dispatcher.ops import lanes
 
@@ -156,7 +157,7 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
 @_SENDER
 @audit_options(is_required=False)
 def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
-    """Delete what `lanes set` has set for a lane, or for a sender.
+    """Delete the share and policy of a lane, or the lane of a sender.
 
     \b
     Examples:
@@ -177,7 +178,7 @@ def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
 
 
 def _comparable(sender: str) -> str:
-    """The sender as a rule stores it.
+    """The sender in the form in which a lane's rule stores senders.
 
     Raises:
         UsageError: the sender is neither an address nor a domain.

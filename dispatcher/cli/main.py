@@ -74,11 +74,13 @@ def dispatcher() -> None:
 
     \b
     Terms in the help of the commands:
-      message key   the application's own unique name for an email
-      DLQ           the dead-letter queue in RabbitMQ: a dead letter for each failed or held email
-      held          the status of an email that may have been sent; an operator decides
-      lane          a class of emails with its own queue: urgent, normal, bulk
-      tenant        an application or a customer, whose emails are separate from all others
+      message key     the application's own unique name for an email
+      DLQ             the dead-letter queue in RabbitMQ; it has a message for each failed or held email
+      dead letter     a message on the DLQ
+      poison message  a message that points to no email
+      held            the status of an email that may have been sent; an operator decides
+      lane            a class of emails with its own queue: urgent, normal, bulk
+      tenant          an application or a customer; the emails of different tenants are separate
     """
 
 
@@ -114,7 +116,7 @@ def _run(arguments: Sequence[str] | None) -> int | None:
     except OSError as error:
         if _raised_in(error) is not click.echo.__code__:
             raise
-        raise unwritten(error) from error  # click itself writes the help and the version
+        raise unwritten(error) from error  # click writes the help and the version with `echo`
     flush_data()
     return result
 

@@ -62,7 +62,7 @@ def audit_options(
 
 
 def made_act(act: Act | None, reason: str) -> Act:
-    """Returns the operator's act; if the command line has no `--reason`, an act of this user with the default reason.
+    """Returns the actor and the reason for the audit log. Without `--reason`: this user, and the default reason.
 
     Args:
         act: What `audit_options` passed to the command.
@@ -76,7 +76,7 @@ def made_act(act: Act | None, reason: str) -> Act:
 
 
 def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], Command]:
-    """A decorator that adds `--json` to a command, which gets the parameter `as_json`.
+    """A decorator that adds `--json` to a command. The command gets the option as the parameter `as_json`.
 
     Args:
         about: The option's help.

@@ -50,11 +50,11 @@ def command(scope: str, name: str | None, seconds: float | None, act: Act | None
       dispatcher pause list
 
     All hosts apply a pause within two seconds. Applications may still enqueue; the emails wait. Emails that are already
-    being transmitted to a provider are finished as usual. A pause lasts until `dispatcher resume`, or for the time of
+    being transmitted to a provider are finished as usual. A pause lasts until `dispatcher resume`, or for the time in
     --for, even if processes restart. To change the end or the reason of a pause, pause again.
 
-    While a provider is paused, the other providers of DISPATCHER_PROVIDERS send its emails, as if it were unreachable.
-    Emails that only the paused provider can send wait.
+    While a provider is paused, the other providers in DISPATCHER_PROVIDERS send the emails, as if the paused provider
+    were unreachable. Emails that only the paused provider can send wait.
 
     `dispatcher status` shows the reason, and the audit log records it.
     """

@@ -54,7 +54,8 @@ def command(dry_run: bool, as_json: bool) -> int:
     PostgreSQL role does not own the tables: then run the command with the role that owns them. Needs
     DISPATCHER_DATABASE_URL.
 
-    Exit codes: 0 all done; 1 nothing could be pruned; 3 some deletions failed and are reported, all others succeeded.
+    Exit codes: 0 all done, or nothing was old enough; 1 the command could not start, for example because a monitor was
+    pruning; 3 some deletions failed, and stderr reports them.
     """
     settings = load_settings("database_url")
     document = run_with_session("prune", partial(_find_prunable if dry_run else _prune, settings), settings)

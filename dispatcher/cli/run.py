@@ -57,8 +57,8 @@ def command(workers: int | None) -> int:
       DISPATCHER_PROVIDERS=capture DISPATCHER_CAPTURE_DIR=mail dispatcher run
 
     Needs DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and DISPATCHER_PROVIDERS (with the providers' own settings). Run
-    `dispatcher init` first. While PostgreSQL or RabbitMQ is unreachable, the command waits. It replaces processes that
-    exit or hang.
+    `dispatcher init` first. While PostgreSQL or RabbitMQ is unreachable, the command waits. If one of its processes
+    exits or hangs, the command replaces the process.
 
     Workers send emails. The relay publishes due emails to RabbitMQ, and recovers the emails of workers that died. The
     monitor serves metrics and health checks, raises alerts, and deletes old data.
@@ -76,7 +76,7 @@ def command(workers: int | None) -> int:
                         before the old worker drains.
       SIGTTIN, SIGTTOU  Add a worker, remove a worker.
 
-    Exit codes: 0 drained, 1 processes had to be killed, 78 settings, tables or queues are invalid.
+    Exit codes: 0 all processes drained; 1 some processes had to be killed; 78 settings, tables or queues are invalid.
     """
     _block_reload_signals()
     with log_startup_errors():

@@ -71,12 +71,15 @@ def command(
       dispatcher show order-17-receipt --reveal --reason "ticket 4711"
       dispatcher show p-3fa9c1d2e0b4 --export message.bin
 
-    Give the email's id or its message key; `dispatcher find` finds emails by their recipient. The output has the
-    email's status, the reason why an email is not sent yet, a timeline of everything that happened to it, every
-    attempt, events from providers, operators' actions, replays, and the email's dead letter on the DLQ with RabbitMQ's
-    x-death header.
+    Give the email's id or its message key; `dispatcher find` finds emails by their recipient. Or give the id of a
+    poison message (p-…), which `dispatcher dlq list --poison` shows. A poison message is a message on the DLQ that
+    points to no email.
 
-    Exit codes: 0 shown, 1 there is no such email or message, 3 shown, but the DLQ could not be read.
+    For an email, the output has its status, the reason why it is not sent yet, a timeline of everything that happened
+    to it, every attempt, events from providers, operators' actions, replays, and its dead letter on the DLQ with
+    RabbitMQ's x-death header.
+
+    Exit codes: 0 shown; 1 there is no such email or message; 3 shown, but the DLQ could not be read.
     """
     if is_poison_id(name):
         return _show_poison(name, as_hex=as_hex, export=export, as_json=as_json)

@@ -43,7 +43,7 @@ _WATCH_SECONDS: Final = 2.0
     "history_seconds",
     type=Age(),
     metavar="TIME",
-    help="Instead, show the attempts of the last TIME, such as 24h or 7d, by provider and outcome.",
+    help="Instead of the status, show the attempts of the last TIME (such as 24h or 7d) by provider and outcome.",
 )
 def command(as_json: bool, watch_seconds: float | None, history_seconds: float | None) -> int:
     """Count emails by status and messages by queue; list workers, faulty providers and vanished hosts.
@@ -70,29 +70,32 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     is unreachable, `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that
     workers have received but not acked.
 
-    An email is `waiting` if it is not due yet: it is scheduled, or waits for a redelivery, or for the ceiling of its
-    recipient domain (see `dispatcher domains`). `domains` lists the domains for which emails wait, each counted up to
-    10,000.
+    `domains` lists the recipient domains whose ceilings make emails wait (see `dispatcher domains`). The field
+    `waiting` of a domain is the number of these emails, counted up to 10,000.
 
-    `oldest_pending_seconds` is the longest time that a pending email has waited since it could first be sent. Due
-    emails wait until the relay publishes them: `longest_due_seconds` is the longest such wait. Both figures leave out
-    emails that an operator paused (see `pauses`). `latency_seconds` measures the time from when an email could first
-    be sent until a provider accepted it. The percentiles are of the newest emails (at most 1,000) of the last ten
-    minutes.
+    `oldest_pending_seconds` is the longest time that a pending email has waited since it could first be sent.
+    `longest_due_seconds` is the longest time that a due email has waited for the relay to publish it. These two figures
+    leave out emails that an operator paused (see `pauses`).
+
+    `latency_seconds` measures how long an email took from the moment at which it could first be sent to its acceptance
+    by a provider. The percentiles are computed from the sent emails that were enqueued in the last ten minutes. If
+    there are more than 1,000 such emails, only the newest 1,000 are used.
 
     The table shows `oldest_pending_seconds` as "oldest pending", `longest_due_seconds` as "oldest unpublished", and
     `expiring` as "undecided, expiring".
 
     If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
-    it: `paused` (the provider throttles us), `open` (all requests fail), `half_open` (one email tests the provider).
+    it. Its state is `paused` (the provider throttles us; `pauses` lists what operators paused), `open` (all requests
+    fail), or `half_open` (one email tests the provider).
 
     A host has vanished if it has leases but no worker with a PostgreSQL session, or if its monitor has not reported for
     DISPATCHER_ALERT_AFTER_SECONDS and did not shut down cleanly. `settled_in_seconds` is the time within which another
     host marks the vanished host's emails `held`, or resends them (see DISPATCHER_ON_UNCERTAIN). It is null if the
     vanished host has no leases.
 
-    `unready` lists the processes of this host's `dispatcher run` that do not work, each with the reason. The text comes
-    from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor answers.
+    `unready` is a text that names the processes of this host's `dispatcher run` that do not work, and the reasons. The
+    text comes from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor
+    answers.
 
     If no operator resolves a failed or held email, its content is deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS.
     `expiring` counts the emails whose content will be deleted within a week; it is null if content is kept for ever.

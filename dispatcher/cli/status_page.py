@@ -35,7 +35,8 @@ class Snapshot:
         troubles: Providers that at least one worker cannot use now.
         pauses: The operators' pauses that are in force.
         domains: The recipient domains for whose ceilings emails wait.
-        silent_seconds: How long each host's monitor has not reported. Has only hosts that are silent for too long.
+        silent_seconds: By host: how long the host's monitor has not reported. Contains only hosts for which this time
+            is too long.
         unready: The processes of this host that do not work, and why; None if all work, or if no monitor answers.
         recovery_seconds: The longest time from the expiry of a vanished host's lease until another host recovers it.
         queues: The number of ready messages in each queue, the DLQ last; None if RabbitMQ could not be read.
@@ -108,7 +109,10 @@ def table(snapshot: Snapshot, *, coloured: bool) -> list[str]:
 
 
 def _troubles(snapshot: Snapshot, *, coloured: bool) -> list[str]:
-    """Pauses, and the faults of providers and processes, one per line. Long reasons would widen the table's columns."""
+    """Lines below the table: pauses, domains with waiting emails, and the faults of providers and of this host.
+
+    These texts are not in the table, because long reasons would widen its columns.
+    """
     lines = [(pause.describe(), "yellow") for pause in snapshot.pauses]
     lines += [(each.describe(), "") for each in snapshot.domains]
     lines += [

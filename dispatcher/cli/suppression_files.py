@@ -41,9 +41,9 @@ def import_(file: TextIO, tenant_id: str, kind: str, act: Act, dry_run: bool, as
       dispatcher suppressions import bounces.csv --kind hard_bounce --reason "moved from another provider"
       cut -f1 list.tsv | dispatcher suppressions import - --reason "customers who left"
 
-    The file has one address or domain per line, or CSV with a heading. The CSV columns are recipient (or address,
-    email, domain), kind, note, expires_at; or the columns of `dispatcher suppressions export`. The command reports each
-    invalid line by its number, and adds all valid lines.
+    The file has one address or domain per line, or it is CSV with a heading. The CSV columns are recipient (which may
+    also be named address, email or domain), kind, note and expires_at. The output of `dispatcher suppressions export`
+    can be imported, too. The command reports each invalid line by its number, and adds all valid lines.
 
     Exit codes: 0 done, 1 every line was refused, 3 some lines were refused.
     """
@@ -53,7 +53,7 @@ def import_(file: TextIO, tenant_id: str, kind: str, act: Act, dry_run: bool, as
     refusals: list[RefusedLine] = []
 
     async def read(session: AsyncSession) -> tuple[int, int]:
-        """The number of valid lines, and of new or changed entries."""
+        """The number of valid lines, and the number of new or changed entries."""
         valid = added = 0
         batch: list[Entry] = []
         hasher = await AddressHasher.open(session)

@@ -53,7 +53,7 @@ kind_option: Final = click.option(
     type=click.Choice([reason.value for reason in SuppressionReason]),
     default=SuppressionReason.MANUAL.value,
     show_default=True,
-    help="Why the recipient gets no email.",
+    help="The kind of the new entries: why the recipients get no email.",
 )
 recipients_argument: Final = click.argument(
     "recipients", metavar="ADDRESS|DOMAIN...", nargs=-1, required=True, type=RecipientText()

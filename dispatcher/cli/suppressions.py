@@ -33,7 +33,7 @@ _days_option: Final = click.option(
 
 @click.group("suppressions")
 def command() -> None:
-    """Recipients who get no email: list, add, remove, import, export.
+    """List, add, remove, import and export the recipients who get no email.
 
     \b
     Examples:
@@ -56,7 +56,9 @@ command.add_command(export)
 @click.option(
     "--kind", type=click.Choice([reason.value for reason in SuppressionReason]), help="Only entries of this kind."
 )
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Entries per page.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Entries per page."
+)
 @click.option("--before", type=click.IntRange(1), metavar="ID", help="Show the next page: entries older than this one.")
 @json_option()
 def list_(
@@ -71,6 +73,8 @@ def list_(
 
     \b
     JSON: {"suppressions": [{"suppression_id": …, "masked": …, "reason": …, …}], "next_before": null}
+
+    In the JSON, `reason` is the kind of the entry, such as hard_bounce.
     """
     from dispatcher.ops.suppressions import find
     from dispatcher.store.suppressions import list_suppressions
@@ -195,7 +199,7 @@ def remove(
     Emails that failed because all their recipients were suppressed stay failed. With --replay, this command sends them
     like `dispatcher dlq replay`: each once, at a limited rate. The command is safe to repeat.
 
-    Exit codes: 0 done, 1 there was no entry and no email to send, 2 confirmation needs a terminal or --yes, 3 only some
+    Exit codes: 0 done; 1 there was no entry and no email to send; 2 confirmation needs a terminal or --yes; 3 only some
     emails were replayed.
     """
     from dispatcher.ops import suppressions

@@ -1,6 +1,6 @@
 """Tables: aligned, coloured and wrapped on a terminal; one line per row for other programs.
 
-Not a library such as rich, whose import takes longer than most commands run.
+We do not use a library such as rich, because its import takes longer than most commands run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Table:
     """Rows of text below a heading and a rule.
 
     Args:
-        columns: The heading. Without it there is no rule, and the first row determines the number of columns.
+        columns: The names of the columns. Without names, there is no heading and no rule, and the first row determines
+            the number of columns.
         right: Numbers of the columns that are aligned to the right.
         fold: Number of the column whose words may be broken on a narrow terminal.
     """
@@ -92,7 +93,7 @@ class Table:
         return [line for row in drawn for line in row]
 
     def _records(self, width: int, *, coloured: bool) -> list[str]:
-        """The rows one below the other, each with a line per field; a word is never broken, so an id can be copied."""
+        """The lines of all rows, with one line per field. Breaks words only in `fold`, so that ids can be copied."""
         fields = Table(fold=1 if self._fold is not None else None)
         for row in filter(None, self._rows):
             for name, cell in zip(self._columns, row, strict=True):
@@ -154,7 +155,8 @@ def in_style(text: str, style: str) -> str:
 def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
     """Narrows the widest columns, down to their longest word, until the table fits.
 
-    If it cannot fit, the widths stay, and the terminal breaks the lines: an id that we broke could not be copied.
+    If the table cannot fit, the widths stay, and the terminal breaks the lines. We do not break words, because an
+    operator could not copy a broken id.
     """
     room = _room(len(widths), wanted)
     if sum(narrowest) > room:
@@ -167,7 +169,7 @@ def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
 
 
 def _room(columns: int, width: int) -> int:
-    """The width that is left for the text of this many columns."""
+    """How many characters of a table's width are left for text, if the table has this many columns and their gaps."""
     return width - len(_GAP) * (columns - 1)
 
 

@@ -31,8 +31,8 @@ def command() -> None:
       dispatcher tenants unset acme
 
     A tenant is an application or a customer that `dispatcher enqueue --tenant` or an API key names. Within a lane,
-    tenants take turns: while both have due emails, a tenant with weight 2 sends twice as many as a tenant with weight
-    1. A tenant for which nothing is set has weight 1 and no ceiling (the most emails per second).
+    tenants take turns: a tenant with weight 2 sends twice as many emails as a tenant with weight 1, while the two
+    tenants have due emails. A tenant for which nothing is set has weight 1, and no ceiling for its emails per second.
     """
 
 
@@ -74,12 +74,13 @@ def list_(*, as_json: bool) -> int:
 @click.option(
     "--weight",
     type=Number(MIN_LIMIT, MAX_LIMIT),
+    metavar="N",
     help="The share within a lane, relative to the other tenants that have due emails.",
 )
 @audit_options(is_required=False)
 def set_(tenant_id: str, per_second: float | None, weight: float | None, act: Act | None) -> int:
-    """Set a tenant's rate and share. All hosts apply them within two seconds. Options that are not given
-    stay as they are.
+    """Set a tenant's rate and share. All hosts apply them within two seconds. Options that are not given stay as they
+    are.
 
     \b
     Examples:
@@ -100,7 +101,7 @@ def set_(tenant_id: str, per_second: float | None, weight: float | None, act: Ac
 @click.argument("tenant_id", metavar="TENANT")
 @audit_options(is_required=False)
 def unset(tenant_id: str, act: Act | None) -> int:
-    """Delete a tenant's rate and share. The tenant then has weight 1 and no ceiling.
+    """Delete a tenant's rate and share. The tenant then has weight 1, and no ceiling for its emails per second.
 
     \b
     Example:

@@ -41,9 +41,9 @@ def users(prefix: str, as_json: bool) -> int:
       dispatcher topology users --prefix shop_mail_
       dispatcher topology users --json | jq -r '.users[].role'
 
-    The names of exchange and queues come from DISPATCHER_EXCHANGE, DISPATCHER_QUEUE and DISPATCHER_DLQ, the virtual
-    host from DISPATCHER_AMQP_URL (/ if that variable is not set). This command changes nothing. When you run its
-    output, `rabbitmqctl add_user` asks for each user's password.
+    The names of the exchange and the queues come from DISPATCHER_EXCHANGE, DISPATCHER_QUEUE and DISPATCHER_DLQ. The
+    virtual host comes from DISPATCHER_AMQP_URL (/ if that variable is not set). This command changes nothing. When you
+    run its output, `rabbitmqctl add_user` asks for each user's password.
     """
     from dispatcher.broker.connection import vhost_of
     from dispatcher.broker.topology import Topology
@@ -87,13 +87,14 @@ def grants(as_json: bool, **names: str) -> int:
       dispatcher topology grants --producer shop --dispatcher mail --reader oncall
 
     \b
-    producer    an application that enqueues with the library
-    dispatcher  `run`, `api` and operators' commands; not `init`
-    reader      commands that only read; no content, no addresses, no API keys
+    Roles:
+      producer    for applications that enqueue with the library
+      dispatcher  for `run`, `api` and operators' commands, except `init`
+      reader      for commands that only read; cannot read content, addresses or API keys
 
     Execute the output as the owner of the tables. The schema is DISPATCHER_DATABASE_SCHEMA. This command changes
     nothing, and its output creates no role: create the roles first. A later release may need more privileges, so
-    execute the output again after each `dispatcher init`. It is safe to repeat.
+    execute the output again after each `dispatcher init`. The output is safe to execute repeatedly.
     """
     from dispatcher.store.grants import roles_of
 

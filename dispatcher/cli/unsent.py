@@ -40,10 +40,12 @@ _MAX_LISTED: Final = 20
 
 
 def _selecting(command: Callable[..., int]) -> Callable[..., int]:
-    """Adds the arguments and options that both commands share."""
+    """Adds the arguments and options that `cancel` and `reschedule` share."""
     for option in (
         json_option("Print one line of JSON: the number of emails by result, and the emails that were not changed."),
-        click.option("--yes", is_flag=True, help="With a filter: do not ask; required without a terminal."),
+        click.option(
+            "--yes", is_flag=True, help="With a filter: do not ask for confirmation; required without a terminal."
+        ),
         click.option("--dry-run", is_flag=True, help="Only show how many emails are selected; change nothing."),
         audit_options(is_required=False),
         click.option("--all", "everything", is_flag=True, help="Select every pending and waiting email."),
@@ -71,8 +73,8 @@ def cancel(**options: Any) -> int:
     An email that the command reports as cancelled is never sent. If a worker has already leased an email, it is too
     late: the email is not changed, and the command reports this. The command is safe to repeat.
 
-    Exit codes: 0 all selected emails are cancelled (some perhaps before), or no email matches the filter; 1 none
-    is; 2 confirmation needs a terminal or --yes; 3 only some are.
+    Exit codes: 0 all selected emails are cancelled, by this command or by an earlier one, or no email matches the
+    filter; 1 no selected email is cancelled; 2 confirmation needs a terminal or --yes; 3 only some are cancelled.
     """
     from dispatcher.ops.unsent import cancel as cancel_emails
 
@@ -84,7 +86,9 @@ def cancel(**options: Any) -> int:
 
 @click.command("reschedule")
 @click.option("--send-at", type=Instant(), metavar="TIME", help="Send at this time, such as 2026-12-24T18:00:00+01:00.")
-@click.option("--send-in", type=Age(), metavar="DURATION", help="Send after this time, such as 90s, 15m, 2h, 3d or 1w.")
+@click.option(
+    "--send-in", type=Age(), metavar="DURATION", help="Send after this length of time, such as 90s, 15m, 2h or 3d."
+)
 @click.option("--now", "is_now", is_flag=True, help="Send as soon as possible.")
 @_selecting
 def reschedule(send_at: datetime | None, send_in: float | None, is_now: bool, **options: Any) -> int:
@@ -96,11 +100,12 @@ def reschedule(send_at: datetime | None, send_in: float | None, is_now: bool, **
       dispatcher reschedule --tenant shop --status waiting --now --reason "the mail server is back" --yes
       dispatcher reschedule --lane bulk --send-in 2h --reason "traffic peak" --dry-run
 
-    Selects emails as `dispatcher cancel` does. The emails wait until the new time. If a worker has leased an email, it
-    is too late, and nothing changes. An email that expires before the new time is not changed, either.
+    Give the ids or message keys of the emails, select emails by a filter, or select all with --all. The emails wait
+    until the new time. If a worker has already leased an email, it is too late: the email is not changed. An email that
+    expires before the new time is not changed, either.
 
-    Exit codes: 0 all selected emails are rescheduled, or no email matches the filter; 1 none is; 2 confirmation needs a
-    terminal or --yes; 3 only some are.
+    Exit codes: 0 all selected emails are rescheduled, or no email matches the filter; 1 no selected email is
+    rescheduled; 2 confirmation needs a terminal or --yes; 3 only some are rescheduled.
     """
     from dispatcher.ops.unsent import reschedule as reschedule_emails
 
@@ -135,7 +140,8 @@ def _change(
     settings = load_settings("database_url")
     found, email_ids = run_with_session(verb, lambda session: _find(session, selection, names), settings)
     if not email_ids and selection.lane is not None:
-        known_lane(selection.lane, "--lane")  # emails may still be in a lane that was removed from DISPATCHER_LANES
+        # Checked only now, because emails may still be in a lane that was removed from DISPATCHER_LANES.
+        known_lane(selection.lane, "--lane")
     if act is None or dry_run or not names:
         _show(found, len(email_ids), as_json=as_json and dry_run)
     if act is None or dry_run or not email_ids:

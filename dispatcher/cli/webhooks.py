@@ -107,7 +107,7 @@ def add(
     act: Act | None,
     as_json: bool,
 ) -> int:
-    """Add a webhook and print its secret. The webhook gets the events from now on.
+    """Add a webhook and print its secret. The webhook gets the events that are recorded from now on.
 
     \b
     Examples:
@@ -154,8 +154,9 @@ def list_(tenant_id: str | None, as_json: bool) -> int:
       dispatcher webhooks list
       dispatcher webhooks list --json | jq '.[] | select(.state == "disabled")'
 
-    The lag is the age of the oldest event that the webhook has not handled. "retries" counts the events that are posted
-    again because the receiver refused them. "given up" counts the refused events that are not posted again.
+    "retries" counts the events that are posted again because the receiver refused them. "given up" counts the refused
+    events that are not posted again. The lag is the age of the oldest event that the receiver has not accepted, apart
+    from the events that "retries" and "given up" count.
     """
     from dispatcher.ops.webhooks import list_webhooks
 
@@ -214,7 +215,7 @@ def test(number: int, as_json: bool) -> int:
 @_NUMBER
 @audit_options(is_required=False)
 def remove(number: int, act: Act | None) -> int:
-    """Remove a webhook. Events that the webhook has not delivered yet are dropped.
+    """Remove a webhook. Events that were not posted yet are never posted to it.
 
     \b
     Example:
@@ -299,11 +300,11 @@ def disable(number: int, act: Act | None) -> int:
     required=True,
     callback=_since,
     metavar="AGE|TIME",
-    help="Deliver again the events from this time on: an age such as 2h or 3d, or a time with its zone.",
+    help="Post again the events from this time on: an age such as 2h or 3d, or a time with its zone.",
 )
 @audit_options(is_required=False)
 def replay(number: int, since: datetime, act: Act | None) -> int:
-    """Deliver again all events since a given time. The events keep their ids.
+    """Post all events since a given time again. The events keep their ids.
 
     The database keeps events for DISPATCHER_RETAIN_EVENTS_DAYS.
 

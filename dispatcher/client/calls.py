@@ -66,7 +66,8 @@ def send(email: Email | Sms) -> ApiCall[Receipt]:
     document = _document(email)
     headers = [_JSON]
     path = "/v1/sms" if isinstance(email, Sms) else "/v1/emails"
-    if email.message_key.isascii():  # proxies and logs can see a key in the header, which can contain only ASCII
+    # A header can contain only ASCII. A key in the header, unlike a key in the body, is visible to proxies and logs.
+    if email.message_key.isascii():
         del document["message_key"]
         escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')
         headers.append(("Idempotency-Key", f'"{escaped}"'))
@@ -134,7 +135,7 @@ def cancel(email_id: UUID, reason: str) -> ApiCall[Status]:
 
 
 def reschedule(email_id: UUID, send_at: datetime, reason: str) -> ApiCall[Status]:
-    """The request that changes when an email is sent.
+    """The request that changes the send time of an email.
 
     Raises:
         InvalidEmail: `send_at` has no time zone, or is too far ahead.
@@ -201,7 +202,7 @@ def base_url(url: str) -> str:
 class RetrySchedule:
     """The waits between the attempts of one call.
 
-    The upper bound of the waits grows to 5 seconds. The API's Retry-After is added to a wait.
+    Each wait is random, up to a bound that grows to 5 seconds. The seconds in the API's Retry-After header are added.
 
     Args:
         seconds: The time limit of all attempts together, from now on.

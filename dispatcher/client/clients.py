@@ -46,11 +46,11 @@ ATTEMPT_SECONDS: Final = 15.0
 PAGE_EVENTS: Final = 500
 RETRIED_STATUSES: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
 _FINAL_CODES: Final = frozenset({"too-late"})
-"""Codes of problems whose status is in RETRIED_STATUSES, but which a repeated request cannot solve."""
+"""Codes of problems for which a request is not repeated, although their status is in RETRIED_STATUSES."""
 
 
 class _BaseClient(ABC):
-    """The settings and the retry loop of both clients."""
+    """The settings and the retry loop that `Client` and `AsyncClient` share."""
 
     def __init__(self, url: str, *, key: str | None = None, seconds: float = SECONDS) -> None:
         """
@@ -183,7 +183,7 @@ class Client(_BaseClient):
         return _result(self._request(cancel(email_id, reason)))
 
     def reschedule(self, email_id: UUID, send_at: datetime, *, reason: str) -> Status:
-        """Changes when a pending or waiting email is sent; returns the email's new status, `waiting`.
+        """Changes the send time of a pending or waiting email; returns the email's new status, `waiting`.
 
         Args:
             send_at: The earliest time at which the email is sent, with a time zone. If the time has passed, the email

@@ -76,11 +76,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class ProviderEvent:
-    """What a provider reported about an email after it had accepted the email.
+    """What a provider reported about an email that the provider had accepted.
 
     Attributes:
         kind: A kind from docs/events.md, such as `delivered`.
-        bounce: How permanent a bounce is: `hard`, `soft` or `blocked`; None for other kinds.
+        bounce: The kind of bounce: `hard`, `soft` or `blocked`; None if the event is not a bounce.
         happened_at: By the provider's clock.
         recipient: The recipient's position, counted from 1 over to, cc, bcc; None if unknown.
     """
@@ -119,7 +119,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class EmailStatus:
-    """An email's status.
+    """An email's status, attempts, events and timeline.
 
     Attributes:
         waiting: Why the email is not sent yet; None unless its status is `pending`, `waiting` or `sending`.
@@ -175,8 +175,8 @@ class EmailPage:
 
     Attributes:
         next: The cursor of the next page; None on the last page.
-        recipients_since: Set if the request has a recipient or a domain, and emails that were created before this time
-            cannot be found by their recipients. None: all emails can.
+        recipients_since: Emails that were created before this time cannot be found by their recipients. None if all
+            emails can be found, or if the request has no recipient and no domain.
     """
 
     emails: tuple[ListedEmail, ...]
@@ -257,8 +257,8 @@ class FeedEvent:
     Attributes:
         id: The event's id, which is the same in every response and in webhooks.
         cursor: `events(after=cursor)` continues after this event.
-        type: `email.sent`, `email.failed`, `email.held`, `email.delivered`, `email.bounced`, `email.complained` or
-            `email.suppressed`; later releases may have more.
+        type: `email.sent`, `email.failed`, `email.held`, `email.cancelled`, `email.delivered`, `email.bounced`,
+            `email.complained` or `email.suppressed`. Later releases may have more types.
         timestamp: When the event was recorded.
         reason: Why the email failed or is held.
         code: The status code of the provider, or of the recipient's server.
@@ -287,7 +287,7 @@ class EventPage:
 
     Attributes:
         next: The cursor for the next request.
-        has_more: Whether the next request may return events now.
+        has_more: Whether a request that is sent now may return more events.
     """
 
     events: tuple[FeedEvent, ...]

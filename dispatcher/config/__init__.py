@@ -3,7 +3,7 @@
 setting    declares and reads one setting
 values     parsers that convert a setting's text to its value, one for each kind of value
 settings   every setting except those that belong to one provider
-plugins    the providers, built in or from installed packages, and the settings that each declares
+plugins    the providers, built in or from installed packages, and the settings that each provider declares
 rules      checks that involve several settings
 
 Each setting is one field, which declares its variable (by default `DISPATCHER_` and the field's name in capitals), its

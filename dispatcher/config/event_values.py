@@ -35,7 +35,7 @@ def public_keys(text: str) -> tuple[str, ...]:
 
 
 def topics(text: str) -> tuple[str, ...]:
-    """ARNs of SNS topics."""
+    """The ARNs of SNS topics in a comma-separated list."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found or not all(_TOPIC.fullmatch(each) for each in found):
         raise ValueError(
@@ -48,7 +48,7 @@ def topics(text: str) -> tuple[str, ...]:
 def queue_url(text: str) -> str:
     parts = urlsplit(url("https", "http")(text))
     if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
-        raise ValueError("would send the signature without encryption; use https://")
+        raise ValueError("must begin with https://: over http://, the signed requests to SQS would not be encrypted")
     if parts.username is not None or parts.query or parts.fragment or parts.path in ("", "/"):
         raise ValueError("must be a queue's URL, such as https://sqs.eu-west-1.amazonaws.com/123456789012/ses-events")
     return text

@@ -10,8 +10,8 @@ _HEAD: Final = """\
 # Email Dispatcher: the settings of one host. To set one, remove the # before its name. The values below are the
 # defaults. `dispatcher config` prints the settings in effect, `dispatcher doctor` checks whether they work.
 # Every command reads this file if --env-file or DISPATCHER_ENV_FILE has its path. A line here overrides the same
-# variable in the environment. Variables are not expanded: a $ is a $. Put quotes around a value that contains quotes,
-# a line break, or a space before a #.
+# variable in the environment. A $ in a value has no special meaning. Put quotes around a value that contains quotes, a
+# line break, or a space before a #.
 """
 
 

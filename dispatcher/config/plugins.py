@@ -27,7 +27,7 @@ _METHODS: Final = ("open", "send", "check", "close")
 @cache
 def installed() -> Mapping[str, tuple[EntryPoint, ...]]:
     """The entry points of installed packages, by the provider's name. Two packages may declare the same name."""
-    from importlib.metadata import entry_points  # takes 20 ms, and few commands need it
+    from importlib.metadata import entry_points  # imported late: the import takes 20 ms, and few commands need it
 
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=GROUP):

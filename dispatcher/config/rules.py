@@ -7,7 +7,7 @@ from typing import Final
 from dispatcher.config.settings import Settings
 
 LONG_WAIT_SECONDS: Final = 600.0
-"""Waits before a retry of up to this length cause no warning."""
+"""The longest wait before a retry that never causes a warning."""
 
 
 def suspicious_settings(settings: Settings) -> tuple[str, ...]:
@@ -33,7 +33,10 @@ def contradictions(settings: Settings) -> list[str]:
     """Mistakes in settings that contradict each other; one sentence each."""
     mistakes = _alert_gaps(settings) + _openid_gaps(settings)
     if settings.dlq in map(settings.queue_of, settings.lanes):
-        mistakes.append("DISPATCHER_DLQ is a send queue of DISPATCHER_QUEUE. Dead letters need a queue of their own.")
+        mistakes.append(
+            "DISPATCHER_DLQ has the same name as the send queue of a lane. Dead letters need a separate queue: change "
+            "DISPATCHER_DLQ or DISPATCHER_QUEUE."
+        )
     if 0 < settings.retain_emails_days < settings.retain_content_days:
         mistakes.append(
             "DISPATCHER_RETAIN_CONTENT_DAYS is longer than DISPATCHER_RETAIN_EMAILS_DAYS, but content is deleted "
@@ -72,7 +75,7 @@ def _openid_gaps(settings: Settings) -> list[str]:
 
 
 def _alert_gaps(settings: Settings) -> list[str]:
-    """A sentence for each alert channel that is only partly configured, and would fail when it is needed."""
+    """A sentence for each alert channel that is only partly configured, so that alerts through it would fail."""
     gaps = []
     if settings.alert_webhook_url and not settings.alert_webhook_secret:
         gaps.append(

@@ -44,7 +44,7 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderSettings:
-    """The settings that every provider has. A provider's subclass adds its own: `DISPATCHER_<NAME>_<FIELD>`."""
+    """The settings that every provider has. A subclass adds one provider's settings: `DISPATCHER_<NAME>_<FIELD>`."""
 
     max_per_second: float | None = setting(
         values.rate,
@@ -184,9 +184,9 @@ class Settings:
     redeliver_for: float = setting(
         values.off_or_duration(60, 1_209_600),
         "off",
-        "How long a deferred email is tried again after its attempts are used up, minutes to hours apart, such as 4h "
-        "or 86400 (seconds). The time counts from when the email was due. off: the email fails. Use the same value on "
-        "all hosts.",
+        "How long a deferred email is tried again after its attempts are used up, such as 4h or 86400 (seconds). The "
+        "time begins when the email is due, and the tries are minutes to hours apart. off: the email fails. Use the "
+        "same value on all hosts.",
     )
     on_uncertain: OnUncertain = setting(
         lambda text: OnUncertain(values.choice(*OnUncertain)(text)),
@@ -403,8 +403,8 @@ class Settings:
     webhooks_allow_private: bool = setting(
         values.switch,
         "off",
-        "Whether webhooks may have URLs whose host has a private address, and http URLs of this host's loopback. Use "
-        "the same value on all hosts.",
+        "Whether the host in a webhook's URL may have a private address. If on, http:// is allowed, too, for loopback "
+        "addresses. Use the same value on all hosts.",
     )
     sendgrid_events_keys: tuple[str, ...] = setting(
         event_values.public_keys,
@@ -513,5 +513,5 @@ class Settings:
         return send_queue(self.queue, lane)
 
     def of(self, kind: type[P]) -> P:
-        """The settings of the provider with this settings class; the defaults if no settings of it were read."""
+        """The settings of one provider, selected by their class; the defaults if no provider has this class."""
         return next((found for found in self.own.values() if type(found) is kind), None) or kind()

@@ -28,11 +28,11 @@ LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class SmtpServer:
-    """An SMTP server, as in `DISPATCHER_SMTP_URL`.
+    """The address, encryption and login of an SMTP server, parsed from a setting such as `DISPATCHER_SMTP_URL`.
 
     Attributes:
         security: `tls` (from the first byte), `starttls` (required) or `none`.
-        username: Empty to use no AUTH.
+        username: The name for the login (AUTH); empty if there is no login.
     """
 
     host: str
@@ -124,7 +124,7 @@ def choice(*allowed: str) -> Callable[[str], str]:
 
 
 def choices(*allowed: str) -> Callable[[str], tuple[str, ...]]:
-    """A parser of a comma-separated list. Repeated values count once."""
+    """A parser of a comma-separated list of allowed values. Repeated values count once."""
     one = choice(*allowed)
     return lambda text: tuple(dict.fromkeys(one(part.strip()) for part in text.split(",") if part.strip()))
 
@@ -243,7 +243,7 @@ def endpoint(text: str) -> str:
 
 
 def callback_url(text: str) -> str:
-    """A public URL without a query; https unless the host is this one."""
+    """A public URL without a query. It must begin with https://, unless its host is a loopback address."""
     if urlsplit(url("https", "http")(text)).query:
         raise ValueError("must have no ?query, because the dispatcher adds one")
     return endpoint(text)
@@ -286,7 +286,7 @@ def webhook_url(text: str) -> str:
         _ = parts.port
     except ValueError:
         raise ValueError("is not a URL; use the form https://host/path") from None
-    # Without https, others could read the alert, or receive it in place of the host.
+    # Without https, others on the network could read the alert, or receive it instead of the server in the URL.
     if parts.scheme != "https" or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("must be a URL that begins with https://, such as https://host/path")
     if parts.username is not None or parts.fragment:

@@ -335,7 +335,7 @@ def test_a_locked_email_is_left_waiting_and_reported_while_the_others_are_replay
     resumed = quick("dlq", "replay", "--resume", "1", "--json")
 
     assert (ended.code, ended.json["locked"], ended.json["waiting"], ended.json["state"]) == (3, 1, 1, "interrupted")
-    assert "1 remaining email cannot be replayed now: another transaction has locked the row" in ended.stderr
+    assert "1 remaining email cannot be replayed now: another transaction has locked its row" in ended.stderr
     assert "To continue: dispatcher dlq replay --resume 1" in ended.stderr
     assert (resumed.code, resumed.json["replayed"], resumed.json["locked"]) == (0, 2, 0)
 
