@@ -166,7 +166,11 @@ class BulkAttempt(NamedTuple):
 
 
 class Attempts:
-    """Makes attempts. Writes the ledger, and nothing to the database."""
+    """Makes attempts. Writes the ledger, and nothing to the database.
+
+    Attributes:
+        has_bulk_calls: Whether a provider takes several emails per call, so that `begin` is worth a try.
+    """
 
     def __init__(
         self,
@@ -183,6 +187,7 @@ class Attempts:
             allowed_headers: Headers that control a provider and that the operator allows.
             sms_segments: The most segments of an SMS.
         """
+        self.has_bulk_calls = any(isinstance(provider, BulkSender) for provider in routes.providers)
         self._routes = routes
         self._ledger = ledger
         self._timeout_seconds = timeout_seconds
@@ -267,7 +272,7 @@ class Attempts:
         """Tries a provider as soon as its rate and its connections allow. Returns None if it may no longer be tried."""
         if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
             return None
-        if (gate := route.gate) is not None:
+        if (gate := route.gate) is not None and not gate.try_acquire():
             await gate.acquire(email.delivery.lane)
         try:
             attempt = self._attempt(email, route)
