@@ -31,6 +31,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 from uuid import UUID
 
@@ -48,10 +50,12 @@ lease also clears the mark. The wait is far below 60 seconds, at which an alert 
 CONFIRM_SECONDS: Final = 0.05
 """The longest wait for confirms, while many messages are unconfirmed. If RabbitMQ confirms no message for one queue,
 this must not delay the other lanes."""
-LIST_SHARE: Final = 1 / 10
+LIST_SHARE: Final = 1 / 50
 """During a backlog, the relay spends at most this share of its time on finding the tenants that have due emails."""
 CHECK_SHARE: Final = 1 / 50
 """During a backlog, the relay spends at most this share of its time on reading published emails again."""
+_TENANT_OF: Final = attrgetter("lane", "tenant_id")
+"""As `DuePointer.tenant`, for `groupby`, which calls it for each email."""
 
 
 class PointerPublisher:
@@ -205,11 +209,8 @@ class PointerPublisher:
         """
         self._checked_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
-        found: dict[Tenant, list[DuePointer]] = {}
-        if self._published_until:
-            ranges = [DueRange(tenant, THE_START, until, most) for tenant, until in self._published_until.items()]
-            for row in await outbox.find_due_of_tenants(ranges):
-                found.setdefault(row.tenant, []).append(row)
+        ranges = [DueRange(tenant, THE_START, until, most) for tenant, until in self._published_until.items()]
+        found = await self._find(outbox, ranges) if ranges else {}
         cut_at = [rows[-1].due_at for rows in found.values() if len(rows) == most]
         due = {row.email_id: row.due_at for rows in found.values() for row in rows}
         self._confirmed.retain(due, until=min(cut_at, default=None))
@@ -227,11 +228,10 @@ class PointerPublisher:
         for tenant, emails in turns.items():
             since, known = self._resume_from.get(tenant, (THE_START, 0))
             ranges.append(DueRange(tenant, since, THE_END, emails + known))
-        found: dict[Tenant, list[DuePointer]] = {tenant: [] for tenant in turns}
-        for row in await outbox.find_due_of_tenants(ranges):
-            found[row.tenant].append(row)
+        read = await self._find(outbox, ranges)
+        found: dict[Tenant, list[DuePointer]] = {}
         for each in ranges:
-            rows, wanted = found[each.tenant], turns[each.tenant]
+            rows, wanted = read.get(each.tenant, []), turns[each.tenant]
             new = [row for row in rows if not self._is_known(row)][:wanted]
             if rows:
                 last = new[-1] if len(new) == wanted else rows[-1]
@@ -242,6 +242,13 @@ class PointerPublisher:
                 self._shares.give_back(each.tenant, wanted - len(new))
             found[each.tenant] = new
         return _in_turn(order, found)
+
+    async def _find(self, outbox: Outbox, ranges: Sequence[DueRange]) -> dict[Tenant, list[DuePointer]]:
+        """The due rows of each tenant, longest due first."""
+        found: dict[Tenant, list[DuePointer]] = {}
+        for tenant, rows in groupby(await outbox.find_due_of_tenants(ranges), _TENANT_OF):
+            found.setdefault(tenant, []).extend(rows)
+        return found
 
     def _is_known(self, row: DuePointer) -> bool:
         return self._unconfirmed.get(row.email_id) == row.due_at or self._confirmed.contains(row.email_id, row.due_at)

@@ -21,10 +21,16 @@ class Gate:
         self._turns = Turns(weights.of)
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {lane: deque() for lane in weights.lanes}
 
+    def try_acquire(self) -> bool:
+        """Takes a slot if one is free. Returns whether it did. Call `release` when the attempt has ended."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
     async def acquire(self, lane: str) -> None:
         """Waits for a slot. Call `release` when the attempt has ended."""
-        if self._free:
-            self._free -= 1
+        if self.try_acquire():
             return
         slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(lane, deque()).append(slot)
@@ -37,7 +43,8 @@ class Gate:
 
     def release(self) -> None:
         """Returns a slot. If emails wait, the next email gets the slot."""
-        while lanes := [lane for lane, slots in self._waiting.items() if slots]:
+        # While a slot is free, no email waits.
+        while not self._free and (lanes := [lane for lane, slots in self._waiting.items() if slots]):
             lane = self._turns.next(lanes)
             slot = self._waiting[lane].popleft()
             if not slot.done():

@@ -201,6 +201,11 @@ class Routes:
         return None
 
     @property
+    def providers(self) -> Sequence[Provider]:
+        """The providers, in the operator's order."""
+        return [route.provider for route in self._routes]
+
+    @property
     def copies(self) -> int:
         """The memory that an email may need, as a multiple of its attachments' size; the maximum over all providers."""
         return max(route.capabilities.copies for route in self._routes)

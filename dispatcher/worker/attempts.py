@@ -167,7 +167,11 @@ class BulkAttempt(NamedTuple):
 
 
 class Attempts:
-    """Makes attempts to send emails. Writes the in-flight ledger, but nothing to the database."""
+    """Makes attempts to send emails. Writes the in-flight ledger, but nothing to the database.
+
+    Attributes:
+        has_bulk_calls: Whether a provider takes several emails per call. If not, `begin` always returns None.
+    """
 
     def __init__(
         self,
@@ -184,6 +188,7 @@ class Attempts:
             allowed_headers: Headers that control a provider and that the operator allows.
             sms_segments: The most segments of an SMS.
         """
+        self.has_bulk_calls = any(isinstance(provider, BulkSender) for provider in routes.providers)
         self._routes = routes
         self._ledger = ledger
         self._timeout_seconds = timeout_seconds
@@ -272,7 +277,7 @@ class Attempts:
         tried."""
         if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
             return None
-        if (gate := route.gate) is not None:
+        if (gate := route.gate) is not None and not gate.try_acquire():
             await gate.acquire(email.delivery.lane)
         try:
             attempt = self._attempt(email, route)

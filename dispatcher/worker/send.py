@@ -82,12 +82,7 @@ class SendStage:
 
     def add(self, email: InFlightEmail) -> None:
         """Begins the first attempt under a lease."""
-        may_be_suppressed = email.content is not None and self._suppressed.may_concern(
-            email.content, email.lease.tenant_id
-        )
-        if not may_be_suppressed:
-            self._add_headers(email)
-        bulk = None if may_be_suppressed else self._attempts.begin(email)
+        bulk = self._begin_bulk(email) if self._attempts.has_bulk_calls else None
         if bulk is None:
             self._start(email)
         else:
@@ -152,6 +147,14 @@ class SendStage:
 
     def _start(self, email: InFlightEmail, bulk: BulkAttempt | None = None) -> None:
         email.work = self._loop.create_task(self._send(email, bulk))  # takes half as long as asyncio.create_task
+
+    def _begin_bulk(self, email: InFlightEmail) -> BulkAttempt | None:
+        """Begins an attempt in a bulk call. Returns None if the email must be sent by itself."""
+        content = email.content
+        if content is None or self._suppressed.may_concern(content, email.lease.tenant_id):
+            return None
+        self._add_headers(email)
+        return self._attempts.begin(email)
 
     def _end_bulk(self, email: InFlightEmail, bulk: BulkAttempt) -> None:
         """Queues the result of an accepted email when its bulk call has ended. Starts a task for any other outcome."""
