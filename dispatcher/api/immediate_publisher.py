@@ -130,7 +130,7 @@ class ImmediatePublisher:
         if self._queued + len(direct) > MAX_QUEUED:
             return
         self._queued += len(direct)
-        for draft in drafts:  # keeps only the pointer: the content may be large
+        for draft in drafts:  # queues only the pointer to the email, because the content may be large
             due_at = insertion.due_at.get(draft.email_id)
             if due_at is not None and (lane := direct.get(draft.email_id)):
                 self._credits[lane].take(1)
@@ -170,7 +170,7 @@ class ImmediatePublisher:
         batch = [queued for queued in batch if now >= self._paused_until[queued[0]]]
         messages: list[Outgoing] = []
         message_of: list[int] = []
-        batch.sort(key=itemgetter(0))  # by lane; keeps the order within a lane
+        batch.sort(key=itemgetter(0))  # sorts by lane, and keeps the order within a lane
         for lane, queued in groupby(batch, key=itemgetter(0)):
             pointers = [pointer for _, pointer, _ in queued]
             of_lane, indexes = Outgoing.of_pointers(self._queues[lane], pointers, self._bundle)
@@ -217,7 +217,8 @@ class ImmediatePublisher:
         try:
             await self._store.mark_published(due)
         except DispatcherError as error:
-            # The relay publishes these emails again. The workers find that the emails are already leased or finished.
+            # These emails keep their due marks, so the relay publishes them again. The workers then find that the
+            # emails are already leased or finished.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=0)
 
 

@@ -126,7 +126,7 @@ class InsertBatcher:
             if not tenant_queue:
                 del self._waiting[tenant_id]
             elif len(self._waiting) > 1:
-                self._waiting[tenant_id] = self._waiting.pop(tenant_id)  # so that the other tenants are next
+                self._waiting[tenant_id] = self._waiting.pop(tenant_id)  # moves the tenant behind all other tenants
         return batch
 
     async def _run_insert(self, batch: list[_QueuedDraft]) -> None:
@@ -147,7 +147,7 @@ class InsertBatcher:
                 relay_tenants=self.publisher.relay_tenants(draft.email.tenant_id for draft in drafts),
             )
         except DispatcherError as error:
-            return error.with_traceback(None)  # its frames would keep the batch in memory
+            return error.with_traceback(None)  # the traceback would keep the batch in memory
         except Exception as error:  # noqa: BLE001 - the waiting requests need a result, whatever failed
             get_log().error("error.unexpected", where="insert", error=type(error).__name__)
             return DispatcherError("The email could not be stored.")

@@ -109,7 +109,9 @@ class Quotas:
             except StoreBusy:
                 chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
-                pass  # The database may have received the recipients. Keeping them, too, could exceed the quota.
+                # The database may have counted the returned recipients. If this process kept them, too, more emails
+                # than the quota could be sent.
+                pass
 
     async def close(self) -> None:
         """Returns all chunks of this process to the database."""
@@ -148,7 +150,7 @@ class Quotas:
         """Reserves the missing recipients, or a whole chunk if that is more; False if the quota has too few left."""
         asked_at = self._clock()
         # Take this process's chunk out of use during the statement. Otherwise, concurrent requests could use up the
-        # chunk, and the grant would be too small for this request.
+        # chunk, and the refill would be too small for this request.
         set_aside, chunk.remaining = chunk.remaining if asked_at < chunk.day_ends_at else 0, 0
         needed = recipients - set_aside
         quota, wanted = key.recipients_per_day or 0, max(needed, _chunk_size(key))

@@ -92,7 +92,7 @@ class UnsentEndpoints:
         return await self._change_one(request, _cancel, {})
 
     async def reschedule(self, request: Request) -> Response:
-        """Changes when a pending or waiting email is sent."""
+        """Changes the send time of a pending or waiting email."""
         return await self._change_one(request, _reschedule, _SEND_AT)
 
     async def cancel_selected(self, request: Request) -> Response:

@@ -42,8 +42,8 @@ def load_json(text: bytes | bytearray | str) -> Any:
     except orjson.JSONDecodeError:
         tolerated = text if isinstance(text, str) else text.decode("utf-8", "replace")
     try:
-        # As in orjson, an integer of more than 64 bits becomes a float, because Python refuses to convert thousands of
-        # digits to an integer.
+        # Converts an integer of more than 64 bits to a float, as orjson does, because Python refuses to convert
+        # thousands of digits to an integer.
         return json.loads(tolerated, strict=False, parse_int=_whole_number)
     except (ValueError, RecursionError):
         raise EventsUnreadable("The request is not JSON, or is nested too deep.") from None

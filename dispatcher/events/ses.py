@@ -109,8 +109,8 @@ def _events(document: Mapping[str, Any]) -> list[ProviderEvent] | Skipped:
     email_id = _email_id(mail)
     if email_id is None:
         return Skipped.FOREIGN
-    # Some kinds of notices have no time of their own. They happen while SES processes the email, so the email's time is
-    # used.
+    # Notices of some kinds have no time of their own. SES sends them while it processes the email, so the email's time
+    # is used.
     happened_at = fields.instant(notice.facts.get("timestamp")) or fields.instant(mail.get("timestamp"))
     if happened_at is None:
         return Skipped.MALFORMED
@@ -145,7 +145,8 @@ def _deferred(notice: _Notice, make: _Make) -> list[ProviderEvent]:
 
 def _bounced(notice: _Notice, make: _Make) -> list[ProviderEvent]:
     kind, cause = notice.facts.get("bounceType"), notice.facts.get("bounceSubType")
-    # `Transient` may be an out-of-office reply, and `Undetermined` may be anything. So neither may suppress an address.
+    # `Transient` may be an out-of-office reply, and `Undetermined` may be anything. So neither type may suppress an
+    # address.
     bounce = Bounce.HARD if kind == "Permanent" else Bounce.SOFT
     return [
         make(

@@ -38,7 +38,8 @@ from dispatcher.transport.http_response import HttpResponse, NoResponse, Request
 from dispatcher.version import VERSION
 
 FETCH_SECONDS: Final = 8.0
-"""The longest time for a request to AWS. Meanwhile, SNS waits for our response, at most 15 seconds."""
+"""The longest time for a request to AWS. SNS waits at most 15 seconds for our response, which is sent after the request
+to AWS."""
 MAX_CERTIFICATES: Final = 16
 FETCH_INTERVAL_SECONDS: Final = 1.0
 """The shortest time between two requests for certificates. A client that knows an allowed topic could otherwise make us
@@ -251,5 +252,5 @@ class _Certificates:
         if self._clock() < certificate.not_valid_before_utc.timestamp():
             return
         while len(self._known) >= MAX_CERTIFICATES:
-            del self._known[next(iter(self._known))]  # the oldest
+            del self._known[next(iter(self._known))]  # the certificate that was fetched first
         self._known[url] = key, certificate.not_valid_after_utc.astimezone(UTC)

@@ -96,7 +96,7 @@ def _form(body: bytes | bytearray) -> list[tuple[str, str]]:
 
 
 def _with_and_without_port(url: str) -> list[str]:
-    """The URL without and with its port, because Twilio signs sometimes the one and sometimes the other."""
+    """The URL without its port, and the URL with its port, because Twilio signs either form."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host

@@ -104,7 +104,7 @@ class PostResult:
 
 
 class WebhookDelivery:
-    """A task of each monitor. Only the monitor with the named lock delivers."""
+    """Delivers the feed's events to all webhooks. A task of each monitor: the monitor with the named lock delivers."""
 
     def __init__(
         self,
@@ -186,8 +186,8 @@ class WebhookDelivery:
             await self._round(session, webhook)
             self._wake.set()
         except StoreUnavailable as error:
-            # Nothing was saved, so the same events are delivered again. If PostgreSQL accepts reads but no writes (its
-            # disk is full), `_lead` continues. Without a wait, the receiver would get the same events all the time.
+            # Nothing was saved, so the next round delivers the same events again. It waits first: if PostgreSQL accepts
+            # reads but no writes (its disk is full), the receiver would otherwise get the events without a pause.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=self._retry_seconds)
             await asyncio.sleep(self._retry_seconds)
         except Exception as error:  # noqa: BLE001 - one webhook must not delay the others

@@ -35,7 +35,7 @@ class DlqEntry(NamedTuple):
 
     Attributes:
         dead_letter: The dead letter; None if the message is not one of the dispatcher's dead letters.
-        email: The email's row; None if there is no such email, or if its message key differs.
+        email: The email's row; None if there is no such email, or if the email has a different message key.
         is_orphan: Whether the message is a dead letter whose email no longer exists (pruned, or missing in a restored
             backup).
     """
@@ -64,7 +64,7 @@ def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
 
 @asynccontextmanager
 async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
-    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second would find an empty queue.
+    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second process would find no message.
 
     Raises:
         DispatcherError: another process has been reading the DLQ for too long.

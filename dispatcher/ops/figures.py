@@ -19,7 +19,7 @@ OLD_SAMPLE_SECONDS: Final = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The emails that were sent in one minute, hour or day.
+    """The emails that were sent, and the attempts that did not send, in one minute, hour or day.
 
     Attributes:
         sent: None if unknown, because no monitor took a sample.
@@ -87,7 +87,8 @@ class ProviderFigures:
     Attributes:
         problem: The worst problem that workers report; None if all workers can use the provider.
         pause: The operator's pause; None if the provider is not paused.
-        rate: What all hosts together may send now; None without a ceiling, or before the first email.
+        rate: How many emails per second all hosts together may send now; None without a ceiling, or before the first
+            email.
         ceiling: Emails per second by this host's settings; None if there is no ceiling.
         sent: Emails that the provider accepted in the last 24 clock hours.
         not_sent: Attempts with other outcomes in the same 24 hours.

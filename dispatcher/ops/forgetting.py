@@ -128,10 +128,10 @@ class Forgetting:
         return self._done
 
     async def _forget_contents(self) -> None:
-        """Reads the recipients of every email with content, in the order of ids. Erases those with the address."""
+        """Erases the emails with content that have the address among their recipients. Reads emails in order of ids."""
         local = self._address.rpartition("@")[0]
-        # PostgreSQL preselects emails by the local part only if this part is plain ASCII: PostgreSQL recognises fewer
-        # forms of a letter as equal than Python, and JSON escapes some characters.
+        # PostgreSQL preselects emails by the local part only if this part is plain ASCII: PostgreSQL treats fewer forms
+        # of a letter as equal than Python does, and JSON escapes some characters.
         part = local if _PLAIN_LOCAL.fullmatch(local) else ""
         after: UUID | None = _FIRST
         while after is not None:
@@ -174,7 +174,7 @@ class Forgetting:
             for row in await self._erase(email_ids[start : start + self._batch]):
                 erased = _Erased(*row)
                 if self._act is None and is_by_event and erased.had_content:
-                    continue  # a dry run has already counted this email, by its content
+                    continue  # this dry run has already counted the email, because it has content
                 self._count(erased)
 
     async def _erase(self, email_ids: Sequence[UUID]) -> list[tuple[Any, ...]]:

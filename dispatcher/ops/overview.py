@@ -330,8 +330,8 @@ def _lanes(settings: Settings, controls: Controls, sample: MinuteSample | None) 
 
 def _with_sample(name: str, count: BoundedCount, sample: MinuteSample) -> BoundedCount:
     """The count, or the sample's larger count if counting stopped at its limit."""
-    # A sample also counts failed and held emails whose dead letters were discarded. So it does not replace the counts
-    # of dead letters and held emails.
+    # A sample also counts failed and held emails whose dead letters were discarded. So the sample does not replace the
+    # counts of dead letters and held emails.
     if not count.is_cut or name in ("dead_letters", "held"):
         return count
     return replace(count, emails=max(count.emails, sample.emails.get(name, 0)))

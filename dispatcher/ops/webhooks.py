@@ -29,7 +29,7 @@ from dispatcher.transport.signed_post import SignedPoster, trusting_context
 
 MAX_URL_CHARACTERS: Final = 2000
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-"""Ids of events cannot represent earlier instants."""
+"""The earliest instant of a replay, because ids of events contain no earlier time."""
 
 
 class UnknownWebhook(DispatcherError):
@@ -60,7 +60,7 @@ class TestResult:
         detail: The answer, or why there is none.
     """
 
-    __test__ = False  # pytest would collect a class with this name
+    __test__ = False  # pytest would otherwise take the class for a test, because of its name
 
     is_accepted: bool
     detail: str
@@ -74,7 +74,8 @@ def checked_url(text: str, *, allow_private: bool) -> str:
             the loopback. Host names are resolved and checked before each post.
 
     Raises:
-        ValueError: The URL is not allowed. The message is a predicate, and does not contain the URL.
+        ValueError: The URL is not allowed. The error's text has no subject, such as `must begin with https://`, and
+            does not contain the URL.
     """
     if len(text) > MAX_URL_CHARACTERS:
         raise ValueError(f"must have at most {MAX_URL_CHARACTERS:,} characters")
@@ -187,7 +188,7 @@ async def disable(session: AsyncSession, webhook_id: int, act: Act) -> None:
 
 
 async def replay(session: AsyncSession, webhook_id: int, since: datetime, act: Act) -> None:
-    """Delivers the events since an instant again, with the same ids.
+    """Delivers all events since an instant again. Each event keeps its id.
 
     Raises:
         UnknownWebhook: There is no such webhook.

@@ -18,8 +18,8 @@ MAX_CLIENTS: Final = 10_000
 class AttemptLimiter:
     """Counts the failed attempts that this process has seen.
 
-    A client uses up its own attempts long before it could use up the attempts of all clients together. A client that
-    has already signed in from its address does not wait because of other clients' failures.
+    The limit per client is much lower than the limit for all clients together, so a single client cannot reach the
+    second limit. A client that has already signed in from its address does not wait because of other clients' failures.
     """
 
     def __init__(self) -> None:

@@ -113,7 +113,7 @@ def is_repeated(history: EmailHistory, act: Act) -> bool:
 
 
 def fields(email: Record) -> list[tuple[str, object]]:
-    """The facts about an email that its page lists, as pairs of label and value, without empty values."""
+    """The facts that the page of an email lists, as pairs of label and value, without empty values."""
     status, refused = Status(email["status"]), None
     if status is Status.SENT:
         refused = left_out(email["last_error"])

@@ -379,7 +379,8 @@ def _caption(found: _Found) -> str:
 
 
 def _notice(request: Request, visitor: Visitor, history: EmailHistory) -> str | None:
-    """What the visitor's decision did. None if the history does not show this decision: anyone can write a link."""
+    """What the visitor's decision did. None if the email's history does not contain the decision that the URL names:
+    anyone can write such a URL."""
     decision = DECISIONS.get(request.query_params.get("done", ""))
     newest = email_view.newest_decision(history)
     if decision is None or newest is None or newest.actor != visitor.name:

@@ -51,7 +51,7 @@ def routes(site: Site) -> list[Route]:
             f"DISPATCHER_OPS_OIDC_ISSUER needs a package that is not installed: {error.name}.",
             remedy="Run: pip install 'email-dispatcher[oidc]'",
         ) from None
-    assert site.settings.ops_url is not None  # `config.rules` requires it
+    assert site.settings.ops_url is not None  # `config.rules` requires DISPATCHER_OPS_URL for OpenID Connect
     issuer = OpenIdIssuer(site.settings, site.settings.ops_url.rstrip("/") + RETURN)
     site.resources.push_async_callback(issuer.close)
     sign_in = _OpenIdSignIn(site, issuer, PendingCookie(site.settings, site.path))

@@ -55,7 +55,8 @@ def client_address(request: Request) -> str:
     client = request.scope.get("client")
     address = client[0] if client else ""
     if address in LOOPBACKS:
-        # A proxy may add a header line of its own after the client's, so the last line counts.
+        # The client may send this header, too. A proxy adds its own line after the client's line, so the last line
+        # counts.
         forwarded = request.headers.getlist("x-forwarded-for")
         address = (forwarded[-1].rpartition(",")[2].strip() if forwarded else "") or address
     try:
