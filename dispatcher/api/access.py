@@ -268,8 +268,8 @@ class AccessControl:
         called_at = time.monotonic()
         async with self._refresh_lock:
             if self._failed_at >= called_at:
-                # The refresh failed while this call waited. If every waiting call now refreshed, too, one call after the
-                # other would time out.
+                # The refresh failed while this call waited. If every waiting call now refreshed, too, one call after
+                # the other would time out.
                 raise StoreUnavailable("The API keys could not be read.")
             if self._refreshed_at < called_at:
                 await asyncio.sleep(self._refreshed_at + MIN_REFRESH_INTERVAL_SECONDS - time.monotonic())
@@ -315,7 +315,7 @@ class _TokenBucket:
         self._at = time.monotonic()
 
     def acquire(self) -> float:
-        """Takes a token and returns 0. If no token is available, returns the seconds until one is."""
+        """Takes a token and returns 0. If no token is available, returns the seconds until the next token."""
         now = time.monotonic()
         self._tokens = min(max(1.0, self.per_second), self._tokens + (now - self._at) * self.per_second)
         self._at = now

@@ -1,10 +1,11 @@
 """Publishes the messages of new emails immediately after their commit, without the relay.
 
-This saves time, but nothing depends on it. The publisher publishes an email only if the email's lane is not paused, the
-lane's queue has few messages, and the tenant has neither a pause nor a ceiling. All other emails are due immediately,
-and the relay publishes them: lanes and tenants take turns. If RabbitMQ is unreachable, or if the process exits before
-it publishes, the email stays due, and the relay publishes its message five seconds after the insert. One second after
-RabbitMQ has confirmed messages, one statement clears the due marks of the emails that no worker has leased yet.
+This saves time, but no email depends on this module. The publisher publishes an email only if the email's lane is not
+paused, the lane's queue has few messages, and the tenant has neither a pause nor a ceiling. All other emails are due
+immediately, and the relay publishes them: lanes and tenants take turns. If RabbitMQ is unreachable, or if the process
+exits before it publishes an email, the email stays due, and the relay publishes it five seconds after the insert. One
+second after RabbitMQ has confirmed messages, one statement clears the due marks of the emails that no worker has leased
+yet.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 RELAY_AFTER_SECONDS: Final = 5.0
-"""The time after which the relay publishes an email that this process has not published. It is longer than a successful
-publish takes, and an acceptable delay if the publish failed."""
+"""The time after which the relay publishes an email that this process has not published. A successful publish takes
+less time. After a failed publish, the delay is acceptable."""
 MARK_AFTER_SECONDS: Final = 1.0
 MAX_QUEUED: Final = 20_000
 """The most emails in the queue, so that a slow broker does not fill the memory. The relay publishes further emails."""

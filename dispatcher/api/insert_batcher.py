@@ -28,7 +28,7 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 CONCURRENT_INSERTS: Final = 2
-"""The most concurrent inserts of new batches. While one insert waits for the disk, the other is sent."""
+"""The most concurrent inserts of new batches. While one insert waits for the disk, another insert is sent."""
 CONCURRENT_RETRIES: Final = 2
 """The most concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`, so that new batches do not
 wait."""

@@ -109,8 +109,8 @@ class Quotas:
             except StoreBusy:
                 chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
-                # The database may have counted the returned recipients. If this process kept them, too, more emails
-                # than the quota could be sent.
+                # The database may have counted the returned recipients. If this process kept them, too, the
+                # quota could be exceeded.
                 pass
 
     async def close(self) -> None:
@@ -147,7 +147,10 @@ class Quotas:
         return True
 
     async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
-        """Reserves the missing recipients, or a whole chunk if that is more; False if the quota has too few left."""
+        """Reserves the missing recipients, or a whole chunk if a chunk has more recipients.
+
+        Returns False if the quota has too few recipients left.
+        """
         asked_at = self._clock()
         # Take this process's chunk out of use during the statement. Otherwise, concurrent requests could use up the
         # chunk, and the refill would be too small for this request.

@@ -30,7 +30,7 @@ from dispatcher.store.unsent import UnsentFilter, count_unsent, find_unsent_ids
 from dispatcher.telemetry import metrics
 
 MAX_EMAILS: Final = 10_000
-"""The most emails that one request with a filter changes. This takes a second or two."""
+"""The most emails that one request with a filter changes. A request that changes them all takes a second or two."""
 
 MakeChange = Callable[[Mapping[str, Any], Act, str], ChangeMany]
 

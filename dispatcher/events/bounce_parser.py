@@ -65,8 +65,8 @@ _ACTIONS: Final = {
     "expanded": EventKind.DELIVERED,
     "relayed": EventKind.ACCEPTED,
 }
-"""The actions of RFC 3464, section 2.3.3. Every other action is a failure. `relayed`: the email was passed to a server
-that sends no DSN."""
+"""The kind of event for each action of RFC 3464, section 2.3.3. Any other action means a failure. `relayed` means that
+the email was passed to a server that sends no DSN."""
 _FEEDBACK: Final = {
     "abuse": EventKind.COMPLAINED,
     "fraud": EventKind.COMPLAINED,
@@ -74,8 +74,8 @@ _FEEDBACK: Final = {
     "opt-out-list": EventKind.UNSUBSCRIBED,
     "not-spam": EventKind.DELIVERED,
 }
-"""The types of feedback of RFC 5965, section 7.3, and RFC 6430. Reports of other types, such as `auth-failure`, come
-from servers and not from recipients."""
+"""The kind of event for each type of feedback of RFC 5965, section 7.3, and RFC 6430. Reports of other types, such as
+`auth-failure`, come from servers and not from recipients."""
 
 _LINE_ENDS: Final = re.compile(rb"(?:\r\n|\r|\n){2,}")
 _WORD: Final = re.compile(r"[a-z]+")

@@ -77,7 +77,7 @@ def detail(*values: object) -> str | None:
 
 
 def address(value: object) -> str | None:
-    """An address, perhaps with a display name; None if the value cannot be one."""
+    """An address, perhaps with a display name; None if the value cannot be an address."""
     found = text(value)
     if found is None or "@" not in found or len(found) > MAX_ADDRESS_CHARACTERS or not found.isprintable():
         return None
@@ -85,7 +85,7 @@ def address(value: object) -> str | None:
 
 
 def email_id(value: object) -> UUID | None:
-    """The id of an email; None if the value cannot be one."""
+    """The id of an email; None if the value cannot be an id."""
     if not isinstance(value, str) or len(value) != _UUID_CHARACTERS:
         return None
     try:

@@ -8,7 +8,8 @@ so they name no email; use a configuration set. A notice about several recipient
     Delivery            delivered
     DeliveryDelay       deferred
     Bounce              bounced: hard if `bounceType` is Permanent, else soft
-    Complaint           complained; without a recipient if it lists several, because perhaps only one has complained
+    Complaint           complained; if the notice lists several recipients, the event names none of them, because
+                        perhaps only one of them has complained
     Reject              rejected; also Rendering Failure
     Subscription        unsubscribed, if the recipient has left all lists
     Open, Click         opened, clicked

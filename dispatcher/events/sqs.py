@@ -197,7 +197,7 @@ class QueuePoller:
 
 
 class QueuePolling:
-    """The pollers of one host."""
+    """Runs the pollers of one host."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

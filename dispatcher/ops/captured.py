@@ -115,7 +115,7 @@ class CapturedEmail:
 
 
 def parse_name(text: str) -> CapturedName | None:
-    """The parsed name; None if the text is anything but the name of a captured email's file, for example a path."""
+    """The parsed name; None if the text is not the name of a captured email's file, but for example a path."""
     found = _NAME.fullmatch(text)
     if found is None:
         return None

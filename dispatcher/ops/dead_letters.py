@@ -1,8 +1,8 @@
 """Dead letters on the DLQ, compared with their emails in the database.
 
 The database is the source of truth. A dead letter is about one failure of one email. The email's number of attempts
-identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed one.
-A dead letter is stale if its email is no longer failed or held, has failed again, or was discarded.
+identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed
+email. A dead letter is stale if its email is no longer failed or held, has failed again, or was discarded.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[D
 async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collection[UUID] | None = None) -> int:
     """Removes stale dead letters from the DLQ; returns how many.
 
-    Raises the errors of `scan`. Some dead letters may then have been removed; a later sweep removes the remaining ones.
+    Raises the errors of `scan`. Some dead letters may then have been removed; a later sweep removes the others.
 
     Args:
         email_ids: Remove only the dead letters of these emails; None for all emails.

@@ -38,7 +38,7 @@ def parse_domain(text: str) -> str:
 
 
 async def list_domains(session: AsyncSession) -> list[LimitedDomain]:
-    """The domains that have ceilings, by name, and how many emails wait for each."""
+    """The domains that have ceilings, by name, with the number of emails that wait for the ceilings of each domain."""
     return await store.count_in_line(session)
 
 

@@ -172,5 +172,5 @@ class Overview:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether a monitor writes samples."""
+        """Whether a monitor writes samples at present: the newest sample is not old."""
         return self.sample is not None and self.sample.age_seconds < OLD_SAMPLE_SECONDS

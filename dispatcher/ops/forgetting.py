@@ -4,8 +4,8 @@ every email with content ─▶ its recipients ─┐
 events with the address's hash ─────────────┴▶ finished emails: erased, a batch per commit
                                              └▶ pending and sending emails: reported, not changed
 
-Each batch commits alone, so the work may be interrupted and repeated at any time. A repetition does not find
-emails that are already erased.
+Each batch is one commit, so the work may be interrupted and repeated at any time. A repetition does not find emails
+that are already erased.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _ignore(_: Forgotten) -> None: ...
 
 
 class Forgetting:
-    """Erases one address; see the module's docstring."""
+    """Erases the recipient with one address; see the module's docstring."""
 
     def __init__(
         self,

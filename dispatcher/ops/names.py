@@ -13,7 +13,7 @@ from dispatcher.store.failures import find_known_ids
 
 _NAMED: Final = 5
 MOST_TENANTS: Final = 5_000
-"""The most tenants in which `find_by_key` looks for a key. This takes some tens of milliseconds."""
+"""The most tenants in which `find_by_key` looks for a key. A search in all of them takes some tens of milliseconds."""
 
 
 async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> tuple[UUID, ...]:

@@ -26,7 +26,7 @@ CURRENT_SECONDS: Final = 1.0
 
 
 class NotPaused(DispatcherError):
-    """There is no such pause."""
+    """The pause that an operator wants to end is not in force."""
 
 
 async def pause(session: AsyncSession, scope: PauseScope, name: str, act: Act, *, seconds: float | None) -> Pause:

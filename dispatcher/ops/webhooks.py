@@ -45,7 +45,7 @@ class NewWebhook:
     """A webhook that was just added.
 
     Attributes:
-        secret: The key of its signatures. It is not shown again.
+        secret: The secret that signs the webhook's events. It is not shown again.
     """
 
     webhook_id: int
@@ -88,7 +88,7 @@ def checked_url(text: str, *, allow_private: bool) -> str:
         values.webhook_url(f"https{text[len('http') :]}")
         return text
     if not allow_private and not _is_public(parts.hostname or ""):
-        raise ValueError(f"must not have an address that is not public. {PRIVATE_SETTING}=on allows it")
+        raise ValueError(f"must have a public address. {PRIVATE_SETTING}=on allows other addresses, too")
     return values.webhook_url(text)
 
 
@@ -139,7 +139,7 @@ async def add(
     )
     if webhook_id is None:
         raise TooManyWebhooks(
-            f"The tenant already has {MAX_WEBHOOKS} webhooks.", remedy="Remove one, or poll the events."
+            f"The tenant already has {MAX_WEBHOOKS} webhooks.", remedy="Remove a webhook, or poll the events."
         )
     await _audit(session, "webhook_add", webhook_id, act)
     return NewWebhook(webhook_id, secret)

@@ -9,7 +9,7 @@ from typing import Final
 
 ATTEMPTS_PER_CLIENT: Final = 5
 SECONDS_PER_CLIENT_ATTEMPT: Final = 10.0
-"""After five failures, a client may make one more attempt in this time."""
+"""After five failures, a client may make one attempt per interval of this length."""
 ATTEMPTS_IN_TOTAL: Final = 60
 SECONDS_PER_ATTEMPT: Final = 1.0
 MAX_CLIENTS: Final = 10_000

@@ -102,7 +102,7 @@ class _EmailPages:
         self._site = site
 
     async def search(self, request: Request, visitor: Visitor) -> Response:
-        """The page with the search and its results. Redirects to the email if the text identifies exactly one."""
+        """The page with the search and its results. If the text identifies exactly one email, redirects to its page."""
         form = read_form(request.query_params, tenant_id=visitor.tenant_id, now=datetime.now(UTC))
         found = _Found()
         if not form.errors:

@@ -1,4 +1,4 @@
-"""Signing in with OpenID Connect: sends the browser to the issuer, checks its return, and begins a session."""
+"""Signs visitors in with OpenID Connect: sends the browser to the issuer, checks the answer, and begins a session."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _tenant(claims: Mapping[str, Any], claim: str | None) -> str | None:
 
 
 def _name(claims: Mapping[str, Any]) -> str:
-    """The actor in the audit log. The subject comes first, because only the subject never changes."""
+    """The visitor's name in the audit log. It begins with the subject, because only the subject never changes."""
     name = f"openid {_short(claims['sub'], MAX_SUBJECT_CHARACTERS)}"
     address = claims.get("email")
     if isinstance(address, str) and address and claims.get("email_verified") is not False:

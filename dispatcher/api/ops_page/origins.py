@@ -35,7 +35,7 @@ def is_cross_site(request: Request, ops_url: str | None) -> bool:
 def is_secure(request: Request, ops_url: str | None) -> bool:
     """Whether the browser uses HTTPS.
 
-    A client can forge `X-Forwarded-Proto`. That only affects its own cookie.
+    A client can forge `X-Forwarded-Proto`, but this affects only the client's own cookie.
     """
     if ops_url is not None:
         return urlsplit(ops_url).scheme == "https"

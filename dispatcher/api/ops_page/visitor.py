@@ -52,6 +52,6 @@ def require_operate(visitor: Visitor) -> None:
     raise PageError(
         403,
         "You may only read.",
-        "Ask an administrator for the right to act: one of the values in DISPATCHER_OPS_OIDC_OPERATE must be in your "
-        "account's claim that DISPATCHER_OPS_OIDC_CLAIM names. Then sign in again.",
+        "Ask an administrator for the right to act, which the settings DISPATCHER_OPS_OIDC_CLAIM and "
+        "DISPATCHER_OPS_OIDC_OPERATE define. Then sign in again.",
     )
