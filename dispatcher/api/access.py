@@ -187,7 +187,7 @@ class AccessControl:
             self._slots.release(name)
 
     async def authenticate(self, request: Request, *scopes: Scope) -> Caller:
-        """Authenticates a request, checks that its key has one of the scopes, and charges the key's rate.
+        """Authenticates a request, checks that its key has one of the scopes, and counts it against the key's rate.
 
         Raises:
             Problem: `unauthorized`, `insufficient-scope`, `host-forbidden` or `rate-limited`.

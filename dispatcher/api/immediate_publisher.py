@@ -46,8 +46,8 @@ MARK_AFTER_SECONDS: Final = 1.0
 MAX_QUEUED: Final = 20_000
 """The most emails in the queue, so that a slow broker does not fill the memory. The relay publishes further emails."""
 FIRST_COUNT_SECONDS: Final = 1.0
-"""How long the start of the process waits until RabbitMQ has counted the messages on the queues. Without these counts,
-the relay publishes all emails."""
+"""How long a process that starts waits for RabbitMQ's counts of the messages on the queues. Without these counts, the
+relay publishes all emails."""
 _Queued: TypeAlias = "tuple[str, Pointer, datetime]"
 """A committed email: its lane, its pointer, and when it is due."""
 

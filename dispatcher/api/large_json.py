@@ -22,8 +22,8 @@ MAX_VALUES: Final = 400_000
 """The most JSON values: objects, lists and their elements. A thousand emails have about a tenth of this number, unless
 all of them have many recipients."""
 MAX_WIDE_CHARACTERS: Final = MAX_BODY_OCTETS + (1 << 20)
-"""The most characters of all long strings together, except pure ASCII strings. Once parsed, each character may need
-four bytes."""
+"""The most characters that all long strings together may have. Strings of pure ASCII are not counted: in any other
+string, each character may need four bytes after parsing."""
 MAX_OUTLINE_BYTES: Final = 16 << 20
 LARGE_BYTES: Final = 4 << 20
 """From this size, the long strings of a body are extracted before the body is parsed."""

@@ -62,7 +62,8 @@ READ_SESSIONS: Final = 3
 KEY_SESSIONS: Final = 2
 """The number of database sessions for keys and quotas only, so that these do not wait for list queries."""
 OPERATOR_SESSIONS: Final = 2
-"""The number of database sessions for operators' requests only. If a row is locked, no other request waits for it."""
+"""The number of database sessions for operators' requests only. If such a request waits for a locked row, other
+requests do not wait."""
 OPERATOR_LOCK_SECONDS: Final = 2.0
 OPS_SESSIONS: Final = 3
 """The number of database sessions for the operators' page only."""

@@ -1,9 +1,9 @@
-"""Messages that Amazon SNS posts: verifies the signature, and confirms subscriptions.
+"""Verifies the messages that Amazon SNS posts, and confirms subscriptions.
 
 A valid signature shows only that AWS signed the message. Everybody can create a topic, and subscribe our URL to the
-topic. So a message is accepted only if its topic is on the list of allowed topics. This is checked before any request
-to AWS. The message contains the URL of the certificate. Only URLs of SNS itself are allowed, because the URLs of S3
-buckets, which anybody can create, look similar.
+topic. So a message is accepted only if its topic is on the list of allowed topics. The list is checked before any
+request to AWS. The message contains the URL of the certificate. Only URLs of SNS itself are allowed, because the URLs
+of S3 buckets, which anybody can create, look similar.
 
 https://docs.aws.amazon.com/sns/latest/dg/sns-verify-signature-of-message.html
 """

@@ -1,4 +1,4 @@
-"""Twilio's requests: status callbacks, and SMS that recipients send to our numbers.
+"""Verifies and parses Twilio's requests: status callbacks, and SMS that recipients send to our numbers.
 
 Twilio signs the URL and the form's fields. The signature contains no time, so a copy of an old request has a valid
 signature. Such a copy changes nothing: a status that is already stored is a duplicate, and an SMS that was already

@@ -5,8 +5,8 @@ before this commit, the next round posts the batch again. So every event arrives
 A slow or failing receiver delays only its own webhook.
 
     the receiver …                                       what the monitor does
-    accepts at least some events                         moves the cursor on; stores each refused event, and posts it
-                                                         again by a schedule, while it delivers later events
+    accepts at least some events                         moves the cursor forward; stores each refused event, and posts
+                                                         it again (`SCHEDULE_SECONDS`), while it delivers later events
     is not reached, or answers 429, 502, 503 or 504,     keeps the cursor, and tries again after a wait, with a few
     or refuses everything                                events; disables the webhook after about 27 hours
     answers 410                                          disables the webhook
@@ -56,7 +56,7 @@ PRIVATE_SETTING: Final = "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE"
 POLL_SECONDS: Final = 1.0
 STANDBY_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 60.0
-"""PostgreSQL ends a session that is idle for longer, so that another host can deliver if this host is frozen."""
+"""PostgreSQL ends a session that is idle for longer than this, so that another host delivers if this host is frozen."""
 POST_SECONDS: Final = 15.0
 BATCH_EVENTS: Final = 100
 CONCURRENT_POSTS: Final = 8

@@ -82,8 +82,8 @@ class Health:
     def _providers(self) -> str | None:
         """Why no provider is usable: all circuit breakers are open, in all workers of this host that have reported.
 
-        None if at least one breaker is closed. Ignores providers that an operator paused. A half-open breaker counts as
-        open: it waits for the answer to a probe, which may take long.
+        None if a breaker is closed, or if no worker has reported. Ignores providers that an operator paused. A
+        half-open breaker counts as open: it waits for the answer to a probe, which may take long.
         """
         paused = self._paused_providers
         states = self._processes.values_of(metrics.BREAKERS).items()

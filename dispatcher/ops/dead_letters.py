@@ -1,4 +1,4 @@
-"""Dead letters on the DLQ, compared with their emails in the database.
+"""Compares the dead letters on the DLQ with their emails in the database, and removes stale dead letters.
 
 The database is the source of truth. A dead letter is about one failure of one email. The email's number of attempts
 identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed
@@ -151,8 +151,8 @@ async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) 
     """Discards the dead letters of failed and held emails, audited. The dead letters become stale.
 
     Returns:
-        The emails that this call discarded. All other emails in `email_ids` are not failed or held, or were discarded
-        before. The emails keep their status. A replay of a discarded email undoes the discard.
+        The emails whose dead letters this call discarded. All other emails in `email_ids` are not failed or held, or
+        their dead letters were discarded before. The emails keep their status. A replay undoes the discard.
     """
     return await discard_dead(session, email_ids, actor=act.actor, reason=act.reason)
 

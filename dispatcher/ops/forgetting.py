@@ -110,7 +110,7 @@ class Forgetting:
         self._hash = b""
 
     async def run(self, *, removes_suppressions: bool = False) -> Forgotten:
-        """Erases, and returns what was erased. Idempotent.
+        """Erases the recipient, and returns what was erased. Idempotent.
 
         Args:
             removes_suppressions: Whether to remove suppression entries, too. Otherwise they are kept, so that the

@@ -113,7 +113,7 @@ async def find(
         budget: How much the search reads for one page.
 
     Raises:
-        InvalidEmail: The recipient, domain or sender is not valid. The error does not repeat it.
+        InvalidEmail: The recipient, domain or sender is not valid. The error does not repeat the value.
     """
     wanted = await _criteria(source, query, cursor)
     start = find_start(wanted)

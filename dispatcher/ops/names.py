@@ -19,8 +19,8 @@ MOST_TENANTS: Final = 5_000
 async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> tuple[UUID, ...]:
     """The ids of the emails with these ids or message keys, in the order of `names`, each id once.
 
-    If a name is the id of one email and the message key of a second email, it counts as the id. An id is returned even
-    if no email has it: the operator's action then reports the id as unknown.
+    If a name is the id of one email and the message key of a second email, the name counts as the id. An id is returned
+    even if no email has it: the operator's action then reports the id as unknown.
 
     Raises:
         DispatcherError: a name is not an id, and is not the message key of an email of this tenant.

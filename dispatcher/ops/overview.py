@@ -68,7 +68,7 @@ class Trends:
             emails are all paused.
         due_seconds: The longest time for which an email has been due; None if no email is due, or if the oldest due
             emails are all paused.
-        latency: The latency of the newest emails; None if none was sent in the last ten minutes.
+        latency: The latency of the newest emails; None if no email was sent in the last ten minutes.
         hours: The attempts of the last 24 hours, by hour.
     """
 

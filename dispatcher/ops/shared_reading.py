@@ -35,7 +35,7 @@ class Answer(Generic[T]):
 
 
 class SharedReading(Generic[T]):
-    """Reads a value at most once at a time and at most once per second, for any number of callers.
+    """Reads a value for any number of callers: one read at a time, and by default at most one read per second.
 
     While a read is slow or fails, callers get the last value with its age.
     """

@@ -152,7 +152,7 @@ async def export(session: AsyncSession, tenant_id: str) -> AsyncIterator[Suppres
 
 
 async def find_stopped(session: AsyncSession, tenant_id: str, recipients: Sequence[Recipient]) -> list[UUID]:
-    """The failed emails to these recipients that were not sent because all their recipients were suppressed.
+    """The emails to these recipients that failed because each recipient of the email was suppressed.
 
     Oldest first. Each of these emails can be replayed. An email that was sent to its other recipients is not included.
     """

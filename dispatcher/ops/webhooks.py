@@ -146,7 +146,7 @@ async def add(
 
 
 async def remove(session: AsyncSession, webhook_id: int, act: Act) -> None:
-    """Removes a webhook. Events that it has not delivered yet are never posted.
+    """Removes a webhook. Its receiver never gets the events that were not delivered yet.
 
     Raises:
         UnknownWebhook: There is no such webhook.

@@ -1,4 +1,4 @@
-"""The search form of the page Emails. Reads what a visitor typed. Guesses whether it is an address, a key or an id."""
+"""The search form of the page Emails: reads a visitor's text, and guesses whether it is an address, a key or an id."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def instant_or_age(text: str, now: datetime) -> datetime:
     """The instant of a text such as `24h` (before `now`) or `2026-11-21T10:00:00Z`.
 
     Raises:
-        ValueError: The text is neither. The message begins with "must be", without a subject.
+        ValueError: The text is neither an age nor an instant. The error's text begins with "must be".
     """
     try:
         if found := _AGE.fullmatch(text.lower()):

@@ -1,4 +1,4 @@
-"""Where a request comes from: whether from another website, whether over HTTPS, and from which client address."""
+"""Finds out whether a request comes from another website, whether the browser uses HTTPS, and the client's address."""
 
 from __future__ import annotations
 
