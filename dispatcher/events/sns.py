@@ -225,7 +225,7 @@ class _Certificates:
             if (known := self._usable(url)) is not None:  # another request has fetched the certificate
                 return known
             if time.monotonic() < self._fetched_at + self._interval_seconds:
-                raise SourceUnavailable("Another certificate of Amazon SNS was fetched a moment ago.")
+                raise SourceUnavailable("Another certificate of Amazon SNS was fetched within the last second.")
             self._fetched_at = time.monotonic()
             response = await self._fetch(url)
             if response.status in _NO_SUCH_FILE:

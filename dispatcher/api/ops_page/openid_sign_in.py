@@ -113,7 +113,9 @@ class _OpenIdSignIn:
         pending = self._cookie.read(request)
         if pending is None or not compare_digest(given.get("state", "").encode(), pending.state.encode()):
             raise PageError(
-                403, "This browser did not begin this sign-in, or it took more than ten minutes.", "Sign in again."
+                403,
+                "This browser did not begin this sign-in, or the sign-in took more than ten minutes.",
+                "Sign in again.",
             )
         if "error" in given:
             message = f"The issuer did not sign you in: {cut(given['error'], 100)}."
@@ -143,7 +145,7 @@ def visitor_of(claims: Mapping[str, Any], settings: Settings) -> Visitor:
     may_act = not values.isdisjoint(settings.ops_oidc_operate)
     if not may_act and values.isdisjoint(settings.ops_oidc_read):
         claim = settings.ops_oidc_claim
-        problem = "has no value that allows it" if values else "is missing or not verified"
+        problem = "has no value that gives access" if values else "is missing or not verified"
         raise PageError(
             403,
             f"The issuer knows you, but you may not use this page: the claim {claim} of your ID token {problem}.",
