@@ -27,7 +27,7 @@ _WHOLE_LINES: Final = SMTP.clone(max_line_length=900)
 
 
 class MailChannel:
-    """Emails each notice to all recipients."""
+    """An alert channel that emails each notice to all configured recipients."""
 
     name = "email"
 

@@ -111,7 +111,7 @@ class BodyReader:
 
 
 class _BodyContext:
-    """What one request's body occupies, from its first byte to the response."""
+    """The memory and the request slot of one request's body, from its first byte to the response."""
 
     __slots__ = ("_reader", "charged", "has_slot", "name", "request")
 

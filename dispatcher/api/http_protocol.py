@@ -45,7 +45,7 @@ MAX_PIPELINED_STARTS_PER_ITERATION: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a client may take.
+    """How long a client may take to send a request, and to read the response.
 
     Attributes:
         head_seconds: From connecting, or the request's first byte, to the end of the headers. Also the interval at

@@ -29,7 +29,7 @@ _END_OF_HEADER: Final = re.compile(rb"\r?\n\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """The events of one message."""
+    """The events that one returned message reports."""
 
     name: str
     events: Sequence[ProviderEvent]

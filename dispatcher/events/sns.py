@@ -66,7 +66,7 @@ class MessageType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnsMessage:
-    """A verified message.
+    """A verified message of Amazon SNS.
 
     Attributes:
         text: The text that the publisher sent.
@@ -100,7 +100,7 @@ def fetcher(ca_file: Path | None) -> Fetch:
 
 
 class SnsVerifier:
-    """Verifies messages, and confirms subscriptions to allowed topics."""
+    """Verifies the messages of Amazon SNS, and confirms subscriptions to allowed topics."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ OLD_SECONDS: Final = 6 * POLL_SECONDS
 
 
 class Health:
-    """The checks of this host, from the monitor's polls and the processes' shared memory."""
+    """The checks of /readyz for this host, by the monitor's polls and the shared memory of the processes."""
 
     def __init__(
         self,

@@ -123,7 +123,7 @@ class LaneFigures:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The counts that every visitor sees.
+    """The counts of emails that every visitor of the Overview sees.
 
     Attributes:
         dead_letters: Failed emails whose dead letter no operator has discarded.
@@ -142,7 +142,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The figures for one visitor. If the visitor may see only one tenant, all fields after `pauses` are empty.
+    """The figures of the Overview for one visitor. If the visitor may see only one tenant, all fields after `pauses` are empty.
 
     Attributes:
         counts: Counts of all tenants, or of the visitor's tenant.

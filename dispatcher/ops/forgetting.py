@@ -48,7 +48,7 @@ class _Erased(NamedTuple):
 
 @dataclass(slots=True)
 class Forgotten:
-    """What was erased; in a dry run, what would be erased.
+    """What was erased about one recipient; in a dry run, what would be erased.
 
     Attributes:
         read: How many emails' recipients were read.

@@ -61,7 +61,7 @@ ACCEPTED: Final = "accepted"
 
 @dataclass(frozen=True, slots=True)
 class Trends:
-    """Figures that are read less often than the others.
+    """The figures of the Overview that are read less often than its other figures.
 
     Attributes:
         pending_seconds: The longest wait of a pending email; None if no email is pending, or if the oldest pending
@@ -79,7 +79,7 @@ class Trends:
 
 
 class OverviewReader:
-    """The Overview for all visitors of one process."""
+    """Reads the Overview for all visitors of one process."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ _Note = Callable[[UUID, ItemOutcome], Awaitable[None]]
 
 
 class ReplayBusy(DispatcherError):
-    """Another process is running this replay."""
+    """Another process is running the replay."""
 
 
 class SelectionGrown(DispatcherError):
@@ -78,7 +78,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The result of a run.
+    """The result of one run of a replay.
 
     Attributes:
         replay: The replay's state after the run.

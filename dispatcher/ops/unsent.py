@@ -28,7 +28,7 @@ SAMPLE: Final = 5
 
 
 class Change(StrEnum):
-    """The result for one email."""
+    """What cancelling or rescheduling did to one email."""
 
     CANCELLED = "cancelled"
     """The email will not be sent."""
@@ -49,7 +49,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The result for one email.
+    """The result of cancelling or rescheduling one email.
 
     Attributes:
         status: The status that decided the result; None if the email is unknown or locked.

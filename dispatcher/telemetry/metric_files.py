@@ -206,7 +206,7 @@ def _open(folder: Path, slot: str) -> None:
 
 
 class _NullValue:
-    """A value that is not stored, because its file cannot grow."""
+    """Replaces the value of a sample that cannot be stored, because its file cannot grow."""
 
     def inc(self, amount: float) -> None:
         """Does nothing."""

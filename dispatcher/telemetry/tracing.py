@@ -57,7 +57,7 @@ class EnqueueSpan:
 
 
 class Tracer:
-    """The spans of this process.
+    """Creates the spans of this process, if tracing is on.
 
     Attributes:
         is_on: Whether this process creates spans.

@@ -50,8 +50,8 @@ class Chart:
     """A chart of sent and not sent emails over time.
 
     Attributes:
-        name: Its id on the page.
-        shape: The format of the instants in its table, for `strftime`.
+        name: The chart's id on the page.
+        shape: The format of the instants in the chart's table, for `strftime`.
     """
 
     name: str
