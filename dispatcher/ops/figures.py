@@ -142,7 +142,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The figures of the Overview for one visitor. If the visitor may see only one tenant, all fields after `pauses` are empty.
+    """The figures of the Overview for one visitor.
+
+    If the visitor may see only one tenant, all fields after `pauses` are empty.
 
     Attributes:
         counts: Counts of all tenants, or of the visitor's tenant.
