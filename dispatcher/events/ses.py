@@ -177,7 +177,7 @@ def _unsubscribed(notice: _Notice, make: _Make) -> list[ProviderEvent] | Skipped
 
 
 def _of_destinations(kind: EventKind, *texts: str) -> _Read:
-    """A function that reads a kind of notice about the whole email. It returns one event for each recipient."""
+    """A function that reads notices about the whole email, and returns one event for each recipient."""
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         detail = fields.detail(*(notice.facts.get(text) for text in texts))
@@ -188,7 +188,7 @@ def _of_destinations(kind: EventKind, *texts: str) -> _Read:
 
 
 def _of_reader(kind: EventKind) -> _Read:
-    """A function that reads a kind of notice that one recipient caused, and that does not name the recipient."""
+    """A function that reads notices about an act of one recipient. Such notices do not name the recipient."""
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         link = fields.text(notice.facts.get("link")) or ""

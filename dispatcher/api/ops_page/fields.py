@@ -25,7 +25,7 @@ _LARGEST_NUMBER: Final = 2**63 - 1
 class Mistake(Exception):
     """Raised if a field of a form has an invalid value.
 
-    The message is a sentence for the visitor, without private values.
+    The error's text is a sentence for the visitor, without private values.
     """
 
 
