@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dispatcher.domain import email_rules as rules
-from dispatcher.domain.controls import LANE
+from dispatcher.domain.lanes import LANE
 from dispatcher.domain.message import TEXT_FIELDS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import MAX_FILENAME_CHARACTERS

@@ -15,8 +15,8 @@ from dispatcher.api.policy import Policy
 from dispatcher.api.problems import FieldError, Problem, pointer_of
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.controls import DEFAULT_LANES
 from dispatcher.domain.email import Email
+from dispatcher.domain.lanes import DEFAULT_LANES
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.sms import Sms, message_from_json
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable

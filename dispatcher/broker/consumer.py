@@ -31,7 +31,7 @@ from pika import exceptions
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters
 from dispatcher.broker.topology import find
 from dispatcher.domain.backoff import Backoff
-from dispatcher.domain.controls import NORMAL
+from dispatcher.domain.lanes import NORMAL
 from dispatcher.errors import BrokerRefused, BrokerUnavailable, TopologyError
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log

@@ -20,7 +20,7 @@ from typing import Any, Final
 from dispatcher.broker.connection import Channel, Connection, open_connection
 from dispatcher.broker.faults import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, ChannelClosed
 from dispatcher.config import Settings
-from dispatcher.domain.controls import DEFAULT_LANES, send_queue
+from dispatcher.domain.lanes import DEFAULT_LANES, send_queue
 from dispatcher.errors import TopologyError
 
 DELIVERY_LIMIT: Final = 1_000_000

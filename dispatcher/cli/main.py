@@ -55,6 +55,7 @@ COMMANDS: Final = {
 @click.group(
     cls=LazyGroup,
     parts=COMMANDS,
+    brief=("find", "show"),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="`dispatcher COMMAND --help` explains a command, with examples. Exit codes: 0 done, 1 failed, "
     "2 wrong usage, 3 partly done, 78 bad configuration.",

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from dispatcher.config import event_values, values
 from dispatcher.config.setting import setting
-from dispatcher.domain.controls import DEFAULT_LANES, send_queue
+from dispatcher.domain.lanes import DEFAULT_LANES, send_queue
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.suppression import AUTOMATIC
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dispatcher.domain.controls import LANE, NORMAL
+from dispatcher.domain.lanes import LANE, NORMAL
 from dispatcher.errors import InvalidEmail
 
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,10 +14,6 @@ from typing import Final
 
 from dispatcher.domain.status import OnUncertain
 
-NORMAL: Final = "normal"
-"""The lane of an email if neither the email, its API key nor its sender has a lane. Its queue is DISPATCHER_QUEUE."""
-DEFAULT_LANES: Final = ("urgent", NORMAL, "bulk")
-"""The lanes of DISPATCHER_LANES by default, most urgent first."""
 MIN_LIMIT: Final = 0.001
 """The lowest weight, and the lowest ceiling per second. With a lower weight, the clocks of `domain.turns` would lose
 precision."""
@@ -27,21 +22,6 @@ MAX_LIMIT: Final = 1_000_000
 contain both limits, too."""
 MAX_CONCURRENT: Final = 100_000
 """The highest number of attempts at the same time that an operator can set for a recipient domain."""
-
-
-def send_queue(queue: str, lane: str) -> str:
-    """The name of a lane's send queue.
-
-    Args:
-        queue: The name of the normal lane's send queue.
-    """
-    return queue if lane == NORMAL else f"{queue}.{lane}"
-
-
-LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
-"""The pattern of a lane's name."""
-
-
 LIMITED_PROVIDER: Final = "smtp"
 """The provider to which the ceilings of recipient domains apply. The others deliver at their own pace per domain."""
 

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Final, TypeGuard
 
 from dispatcher.domain.address import parse_address
-from dispatcher.domain.controls import LANE
 from dispatcher.domain.header_names import header_name_fault
+from dispatcher.domain.lanes import LANE
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain

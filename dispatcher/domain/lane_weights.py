@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from dispatcher.domain.controls import DEFAULT_LANES, NORMAL, LanePolicy
+from dispatcher.domain.controls import LanePolicy
+from dispatcher.domain.lanes import DEFAULT_LANES, NORMAL
 
 URGENT_WEIGHT: Final = 50.0
 NORMAL_WEIGHT: Final = 40.0

@@ -15,7 +15,7 @@ from dispatcher.events.bounce_parser import PROVIDER, events_of
 from dispatcher.events.intake import EmailsLocked, EventIntake
 from dispatcher.events.maildir import Maildir, NewMessage
 from dispatcher.store.connections import Pool
-from dispatcher.store.emails import find_recipients
+from dispatcher.store.recipients import find_recipients
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 

@@ -33,9 +33,9 @@ from dispatcher.domain.webhook import WebhookState, next_attempt, next_probe
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async
-from dispatcher.store.emails import find_recipients
 from dispatcher.store.named_locks import acquire
 from dispatcher.store.outgoing_events import Position, read_slice
+from dispatcher.store.recipients import find_recipients
 from dispatcher.store.webhooks import (
     MAX_RETRIES,
     Deliveries,

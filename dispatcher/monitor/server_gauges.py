@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
-from dispatcher.domain.controls import PauseScope, send_queue
+from dispatcher.domain.controls import PauseScope
+from dispatcher.domain.lanes import send_queue
 from dispatcher.monitor.health import Health
 from dispatcher.monitor.polling import Poll
 from dispatcher.store.counts import MonitorCounts

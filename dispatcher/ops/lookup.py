@@ -22,7 +22,6 @@ from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import Recipient
 from dispatcher.errors import InvalidEmail
 from dispatcher.store.address_hashes import normalised
-from dispatcher.store.emails import find_recipients, may_read_recipients
 from dispatcher.store.lookup import (
     BUDGET,
     HIGHEST,
@@ -39,6 +38,7 @@ from dispatcher.store.lookup import (
     find_with_tag,
     hash_address,
 )
+from dispatcher.store.recipients import find_recipients, may_read_recipients
 from dispatcher.store.statements import Source
 
 DEFAULT_LIMIT: Final = 50

@@ -18,8 +18,8 @@ from dispatcher.ops.acts import Act
 from dispatcher.store import operators_lists, suppressions
 from dispatcher.store.address_hashes import HASH_OCTETS, AddressHasher
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.emails import find_recipients
 from dispatcher.store.operators_lists import Cursor, ListPage
+from dispatcher.store.recipients import find_recipients
 from dispatcher.store.statements import Source
 from dispatcher.store.suppressions import Entry, Suppression, hash_of
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from dispatcher.config import Settings
-from dispatcher.domain.controls import NORMAL
+from dispatcher.domain.lanes import NORMAL
 from dispatcher.errors import TopologyError
 from dispatcher.recovery.lost_host import log_rescued
 from dispatcher.store.outbox import Outbox

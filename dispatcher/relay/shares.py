@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from dispatcher.domain.controls import NORMAL, Controls, TenantLimit
+from dispatcher.domain.controls import Controls, TenantLimit
+from dispatcher.domain.lanes import NORMAL
 from dispatcher.domain.turns import Turns
 from dispatcher.store.outbox import DuePointer, Tenant
 

@@ -18,8 +18,8 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from dispatcher.domain.backoff import Backoff
-from dispatcher.domain.controls import NORMAL
 from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.lanes import NORMAL
 from dispatcher.domain.turns import Turns
 from dispatcher.errors import DispatcherError
 from dispatcher.store.providers import ProviderStore

@@ -9,8 +9,6 @@ from hmac import compare_digest
 from typing import Final
 from uuid import UUID
 
-import idna
-
 from dispatcher.store.statements import Source, fetch
 
 HASH_OCTETS: Final = 16
@@ -94,6 +92,8 @@ def normalised(address: str) -> str:
     address = address.strip().lower()
     if address.isascii():
         return address
+    import idna  # most processes see only ASCII
+
     local, at, domain = address.rpartition("@")
     with suppress(idna.IDNAError):
         domain = idna.encode(domain, uts46=True).decode("ascii")

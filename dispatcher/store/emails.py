@@ -18,7 +18,8 @@ from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool,
 from dispatcher.store.controls import find_pauses_of
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.queries import ids_within, query
-from dispatcher.store.statements import Source, fetch, fetch_sync, from_rows, session_of
+from dispatcher.store.recipients import may_read_recipients
+from dispatcher.store.statements import fetch, fetch_sync, from_rows, session_of
 
 Record = dict[str, Any]
 
@@ -222,17 +223,3 @@ def sample_pending(connection: Session) -> list[OutgoingEmail]:
 
     rows = fetch_sync(connection, "sample_pending", {"limit": SAMPLE})
     return [outgoing_email(row[0], row[1:]) for row in rows]
-
-
-async def may_read_recipients(source: Source) -> bool:
-    """Whether this role has the rights to read recipients and to compare them with hashes."""
-    return bool((await fetch(source, "may_read_recipients"))[0][0])
-
-
-async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:
-    """The addresses to which each email is sent, as they were enqueued. Leaves out emails whose content was deleted."""
-    if not email_ids:
-        return {}
-    rows = await fetch(source, "find_recipients", ids_within(set(email_ids)))
-    fields = ("to", "cc", "bcc")
-    return {email_id: [each for field in fields for each in found.get(field, ())] for email_id, found in rows}

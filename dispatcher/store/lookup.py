@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
-from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.domain.status import Status
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch, from_rows
@@ -64,7 +63,7 @@ class FoundEmail:
     created_at: datetime
     sent_at: datetime | None
     settled_at: datetime | None
-    channel: str = EMAIL_CHANNEL
+    channel: str
 
 
 class Start(StrEnum):

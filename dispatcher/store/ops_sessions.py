@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dispatcher.store.connections import AsyncSession
@@ -16,13 +17,16 @@ class OpsSession:
         key_id: The API key with which the operator signed in; None after a sign-in with OpenID Connect. Then, `name`,
             `tenant_id` and `may_act` contain the operator's name and rights.
         idle_seconds: The time since the session was last used.
+        seconds_left: The time until the session expires if it is not used again.
     """
 
+    token_hash: bytes
     key_id: str | None
     name: str
     tenant_id: str | None
     may_act: bool
     idle_seconds: float
+    seconds_left: float
 
 
 async def insert(
@@ -48,12 +52,11 @@ async def insert(
 
 
 async def find(
-    session: AsyncSession, token_hash: bytes, *, session_seconds: float, idle_seconds: float
-) -> OpsSession | None:
-    """A session; None if it is unknown or has expired."""
-    values = {"token_hash": token_hash, "session_seconds": session_seconds, "idle_seconds": idle_seconds}
-    rows = await fetch(session, "find_ops_session", values, into=OpsSession)
-    return rows[0] if rows else None
+    session: AsyncSession, token_hashes: Iterable[bytes], *, session_seconds: float, idle_seconds: float
+) -> list[OpsSession]:
+    """Those of these sessions that have not expired."""
+    values = {"token_hashes": list(token_hashes), "session_seconds": session_seconds, "idle_seconds": idle_seconds}
+    return await fetch(session, "find_ops_sessions", values, into=OpsSession)
 
 
 async def touch(session: AsyncSession, token_hash: bytes) -> None:

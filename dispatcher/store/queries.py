@@ -47,12 +47,30 @@ def schema() -> str:
 
 @cache
 def all_queries() -> Mapping[str, bytes]:
-    """Every named statement, for the default schema; read from the package once.
+    """Every named statement, without comments, for the default schema."""
+    return MappingProxyType({name: _without_comments(text) for name, text in _sections().items()})
+
+
+def query(name: str) -> bytes:
+    """The statement with this name, without comments, as bytes: psycopg accepts bytes as trusted SQL."""
+    return _query_in(schema(), name)
+
+
+@cache
+def _query_in(schema_name: str, name: str) -> bytes:
+    """Prepares only the named statement: a command executes few of our hundreds of statements."""
+    text = _without_comments(_sections()[name])
+    return text if schema_name == _DEFAULT_SCHEMA else _SCHEMA_NAME.sub(f'"{schema_name}"'.encode(), text)
+
+
+@cache
+def _sections() -> Mapping[str, str]:
+    """Every named statement with its comments; read from the package once.
 
     Raises:
         ValueError: Two statements have the same name.
     """
-    found: dict[str, bytes] = {}
+    found: dict[str, str] = {}
     for resource in sorted(files("dispatcher.sql.queries").iterdir(), key=lambda item: item.name):
         if not resource.name.endswith(".sql"):
             continue
@@ -60,21 +78,8 @@ def all_queries() -> Mapping[str, bytes]:
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
             if name in found:
                 raise ValueError(f"{resource.name}: another statement has the name {name}")
-            found[name] = _without_comments(text).encode()
-    return MappingProxyType(found)
-
-
-def query(name: str) -> bytes:
-    """The statement with this name, without comments, as bytes: psycopg accepts bytes as trusted SQL."""
-    return _queries_in(schema())[name]
-
-
-@cache
-def _queries_in(schema_name: str) -> Mapping[str, bytes]:
-    if schema_name == _DEFAULT_SCHEMA:
-        return all_queries()
-    quoted = f'"{schema_name}"'.encode()
-    return {name: _SCHEMA_NAME.sub(quoted, text) for name, text in all_queries().items()}
+            found[name] = text
+    return found
 
 
 def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:
@@ -93,6 +98,6 @@ def ids_with(name: str, values: Mapping[UUID, Any]) -> dict[str, Any]:
     return {**ids, name: [values[email_id] for email_id in ids["email_ids"]]}
 
 
-def _without_comments(text: str) -> str:
+def _without_comments(text: str) -> bytes:
     lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--"))
-    return "\n".join(lines).rstrip(";")
+    return "\n".join(lines).rstrip(";").encode()

@@ -16,14 +16,19 @@ deleted as (
 insert into dispatcher.ops_session (token_hash, key_id, name, tenant_id, may_act)
 values (%(token_hash)s, %(key_id)s, %(name)s, %(tenant_id)s, %(may_act)s);
 
--- name: find_ops_session
--- A session that has not expired, and the seconds since it was last used. No row: the session is unknown or has
--- expired.
+-- name: find_ops_sessions
+-- The sessions that have not expired, the seconds since each was last used, and the seconds until it expires unless it
+-- is used again. No row for a session that is unknown or has expired.
 select
-    key_id, name, tenant_id, may_act,
-    extract(epoch from clock_timestamp() - seen_at)::double precision
+    token_hash, key_id, name, tenant_id, may_act,
+    extract(epoch from clock_timestamp() - seen_at)::double precision,
+    extract(
+        epoch from least(
+            created_at + %(session_seconds)s * interval '1 second', seen_at + %(idle_seconds)s * interval '1 second'
+        ) - clock_timestamp()
+    )::double precision
 from dispatcher.ops_session
-where token_hash = %(token_hash)s
+where token_hash = any(%(token_hashes)s::bytea[])
     and created_at >= clock_timestamp() - %(session_seconds)s * interval '1 second'
     and seen_at >= clock_timestamp() - %(idle_seconds)s * interval '1 second';
 

@@ -71,6 +71,40 @@ def test_dlq_list_and_show_import_only_what_they_need(settled: CommandLine, word
     assert done.returncode == 0, done.stderr
 
 
+def test_find_imports_only_what_it_needs(settled: CommandLine) -> None:
+    script = (
+        "import sys; from dispatcher.cli.main import main; main(['find', '--to', 'ann@example.org'])\n"
+        "from dispatcher.config import plugins\n"
+        "needless = {'rich', 'pika', 'uvloop', 'structlog', 'prometheus_client', 'psycopg_pool', 'multiprocessing'}\n"
+        "needless |= {'boto3', 'pydantic', 'fastapi', 'dotenv', 'idna', 'h11', 'dispatcher.broker'}\n"
+        "needless |= {'dispatcher.domain.controls', 'dispatcher.domain.waiting', 'dispatcher.store.emails'}\n"
+        "assert 'psycopg' in sys.modules\n"
+        "assert not needless & sys.modules.keys(), needless & sys.modules.keys()\n"
+        "assert not plugins.installed.cache_info().currsize, 'installed packages were searched for providers'"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=settled.whole_environment, capture_output=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_processes_of_run_import_no_sources_of_events_that_are_not_configured() -> None:
+    script = (
+        "import sys\n"
+        "import dispatcher.supervisor.parent, dispatcher.processes.monitor, dispatcher.processes.relay\n"
+        "import dispatcher.worker.process\n"
+        "needless = {'boto3', 'fastapi', 'dispatcher.events.bounce_parser', 'dispatcher.events.sqs'}\n"
+        "assert 'structlog' in sys.modules\n"
+        "assert not needless & sys.modules.keys(), needless & sys.modules.keys()"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_version_is_printed(bare: CommandLine) -> None:
     ended = bare("--version")
 

@@ -17,7 +17,7 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
-from dispatcher.domain.controls import NORMAL
+from dispatcher.domain.lanes import NORMAL
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.process_table import ProcessSlot, ProcessTable
 from dispatcher.providers.contract import Provider

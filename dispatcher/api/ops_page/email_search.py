@@ -11,9 +11,9 @@ from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.domain.address import parse_address
-from dispatcher.domain.controls import LANE
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
 from dispatcher.domain.instant import parse_instant
+from dispatcher.domain.lanes import LANE
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidEmail

@@ -7,6 +7,8 @@ session's token, so it is valid exactly as long as the session.
 from __future__ import annotations
 
 import secrets
+import time
+from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
@@ -22,10 +24,14 @@ from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope, shown
 from dispatcher.store import ops_sessions
 from dispatcher.store.api_keys import ApiKey
-from dispatcher.store.connections import Pool, session
+from dispatcher.store.connections import AsyncSession, Pool, session
 
 TOUCH_SECONDS: Final = 60.0
 """A session's use is recorded at most once in this time."""
+KNOWN_SECONDS: Final = 1.0
+"""How long refreshes of pages need no new look-up of their session. Whole pages and forms always look it up."""
+OPEN_SECONDS: Final = 15.0
+"""A page that has not refreshed itself for this time counts as closed."""
 ANONYMOUS: Final = Visitor("", "ops page without a key", None, may_act=True, label="no key needed")
 """The visitor while the API needs no key: for development."""
 COOKIE: Final = "dispatcher-ops"
@@ -33,6 +39,20 @@ SECURE_COOKIE: Final = "__Host-dispatcher-ops"
 """The cookie's name over HTTPS. Browsers accept the prefix `__Host-` only from this host, so no other host can set
 it."""
 TOKEN_CHARACTERS: Final = 43
+
+
+@dataclass(slots=True)
+class _OpenPage:
+    """The session of a page that refreshes itself.
+
+    Attributes:
+        read_at: When the session was looked up, in seconds of the monotonic clock.
+        refreshed_at: When the page last refreshed itself.
+    """
+
+    session: ops_sessions.OpsSession
+    read_at: float
+    refreshed_at: float
 
 
 class Sessions:
@@ -47,6 +67,7 @@ class Sessions:
         self._access = access
         self._pool = pool
         self._path = path
+        self._open: dict[bytes, _OpenPage] = {}
 
     async def visitor(self, request: Request) -> Visitor | None:
         """The visitor who has sent a request; None if the browser is not signed in, or if its session has expired.
@@ -60,21 +81,45 @@ class Sessions:
         token = self.token(request)
         if token is None:
             return None
+        is_refresh = "hx-request" in request.headers
+        found = await self._find(hashed(token), is_refresh=is_refresh and request.method == "GET")
+        if found is None:
+            return None
+        visitor = self._visitor(found)
+        # If the visitor may change something, a page that refreshes itself must not keep the session alive.
+        is_used = not is_refresh or (visitor is not None and not visitor.may_act)
+        if is_used and found.idle_seconds > min(TOUCH_SECONDS, self._settings.ops_idle_seconds / 4):
+            async with session(self._pool) as connection:
+                await ops_sessions.touch(connection, hashed(token))
+            self._open.pop(hashed(token), None)
+        return visitor
+
+    async def _find(self, token_hash: bytes, *, is_refresh: bool) -> ops_sessions.OpsSession | None:
+        """The session with this hash; None if it is unknown or has expired.
+
+        A refresh looks up the sessions of all open pages at once, so many open pages cost one look-up per second.
+        """
+        now, pages = time.monotonic(), self._open
+        page = pages.get(token_hash)
+        if is_refresh and page is not None:
+            page.refreshed_at = now
+            if now - page.read_at < min(KNOWN_SECONDS, page.session.seconds_left):
+                return page.session
+        last = {token_hash: now}
+        if is_refresh:
+            last |= {each: page.refreshed_at for each, page in pages.items() if now - page.refreshed_at < OPEN_SECONDS}
         async with session(self._pool) as connection:
             found = await ops_sessions.find(
                 connection,
-                hashed(token),
+                last,
                 session_seconds=self._settings.ops_session_seconds,
                 idle_seconds=self._settings.ops_idle_seconds,
             )
-            if found is None:
-                return None
-            visitor = self._visitor(found)
-            # If the visitor may change something, a page that refreshes itself must not keep the session alive.
-            is_used = "hx-request" not in request.headers or (visitor is not None and not visitor.may_act)
-            if is_used and found.idle_seconds > min(TOUCH_SECONDS, self._settings.ops_idle_seconds / 4):
-                await ops_sessions.touch(connection, hashed(token))
-        return visitor
+        if is_refresh:
+            # If a session has ended in the meantime, `self._open` is another object, and these rows are not kept.
+            pages.clear()
+            pages.update({each.token_hash: _OpenPage(each, now, last[each.token_hash]) for each in found})
+        return next((each for each in found if each.token_hash == token_hash), None)
 
     def _visitor(self, found: ops_sessions.OpsSession) -> Visitor | None:
         if found.key_id is None:
@@ -88,7 +133,7 @@ class Sessions:
         token = secrets.token_urlsafe(32)
         async with session(self._pool) as connection:
             if previous := self.token(request):
-                await ops_sessions.delete(connection, hashed(previous))
+                await self._delete(connection, previous)
             await ops_sessions.insert(
                 connection,
                 hashed(token),
@@ -105,9 +150,13 @@ class Sessions:
         """Signs a browser out."""
         if token := self.token(request):
             async with session(self._pool) as connection:
-                await ops_sessions.delete(connection, hashed(token))
+                await self._delete(connection, token)
         for name in (COOKIE, SECURE_COOKIE):
             response.delete_cookie(name, path=self._cookie_path(name), secure=name == SECURE_COOKIE, httponly=True)
+
+    async def _delete(self, connection: AsyncSession, token: str) -> None:
+        await ops_sessions.delete(connection, hashed(token))
+        self._open = {}
 
     def token(self, request: Request) -> str | None:
         """The new token that the response sends, or the token in the request's cookie; None if there is neither."""

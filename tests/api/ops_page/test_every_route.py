@@ -18,7 +18,9 @@ from dispatcher.config import Settings
 from tests.api.ops_page.browsing import Browser, forms_of
 from tests.api.running_api import Answer, Api, make_key
 from tests.store.books import Books
+from tests.waiting import until_answer
 
+REFRESH: Final = {"HX_Request": "true"}
 PUBLIC: Final = ("/sign-in", "/sign-out", "/static/")
 SLOW_FORM: Final = (
     b"POST /ops/sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
@@ -168,12 +170,59 @@ async def test_a_page_that_refreshes_itself_keeps_no_operator_signed_in(
     idle_for = "update ops_session set seen_at = seen_at - %s * interval '1 s'"
     most_of_the_limit = [0.6 * ops_api.settings.ops_idle_seconds]
     statuses = []
-    for headers in ({}, {}, {"HX_Request": "true"}, {"HX_Request": "true"}):
+    for headers in ({}, {}, REFRESH):
         connection.execute(idle_for, most_of_the_limit)
         statuses.append((await browser.get("/ops/", **headers)).status)
+    connection.execute(idle_for, most_of_the_limit)
 
-    assert statuses[:3] == [200, 200, 200]
-    assert statuses[3] != 200
+    assert statuses == [200, 200, 200]
+    await until_refused(browser)
+
+
+async def until_refused(browser: Browser) -> None:
+    """Waits until a refresh is refused. Refreshes may use a session for a second after it was looked up."""
+
+    async def is_refused() -> bool:
+        return (await browser.get("/ops/", **REFRESH)).status == 401
+
+    await until_answer(is_refused)
+
+
+async def test_signing_out_ends_refreshes_at_once(browser: Browser, operator_key: str) -> None:
+    await browser.sign_in(operator_key)
+    page = await browser.get("/ops/")
+    cookie = browser.cookies["dispatcher-ops"]
+    refreshed = (await browser.get("/ops/", **REFRESH)).status
+    await browser.post("/ops/sign-out", {"csrf_token": token_of(page)})
+    browser.cookies["dispatcher-ops"] = cookie
+
+    assert (refreshed, (await browser.get("/ops/", **REFRESH)).status) == (200, 401)
+
+
+async def test_a_session_that_another_process_ends_shows_no_page_at_once_and_refreshes_none_a_second_later(
+    browser: Browser, operator_key: str, connection: psycopg.Connection
+) -> None:
+    await browser.sign_in(operator_key)
+    assert (await browser.get("/ops/", **REFRESH)).status == 200
+    connection.execute("delete from ops_session")
+
+    assert (await browser.post("/ops/pauses/pause", {}, **REFRESH)).status == 401
+    assert (await browser.get("/ops/")).status == 303
+    await until_refused(browser)
+
+
+async def test_pages_that_refresh_themselves_together_show_each_visitor_its_own_figures(
+    browser: Browser, operator_key: str, ops_api: Api, connection: psycopg.Connection
+) -> None:
+    tenant = Browser(ops_api)
+    await browser.sign_in(operator_key)
+    await tenant.sign_in(make_key(connection, scopes=["read"], tenant_id="acme", name="eve"))
+    shows_hosts = set()
+    for _ in range(3):
+        for each in (browser, tenant):
+            shows_hosts.add((each is browser, b"Hosts and workers" in (await each.get("/ops/", **REFRESH)).body))
+
+    assert shows_hosts == {(True, True), (False, False)}
 
 
 async def test_signing_in_leads_to_no_other_website(browser: Browser, operator_key: str) -> None:

@@ -1,0 +1,22 @@
+"""The names of lanes, and of their send queues. What operators set for lanes is in `controls`."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+NORMAL: Final = "normal"
+"""The lane of an email if neither the email, its API key nor its sender has a lane. Its queue is DISPATCHER_QUEUE."""
+DEFAULT_LANES: Final = ("urgent", NORMAL, "bulk")
+"""The lanes of DISPATCHER_LANES by default, most urgent first."""
+LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""The pattern of a lane's name."""
+
+
+def send_queue(queue: str, lane: str) -> str:
+    """The name of a lane's send queue.
+
+    Args:
+        queue: The name of the normal lane's send queue.
+    """
+    return queue if lane == NORMAL else f"{queue}.{lane}"

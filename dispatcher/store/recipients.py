@@ -1,0 +1,23 @@
+"""Reads the recipients of emails. Its readers need nothing else about the emails, so it imports little."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from uuid import UUID
+
+from dispatcher.store.queries import ids_within
+from dispatcher.store.statements import Source, fetch
+
+
+async def may_read_recipients(source: Source) -> bool:
+    """Whether this role has the rights to read recipients and to compare them with hashes."""
+    return bool((await fetch(source, "may_read_recipients"))[0][0])
+
+
+async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:
+    """The addresses to which each email is sent, as they were enqueued. Leaves out emails whose content was deleted."""
+    if not email_ids:
+        return {}
+    rows = await fetch(source, "find_recipients", ids_within(set(email_ids)))
+    fields = ("to", "cc", "bcc")
+    return {email_id: [each for field in fields for each in found.get(field, ())] for email_id, found in rows}
