@@ -12,7 +12,7 @@ from dispatcher.telemetry.log import get_log
 
 
 class LogChannel:
-    """Writes notices to the log. Always active, even if no other channel is configured."""
+    """An alert channel that writes notices to the log. Always active, even if no other channel is configured."""
 
     name = "log"
 

@@ -21,13 +21,13 @@ from dispatcher.transport.destination import cause_of
 from dispatcher.transport.tls import client_context
 
 TOTAL_SECONDS: Final = 15.0
-# Long lines, so that the Subject is not folded. A folded Subject may begin on the second line, which some mail readers
-# show wrongly.
+# Allows long lines, so that the Subject is not folded. A folded Subject may begin on the second line, and some mail
+# readers show such a Subject wrongly.
 _WHOLE_LINES: Final = SMTP.clone(max_line_length=900)
 
 
 class MailChannel:
-    """Emails each notice to all recipients."""
+    """An alert channel that emails each notice to all configured recipients."""
 
     name = "email"
 

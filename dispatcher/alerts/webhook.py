@@ -19,7 +19,7 @@ _PRIVATE_SETTING: Final = "DISPATCHER_ALERT_WEBHOOK_ALLOW_PRIVATE"
 
 
 class WebhookChannel:
-    """Posts each notice to the webhook."""
+    """An alert channel that posts each notice to the configured webhook."""
 
     name = "webhook"
 

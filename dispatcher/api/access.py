@@ -1,4 +1,4 @@
-"""Authentication by API key, scopes, and rates.
+"""Authenticates requests by API key, and checks their scopes and rates.
 
 Every process keeps all keys in memory and reads them again every two seconds, so a request needs no query for its key,
 and a revoked key works for two seconds at most.
@@ -82,7 +82,8 @@ class Caller:
 
     @property
     def lane(self) -> str | None:
-        """The lane of emails that name no lane. None: the lane is that of the sender's rule, or `normal`."""
+        """The lane of emails that name no lane. None if the key has no lane: then the sender's rule decides; without a
+        rule, the lane is `normal`."""
         return None if self.key is None else self.key.lane
 
     def check_lane(self, lane: str | None, prefix: str = "") -> None:
@@ -186,7 +187,7 @@ class AccessControl:
             self._slots.release(name)
 
     async def authenticate(self, request: Request, *scopes: Scope) -> Caller:
-        """Authenticates a request, checks that its key has one of the scopes, and charges the key's rate.
+        """Authenticates a request, checks that its key has one of the scopes, and counts it against the key's rate.
 
         Raises:
             Problem: `unauthorized`, `insufficient-scope`, `host-forbidden` or `rate-limited`.
@@ -237,7 +238,8 @@ class AccessControl:
         """
         key = self._matching(secret)
         if key is None:
-            # Refresh even for a known id with a wrong secret: otherwise the response time would show which ids exist.
+            # Refresh even if the id is known and only the secret is wrong: otherwise the response time would show
+            # which ids exist.
             await self._refresh_after_now()
             key = self._matching(secret)
         return key if key is not None and key.revoked_at is None else None
@@ -266,8 +268,8 @@ class AccessControl:
         called_at = time.monotonic()
         async with self._refresh_lock:
             if self._failed_at >= called_at:
-                # The refresh failed while this call waited. If every waiting call tried again, the calls would time out
-                # one after the other.
+                # The refresh failed while this call waited. If every waiting call now refreshed, too, one call after
+                # the other would time out.
                 raise StoreUnavailable("The API keys could not be read.")
             if self._refreshed_at < called_at:
                 await asyncio.sleep(self._refreshed_at + MIN_REFRESH_INTERVAL_SECONDS - time.monotonic())
@@ -294,7 +296,7 @@ class AccessControl:
             detail = f"Without an API key, the Host header must be one of: {names}. Use one of them, or create a key."
             raise Problem("host-forbidden", detail)
         if any(_is_proxy_header(header) for header in request.headers):
-            detail = "Requests without an API key must not come through a proxy, and this one did. Create an API key."
+            detail = "The request came through a proxy, so it needs an API key. Create a key."
             raise Problem("host-forbidden", detail)
 
 
@@ -313,7 +315,7 @@ class _TokenBucket:
         self._at = time.monotonic()
 
     def acquire(self) -> float:
-        """Takes a token and returns 0. If no token is available, returns the seconds until one is."""
+        """Takes a token and returns 0. If no token is available, returns the seconds until the next token."""
         now = time.monotonic()
         self._tokens = min(max(1.0, self.per_second), self._tokens + (now - self._at) * self.per_second)
         self._at = now

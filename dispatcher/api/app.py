@@ -75,9 +75,9 @@ def make_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    # Starlette's outermost middleware answers every exception that reaches it with a bare 500. This middleware runs
-    # inside it, and handles exceptions first. A second `ErrorMiddleware`, around the whole application, handles the
-    # exceptions of `FastRoutes`.
+    # Starlette's outermost middleware would answer every exception with a 500 without a problem document. So an
+    # `ErrorMiddleware` inside it handles exceptions first. A second `ErrorMiddleware`, around the whole application,
+    # handles the exceptions of `FastRoutes`.
     app.add_middleware(ErrorMiddleware, refusals=refusals)
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
@@ -186,7 +186,7 @@ async def _on_http_exception(refusals: RefusalCounter, request: Request, error: 
     code = _CODES.get(error.status_code, "malformed-request")
     headers = dict(error.headers or {})
     detail = None
-    if "Allow" in headers:  # Starlette lists only the methods of the first route with this path
+    if "Allow" in headers:  # Starlette lists only the methods of the first route with this path, and not of all routes
         headers["Allow"] = ", ".join(sorted(_methods(request)))
         detail = f"The path supports {headers['Allow']}."
     return await _on_problem(refusals, request, Problem(code, detail, headers=headers))

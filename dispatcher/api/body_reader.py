@@ -19,8 +19,8 @@ LARGE_BYTES: Final = 64 * 1024
 MIN_CHARGED_BYTES: Final = 16 * 1024
 """The least memory that counts for a request: for its headers, and for the task that waits for its body."""
 CHARGED_BYTES_PER_VALUE: Final = 200
-"""Memory per parsed JSON value, in addition to its text. The memory is in use until the value's email is
-inserted."""
+"""How many bytes of memory a parsed JSON value needs, in addition to its text. The memory is in use until the value's
+email is inserted."""
 
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ class BodyReader:
 
 
 class _BodyContext:
-    """What one request's body occupies, from its first byte to the response."""
+    """The memory and the request slot of one request's body, from its first byte to the response."""
 
     __slots__ = ("_reader", "charged", "has_slot", "name", "request")
 

@@ -37,7 +37,7 @@ class ErrorMiddleware:
             return
         except Exception as error:
             if is_started:
-                problem_of(error)  # logs the error
+                problem_of(error)  # only to log the error: a response has already begun
                 raise
             response = self._response(error)
         else:

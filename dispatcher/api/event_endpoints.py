@@ -138,7 +138,7 @@ class EventEndpoints:
             if sms is not None and sms.reply is not None:
                 change = opt_out if sms.reply is twilio.Reply.STOP else opt_in
                 await change(self.pool, sms.number, sms.message_id)
-        return Response("<Response/>", media_type="text/xml")  # empty, so Twilio sends no SMS to the recipient
+        return Response("<Response/>", media_type="text/xml")  # no content, so that Twilio sends no SMS as an answer
 
     async def _twilio_form(self, request: Request, url: str) -> dict[str, str]:
         assert self.twilio is not None

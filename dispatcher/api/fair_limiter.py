@@ -30,7 +30,7 @@ class FairLimiter:
             Problem: `overloaded`; nothing was acquired.
         """
         acquired = self._acquired.get(name, 0) + amount
-        # These problems close the connection, since part of the body may be unread.
+        # Both problems close the connection, because part of the request's body may be unread.
         if acquired > self.max_per_caller:
             detail = (
                 "This caller has too many requests or too much data in progress. Send fewer requests in parallel, or "

@@ -1,6 +1,6 @@
 """A shortcut to the endpoints that enqueue emails or receive events, without FastAPI's and Starlette's routing.
 
-That routing takes longer than enqueueing an email. FastAPI still documents these endpoints, and answers requests
+The routing would take longer than enqueueing an email. FastAPI still documents these endpoints, and answers requests
 with other methods on their paths. The error middleware handles exceptions of these endpoints like all exceptions.
 """
 

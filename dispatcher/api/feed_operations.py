@@ -33,7 +33,7 @@ EVENT_TYPES: Final = {"type": "string", "enum": list(TYPES)}
 SCHEMAS: Final[dict[str, Any]] = {
     "FeedEvent": object_schema(
         {
-            "id": {**ID, "description": "The same in each response and each webhook."},
+            "id": {**ID, "description": "The event's id, the same in each response and each webhook request."},
             "cursor": {
                 "type": "string",
                 "description": "Pass this cursor as `after` to get the events after this event.",

@@ -4,11 +4,11 @@ uvicorn itself waits for slow clients without limit, and reads request heads of 
 slowly gets 408, and its connection is closed. Connections of clients that do not read their responses, or pipeline many
 requests, are closed too.
 
-The parser has two holes. It appends headers that follow a chunked body (trailers) to the request's headers, without a
-limit, so an `Authorization` trailer would count. And it stops parsing after a request for a different protocol, so the
-body would be parsed as the next request. This module refuses such requests with 400 and closes the connection. It also
-refuses each request that a proxy may frame differently: with no `Host` or several, with chunks in HTTP/1.0, or with a
-transfer coding except `chunked`.
+The parser has two weaknesses. First, it appends headers that follow a chunked body (trailers) to the request's headers,
+without a limit, so an `Authorization` trailer would be valid. Second, it stops parsing after a request for a different
+protocol, so the request's body would be parsed as the next request. This module refuses both kinds of requests with 400
+and closes the connection. It also refuses each request that a proxy may frame differently: with no `Host` header or
+several, with chunks in HTTP/1.0, or with a transfer coding except `chunked`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from dispatcher.api.problems import MEDIA_TYPE, Problem
 
 MAX_HEAD_BYTES: Final = 32 * 1024
-"""The most bytes of a request line with its headers, between two chunks of a body, or after the last chunk. The longest
-valid key, parameters and trace context need a few kilobytes."""
+"""The most bytes outside a body: of a request line with its headers, between two chunks of a body, or after the last
+chunk. A request with the longest valid key, parameters and trace context needs a few kilobytes."""
 MIN_BODY_BYTES_PER_SECOND: Final = 1024
 """The slowest rate at which a client may send a body."""
 LINGER_SECONDS: Final = 3.0
@@ -45,7 +45,7 @@ MAX_PIPELINED_STARTS_PER_ITERATION: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a client may take.
+    """How long a client may take to send a request, and to read the response.
 
     Attributes:
         head_seconds: From connecting, or the request's first byte, to the end of the headers. Also the interval at
@@ -140,7 +140,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         """Feeds the parser, and checks the size of the head."""
         if self._lingering.is_closing():
             return
-        self._overhead_bytes += len(data)  # the parser's callbacks set it to 0
+        self._overhead_bytes += len(data)  # the parser's callbacks reset this count to 0
         if self._overhead_bytes > MAX_HEAD_BYTES and self._is_in_head and self._has_endless_head(data):
             self._refuse("headers-too-large", f"The limit is {MAX_HEAD_BYTES:,} bytes.")
             return
@@ -148,13 +148,14 @@ class StrictHttpProtocol(HttpToolsProtocol):
         if self._overhead_bytes > MAX_HEAD_BYTES:
             self._refuse("headers-too-large", f"The limit is {MAX_HEAD_BYTES:,} bytes.")
         elif self._timer is None and self._is_in_head and not self._unanswered:
-            self._set_timer(self._timeouts.head_seconds)  # empty lines have cancelled the keep-alive timer
+            # The client has sent only empty lines, and uvicorn has cancelled its keep-alive timer.
+            self._set_timer(self._timeouts.head_seconds)
 
     def _has_unread_request(self) -> bool:
         return not self._is_in_head or self._overhead_bytes > 0
 
     def _has_endless_head(self, data: bytes) -> bool:
-        # One read may contain a head and the beginning of a large body.
+        # One read may contain a head and the beginning of a large body. Only the head counts here.
         end = data.find(b"\r\n\r\n")
         return end < 0 or self._overhead_bytes - len(data) + end > MAX_HEAD_BYTES
 
@@ -162,7 +163,8 @@ class StrictHttpProtocol(HttpToolsProtocol):
         """Starts the timer for the head; closes the connection of a client that pipelines too many requests."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._on_refusal("overloaded")
-            self.transport.abort()  # sends no problem: the client would take it for the response to an earlier request
+            # No problem document is sent: the client would read it as the response to an earlier request.
+            self.transport.abort()
             raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
         super().on_message_begin()
         self._is_in_head = True
@@ -181,7 +183,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._static_paths and self.url.startswith(self._static_paths):
             self.cycle.default_headers = []
-        self.headers = self._trailers  # refuses the headers after the body
+        self.headers = self._trailers  # from now on, any further header (a trailer) is refused
         self._unanswered.append(self.cycle)
 
     def _check_framing(self) -> None:
@@ -254,14 +256,14 @@ class StrictHttpProtocol(HttpToolsProtocol):
 
     def _is_fast_enough(self) -> bool:
         min_bytes = MIN_BODY_BYTES_PER_SECOND * self._timeouts.head_seconds
-        # While this process has paused reading, the client is not slow.
+        # If this process has paused reading, the client does not count as slow.
         return self.loop.time() < self._request_deadline and (self._body_bytes >= min_bytes or self.flow.read_paused)
 
     def _on_timeout(self) -> None:
         if not self._is_in_head and self._is_fast_enough():
             self._set_body_timer()
         elif self.cycle is None and self._overhead_bytes == 0:
-            self.transport.close()  # an idle connection without a request
+            self.transport.close()  # the connection is idle: no request has begun
         else:
             limits = (
                 f"{self._timeouts.head_seconds:g} s for the headers, {self._timeouts.request_seconds:g} s for the body"
@@ -278,7 +280,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
     def _refuse(self, code: str, detail: str | None = None) -> None:
         """Sends a problem and closes the connection.
 
-        Sends no problem if the client would take it for the response to a different request.
+        Sends no problem if the client would read the problem as the response to a different request.
         """
         self._set_timer(None)
         if self.transport.is_closing():

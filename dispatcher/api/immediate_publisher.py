@@ -1,10 +1,11 @@
 """Publishes the messages of new emails immediately after their commit, without the relay.
 
-This saves time, but nothing depends on it. The publisher publishes an email only if the email's lane is not paused, the
-lane's queue has few messages, and the tenant has neither a pause nor a ceiling. All other emails are due immediately,
-and the relay publishes them: lanes and tenants take turns. If RabbitMQ is unreachable, or if the process exits before
-it publishes, the email stays due, and the relay publishes its message five seconds after the insert. One second after
-RabbitMQ has confirmed messages, one statement clears the due marks of the emails that no worker has leased yet.
+This saves time, but no email depends on this module. The publisher publishes an email only if the email's lane is not
+paused, the lane's queue has few messages, and the tenant has neither a pause nor a ceiling. All other emails are due
+immediately, and the relay publishes them: lanes and tenants take turns. If RabbitMQ is unreachable, or if the process
+exits before it publishes an email, the email stays due, and the relay publishes it five seconds after the insert. One
+second after RabbitMQ has confirmed messages, one statement clears the due marks of the emails that no worker has leased
+yet.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 RELAY_AFTER_SECONDS: Final = 5.0
-"""The time after which the relay publishes an email that this process has not published. It is longer than a successful
-publish takes, and an acceptable delay if the publish failed."""
+"""The time after which the relay publishes an email that this process has not published. A successful publish takes
+less time. After a failed publish, the delay is acceptable."""
 MARK_AFTER_SECONDS: Final = 1.0
 MAX_QUEUED: Final = 20_000
 """The most emails in the queue, so that a slow broker does not fill the memory. The relay publishes further emails."""
 FIRST_COUNT_SECONDS: Final = 1.0
-"""How long the start of the process waits until RabbitMQ has counted the messages on the queues. Without these counts,
-the relay publishes all emails."""
+"""How long a process that starts waits for RabbitMQ's counts of the messages on the queues. Without these counts, the
+relay publishes all emails."""
 _Queued: TypeAlias = "tuple[str, Pointer, datetime]"
 """A committed email: its lane, its pointer, and when it is due."""
 
@@ -130,7 +131,7 @@ class ImmediatePublisher:
         if self._queued + len(direct) > MAX_QUEUED:
             return
         self._queued += len(direct)
-        for draft in drafts:  # keeps only the pointer: the content may be large
+        for draft in drafts:  # queues only the pointer to the email, because the content may be large
             due_at = insertion.due_at.get(draft.email_id)
             if due_at is not None and (lane := direct.get(draft.email_id)):
                 self._credits[lane].take(1)
@@ -170,7 +171,7 @@ class ImmediatePublisher:
         batch = [queued for queued in batch if now >= self._paused_until[queued[0]]]
         messages: list[Outgoing] = []
         message_of: list[int] = []
-        batch.sort(key=itemgetter(0))  # by lane; keeps the order within a lane
+        batch.sort(key=itemgetter(0))  # sorts by lane, and keeps the order within a lane
         for lane, queued in groupby(batch, key=itemgetter(0)):
             pointers = [pointer for _, pointer, _ in queued]
             of_lane, indexes = Outgoing.of_pointers(self._queues[lane], pointers, self._bundle)
@@ -217,7 +218,8 @@ class ImmediatePublisher:
         try:
             await self._store.mark_published(due)
         except DispatcherError as error:
-            # The relay publishes these emails again. The workers find that the emails are already leased or finished.
+            # These emails keep their due marks, so the relay publishes them again. The workers then find that the
+            # emails are already leased or finished.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=0)
 
 

@@ -1,9 +1,9 @@
 """Inserts the emails of concurrent requests in batches, one statement per batch.
 
 A commit waits about two milliseconds for the disk, and a batch of a hundred emails waits only once. The batcher never
-delays a batch to make it larger: it starts an insert when one of its two concurrent inserts has finished. Emails that
-arrive before that form the next batch, so batches grow with the load. Tenants take turns: no tenant waits until all of
-another tenant's emails are inserted.
+delays a batch to make it larger: it starts an insert when one of its two concurrent inserts has finished. All emails
+that have arrived by then form the next batch, so batches grow with the load. Tenants take turns: no tenant waits until
+all of another tenant's emails are inserted.
 
 If PostgreSQL refuses a batch because of one email, the batcher splits the batch until that email is alone, and inserts
 all other emails.
@@ -28,7 +28,7 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 CONCURRENT_INSERTS: Final = 2
-"""The most concurrent inserts of new batches. While one insert waits for the disk, the other is sent."""
+"""The most concurrent inserts of new batches. While one insert waits for the disk, another insert is sent."""
 CONCURRENT_RETRIES: Final = 2
 """The most concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`, so that new batches do not
 wait."""
@@ -126,7 +126,7 @@ class InsertBatcher:
             if not tenant_queue:
                 del self._waiting[tenant_id]
             elif len(self._waiting) > 1:
-                self._waiting[tenant_id] = self._waiting.pop(tenant_id)  # so that the other tenants are next
+                self._waiting[tenant_id] = self._waiting.pop(tenant_id)  # moves the tenant behind all other tenants
         return batch
 
     async def _run_insert(self, batch: list[_QueuedDraft]) -> None:
@@ -147,7 +147,7 @@ class InsertBatcher:
                 relay_tenants=self.publisher.relay_tenants(draft.email.tenant_id for draft in drafts),
             )
         except DispatcherError as error:
-            return error.with_traceback(None)  # its frames would keep the batch in memory
+            return error.with_traceback(None)  # the traceback would keep the batch in memory
         except Exception as error:  # noqa: BLE001 - the waiting requests need a result, whatever failed
             get_log().error("error.unexpected", where="insert", error=type(error).__name__)
             return DispatcherError("The email could not be stored.")

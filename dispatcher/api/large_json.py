@@ -22,8 +22,8 @@ MAX_VALUES: Final = 400_000
 """The most JSON values: objects, lists and their elements. A thousand emails have about a tenth of this number, unless
 all of them have many recipients."""
 MAX_WIDE_CHARACTERS: Final = MAX_BODY_OCTETS + (1 << 20)
-"""The most characters of all long strings together, except pure ASCII strings. Once parsed, each character may need
-four bytes."""
+"""The most characters that all long strings together may have. Strings of pure ASCII are not counted: in any other
+string, each character may need four bytes after parsing."""
 MAX_OUTLINE_BYTES: Final = 16 << 20
 LARGE_BYTES: Final = 4 << 20
 """From this size, the long strings of a body are extracted before the body is parsed."""
@@ -73,7 +73,7 @@ def count_values(body: bytes | bytearray) -> int:
         if start < 0:
             return count + _count_marks(body, end, len(body))
         count += _count_marks(body, end, start)
-        texts, end = texts + 1, min(len(body), _text_end(body, start) + 1)  # skips the string
+        texts, end = texts + 1, min(len(body), _text_end(body, start) + 1)  # `end`: behind the string
     return MAX_VALUES + 1
 
 
@@ -91,12 +91,12 @@ def _load(text: bytearray) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        # The messages of orjson quote nothing from the body.
+        # The error texts of orjson quote nothing from the body.
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_duplicate_name(text, value):
-        # If an object has a name twice, parsers differ in which value they use. A proxy may have checked one value, and
-        # we would use the other.
+        # If an object has a name twice, some parsers use the first value, and others the last value. A proxy may have
+        # checked one of the values, and this API would use the other value.
         raise Problem("malformed-json", "An object has the same name twice.")
     return value
 
@@ -145,7 +145,8 @@ def _text_end(body: bytes | bytearray, start: int) -> int:
             return position + found
         if position + step >= len(body):
             return len(body)
-        position += step - piece.endswith(b"\\")  # the next piece begins with a trailing backslash's escape
+        # A backslash at the piece's end begins an escape: the next piece begins with this backslash.
+        position += step - piece.endswith(b"\\")
         step = min(8 * step, _STEP_BYTES)
 
 
@@ -174,7 +175,9 @@ def _count_wide(body: bytearray, begin: int, end: int) -> int:
         if body.find(b"\\", start, until) >= 0:
             escapes = body.count(rb"\u", start, min(end, until + 1))
             is_wide = is_wide or escapes > 0
-            count -= 5 * (escapes - body.count(rb"\\u", start, min(end, until + 2)))  # \\u is no escape
+            # An escape such as \u00e4 has six characters for one. In \\u, the first backslash escapes the second, so
+            # the `u` does not belong to an escape.
+            count -= 5 * (escapes - body.count(rb"\\u", start, min(end, until + 2)))
     return count if is_wide else 0
 
 
@@ -222,7 +225,7 @@ def _whole_characters(piece: bytes) -> int:
     if escape >= 0 and escape + (6 if marked[escape + 1 : escape + 2] == b"u" else 2) > size:
         size = escape
     if _HIGH_SURROGATE.match(marked, size - 6, size):
-        return size - 6  # the low surrogate follows in the next piece
+        return size - 6  # the piece ends with a high surrogate: its low surrogate is in the next piece
     for lead in range(size - 1, size - 4, -1):
         if piece[lead] >= 0xC0:
             length = 2 + (piece[lead] >= 0xE0) + (piece[lead] >= 0xF0)

@@ -32,8 +32,8 @@ class OperatorJobs:
     """The background work of one API process.
 
     A replay runs in the process that created or resumed it. If that process exits, any other process can resume the
-    replay. If PostgreSQL or RabbitMQ is unreachable while dead letters are removed from the DLQ, they stay until an
-    operator runs `dispatcher dlq reconcile --fix`.
+    replay. If PostgreSQL or RabbitMQ is unreachable when stale dead letters should be removed from the DLQ, these dead
+    letters stay until an operator runs `dispatcher dlq reconcile --fix`.
     """
 
     settings: Settings
@@ -44,8 +44,8 @@ class OperatorJobs:
     def start_replay(self, replay: Replay) -> None:
         """Runs a replay in the background, unless this process already runs it.
 
-        At most CONCURRENT_REPLAYS replays of one tenant run at the same time. Replays that select emails of all tenants
-        have the same limit together. Further replays wait.
+        At most CONCURRENT_REPLAYS replays of one tenant run at the same time; further replays wait. All replays that
+        select emails of all tenants count as replays of one tenant.
         """
         work = partial(self._run_replay, replay.replay_id, str(replay.selection.get("tenant_id", "")))
         self._start(_replay_name(replay.replay_id), work)
@@ -127,7 +127,7 @@ class OperatorJobs:
             task.add_done_callback(partial(self._forget, name))
 
     def _forget(self, name: str, task: asyncio.Task[Any]) -> None:
-        if self._running.get(name) is task:  # unless a new task with this name has started
+        if self._running.get(name) is task:  # not so if a new task with this name has started
             del self._running[name]
 
     async def _run_replay(self, replay_id: int, tenant: str) -> None:
@@ -151,7 +151,7 @@ class OperatorJobs:
             get_log().error("error.unexpected", where="replay", error=error.message)
 
     async def _clean_dlq(self) -> None:
-        """Removes the dead letters of all settled emails from the DLQ, in one pass."""
+        """Removes the stale dead letters that `remove_dead_letters` was asked to remove, in one pass over the DLQ."""
         while self._settled:
             email_ids = frozenset(self._settled)
             self._settled.clear()
@@ -165,7 +165,7 @@ class OperatorJobs:
                 get_log().error("error.unexpected", where="sweep", error=error.message)
 
     async def _open_dlq_or_none(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
-        """The DLQ; None if RabbitMQ is unreachable. Dead letters then stay on the DLQ until `dlq reconcile --fix`."""
+        """The DLQ; None if RabbitMQ is unreachable. Stale dead letters then stay until `dlq reconcile --fix`."""
         try:
             return await opened.enter_async_context(self.open_dlq("replay"))
         except BrokerUnavailable:

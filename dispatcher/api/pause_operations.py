@@ -30,7 +30,7 @@ CREATE_PAUSE: Final = Operation(
     name="create_pause",
     summary="Pause the tenant",
     description="Within two seconds, all hosts stop sending the tenant's emails. The pause does not stop emails that "
-    "are already on the wire to a provider. Emails can be enqueued meanwhile: they wait. If the tenant is already "
+    "are already on the wire to a provider. Emails can still be enqueued, and wait. If the tenant is already "
     "paused, the request changes the end and the reason of the pause. The audit log records the reason.",
     response_schema="Pause",
     request_schema="NewPause",

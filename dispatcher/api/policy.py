@@ -20,7 +20,7 @@ class Policy:
         denied_extensions: Filename extensions that no attachment may have, in lower case, without the dot.
         headers: Names of headers that an email may set, in lower case.
         header_prefixes: An email may also set headers whose names begin with one of these prefixes.
-        allowed_headers: Headers that an email may set although they command a provider.
+        allowed_headers: Headers that an email may set although a provider reads them as commands.
     """
 
     recipients: int
@@ -78,7 +78,7 @@ class Policy:
                 field = f"attachments[{index}].content"
                 raise InvalidEmail(field, f"makes the attachments exceed {self.attachment_bytes:,} bytes in total")
             extensions = endings_of(file.filename)
-            # Windows opens a file with the name `a.{CLSID}` in the program that the CLSID identifies.
+            # If a file's name is `a.{CLSID}`, Windows opens the file with the program that the CLSID identifies.
             if not self.denied_extensions.isdisjoint(extensions) or any(each.startswith("{") for each in extensions):
                 raise InvalidEmail(f"attachments[{index}].filename", "has an extension that this API does not allow")
             if file.content_type.lower() in _PROGRAMS:

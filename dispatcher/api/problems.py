@@ -176,7 +176,7 @@ def pointer_of(field: str, prefix: str = "") -> str:
         field: The field as `InvalidEmail` names it, such as `to[1]`.
         prefix: The pointer to the email in the body, such as `/emails/3`.
     """
-    if field == "email":  # `InvalidEmail` means the whole document
+    if field == "email":  # this is how `InvalidEmail` names the whole document
         return f"#{prefix}"
     if field.startswith("headers."):  # the header's name may contain dots
         steps = ["headers", field.removeprefix("headers.")]

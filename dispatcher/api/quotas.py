@@ -109,7 +109,9 @@ class Quotas:
             except StoreBusy:
                 chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
-                pass  # The database may have received the recipients. Keeping them, too, could exceed the quota.
+                # The database may have counted the returned recipients. If this process kept them, too, the
+                # quota could be exceeded.
+                pass
 
     async def close(self) -> None:
         """Returns all chunks of this process to the database."""
@@ -145,10 +147,13 @@ class Quotas:
         return True
 
     async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
-        """Reserves the missing recipients, or a whole chunk if that is more; False if the quota has too few left."""
+        """Reserves the missing recipients, or a whole chunk if a chunk has more recipients.
+
+        Returns False if the quota has too few recipients left.
+        """
         asked_at = self._clock()
         # Take this process's chunk out of use during the statement. Otherwise, concurrent requests could use up the
-        # chunk, and the grant would be too small for this request.
+        # chunk, and the refill would be too small for this request.
         set_aside, chunk.remaining = chunk.remaining if asked_at < chunk.day_ends_at else 0, 0
         needed = recipients - set_aside
         quota, wanted = key.recipients_per_day or 0, max(needed, _chunk_size(key))

@@ -62,7 +62,8 @@ READ_SESSIONS: Final = 3
 KEY_SESSIONS: Final = 2
 """The number of database sessions for keys and quotas only, so that these do not wait for list queries."""
 OPERATOR_SESSIONS: Final = 2
-"""The number of database sessions for operators' requests only. If a row is locked, no other request waits for it."""
+"""The number of database sessions for operators' requests only. If such a request waits for a locked row, other
+requests do not wait."""
 OPERATOR_LOCK_SECONDS: Final = 2.0
 OPS_SESSIONS: Final = 3
 """The number of database sessions for the operators' page only."""
@@ -111,7 +112,8 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     try:
         uvloop.run(_serve_until_signalled(settings, listener))
     finally:
-        # At exit, the interpreter restores the default handlers. With these, a late signal would kill the process.
+        # At exit, the interpreter restores the default handlers. A late second signal would then kill the process, so
+        # the process ignores the signals from now on.
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         metric_files.end()
@@ -125,7 +127,7 @@ def _return_freed_blocks() -> None:
     By default, glibc raises its mmap threshold with each freed block, up to 32 MiB, and keeps blocks below it. After a
     few large bodies the process would stay hundreds of megabytes larger.
     """
-    with suppress(AttributeError):  # other C libraries have no mallopt, and do not raise a threshold
+    with suppress(AttributeError):  # C libraries other than glibc have no mallopt, and do not need it
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 

@@ -116,7 +116,7 @@ def limit_of(text: str) -> int:
     """Parses the number of rows per page.
 
     Raises:
-        ValueError: The text is not such a number. The message is a predicate.
+        ValueError: The text is not such a number. The error's text has no subject.
     """
     if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MAX_PAGE_EMAILS:
         raise ValueError(f"must be a whole number from 1 to {MAX_PAGE_EMAILS}")

@@ -134,8 +134,8 @@ SCHEMAS: Final[dict[str, Any]] = {
             "next": nullable("string", "uuid"),
             "recipients_since": {
                 **nullable("string", "date-time"),
-                "description": "With `recipient` or `domain`: emails that were created before this time cannot be "
-                "found by them. Null: all emails can.",
+                "description": "Emails that were created before this time cannot be found by their recipients. Null if "
+                "all emails can be found, or without `recipient` and `domain`.",
             },
         }
     ),

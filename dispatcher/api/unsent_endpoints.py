@@ -30,7 +30,7 @@ from dispatcher.store.unsent import UnsentFilter, count_unsent, find_unsent_ids
 from dispatcher.telemetry import metrics
 
 MAX_EMAILS: Final = 10_000
-"""The most emails that one request with a filter changes. This takes a second or two."""
+"""The most emails that one request with a filter changes. A request that changes them all takes a second or two."""
 
 MakeChange = Callable[[Mapping[str, Any], Act, str], ChangeMany]
 
@@ -92,7 +92,7 @@ class UnsentEndpoints:
         return await self._change_one(request, _cancel, {})
 
     async def reschedule(self, request: Request) -> Response:
-        """Changes when a pending or waiting email is sent."""
+        """Changes the send time of a pending or waiting email."""
         return await self._change_one(request, _reschedule, _SEND_AT)
 
     async def cancel_selected(self, request: Request) -> Response:

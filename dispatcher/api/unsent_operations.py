@@ -28,7 +28,7 @@ _SELECTED: Final = (
 CANCEL: Final = Operation(
     name="cancel_email",
     summary="Cancel an email",
-    description="Cancels an email that is pending or waiting: it is never sent. Otherwise, the request is `too-late`. "
+    description="Cancels an email that is pending or waiting: it is never sent. Otherwise, returns `too-late`. "
     f"Idempotent. {_WHO}",
     response_schema="ChangedEmail",
     request_schema="Decision",
@@ -40,7 +40,7 @@ RESCHEDULE: Final = Operation(
     name="reschedule_email",
     summary="Change when an email is sent",
     description="A pending or waiting email waits until `send_at`. If `send_at` has passed, the email is due "
-    f"immediately. With any other status, the request is `too-late`. {_WHO}",
+    f"immediately. If the email has any other status, returns `too-late`. {_WHO}",
     response_schema="ChangedEmail",
     request_schema="NewTime",
     example={"send_at": "2026-12-24T18:00:00+01:00", "reason": "The customer asked for it."},

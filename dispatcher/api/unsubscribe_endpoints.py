@@ -37,7 +37,7 @@ _DONE: Final = _PAGE.format("<p>You are unsubscribed.</p>")
 
 @dataclass(frozen=True, slots=True)
 class UnsubscribeEndpoints:
-    """Asks for confirmation, and suppresses the recipient."""
+    """Serves the links of List-Unsubscribe headers: asks for confirmation, then suppresses the recipient."""
 
     access: AccessControl
     pool: Pool

@@ -167,7 +167,7 @@ def _invalid_body(pointer: str, detail: str) -> Problem:
 
 
 def require_enqueued(answer: InsertResult, prefix: str = "") -> Enqueued:
-    """The enqueued email, whether this request or an earlier one with the same content enqueued it.
+    """The enqueued email. This request has enqueued it, or an earlier request with the same key and content.
 
     Args:
         prefix: The JSON pointer to the email in the body.

@@ -17,7 +17,7 @@ ENHANCED: Final = re.compile(r"(?<![\d.])([245]\.[0-7]\.\d{1,3})(?!\d|\.\d)")
 REPLY: Final = re.compile(r"(?<![\w.-])([45]\d\d)(?=[ -][\w#<(\[:]|$)")
 """An SMTP reply code (RFC 5321)."""
 AFTER_DATA: Final = re.compile(r"end of data|to data command|after data|>>> data\s+<<< 5(?!03)", re.IGNORECASE)
-"""The text says that a server refused the content after it had accepted the recipient."""
+"""Matches a text that says: a server accepted the recipient, and then refused the content."""
 
 _HARD_CODES: Final = frozenset({"5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10"})
 _BLOCKED_CODES: Final = frozenset({"5.1.7", "5.1.8"})
@@ -36,7 +36,7 @@ def any_of(*phrases: str) -> re.Pattern[str]:
 
 
 _UNKNOWN_TO_MICROSOFT: Final = any_of(
-    # By the documentation of Microsoft 365 and of Outlook.com, these replies mean that the address does not exist.
+    # The documentation of Microsoft 365 and of Outlook.com says that the address does not exist if a server answers so.
     r"5\.4\.1 .{0,320}recipient address rejected: access denied",
     r"5\.5\.0 .{0,20}requested action not taken: mailbox unavailable",
 )
@@ -85,8 +85,8 @@ def classify(status: str | None, words: str, *, after_data: bool = False) -> Bou
     Args:
         status: The enhanced status code of the notice, if it has one.
         words: What the receiving or the sending server said about the recipient; may be empty.
-        after_data: Whether the server refused the content, after it had accepted the recipient. Some servers then say
-            that the user is unknown. These words prove nothing.
+        after_data: Whether the server refused the content, after it had accepted the recipient. Some of these servers
+            say that the user is unknown, which then proves nothing.
     """
     words = " ".join((status or "", *(word for word in words.split() if not _NAME.search(word))))
     for pattern, bounce in _RULES:
@@ -94,7 +94,7 @@ def classify(status: str | None, words: str, *, after_data: bool = False) -> Bou
             return bounce
     codes = ENHANCED.findall(words)
     if any(code.startswith("4") for code in (*codes, *REPLY.findall(words))):
-        return Bounce.SOFT  # refused for now, until the sending server gave up
+        return Bounce.SOFT  # the receiving server refused only for now, but the sending server gave up
     specific = {_of_code(code) for code in codes if not is_vague(code)}
     if not specific:
         return Bounce.HARD if _UNKNOWN_ADDRESS.search(words) and not after_data else Bounce.SOFT

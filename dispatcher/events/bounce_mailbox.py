@@ -29,17 +29,17 @@ _END_OF_HEADER: Final = re.compile(rb"\r?\n\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """The events of one message."""
+    """The events that one returned message reports."""
 
     name: str
     events: Sequence[ProviderEvent]
 
 
 class BounceMailbox:
-    """A service of each monitor whose host has a mailbox of bounces.
+    """Stores the events of the bounces in this host's mailbox, and deletes the bounces. A service of each monitor.
 
-    A message is deleted only after its events are committed. If the process exits after the commit and before the
-    deletion, it reads the message again, and the events are duplicates.
+    A bounce is deleted only after its events are committed. If the process exits after the commit and before the
+    deletion, the bounce is read again, and its events are ignored as duplicates.
     """
 
     interval_seconds = INTERVAL_SECONDS
@@ -96,7 +96,7 @@ class BounceMailbox:
         return len(messages), waiting
 
     def _email_id_in(self, message: NewMessage) -> UUID | None:
-        """The email whose token is in the message: in the header, or in a quoted text, as in feedback reports."""
+        """The email whose token is in the message: in the header, or in a quoted part, which feedback reports have."""
         octets = message.octets or b""
         header = _END_OF_HEADER.split(octets, maxsplit=1)[0]
         return self._address.find(header.decode("latin-1")) or self._address.find(octets.decode("latin-1"))

@@ -3,7 +3,8 @@ text of older servers.
 
     multipart/report with message/delivery-status    RFC 3464: one event for each recipient
     multipart/report with message/feedback-report    RFC 5965 (ARF): a complaint, an unsubscription, or neither
-    a text from a mail server                        the paragraph about each recipient, if it names one
+    a text from a mail server                        one event for each recipient that the text names; one event
+                                                     without a recipient if the text names no recipient
     anything else, such as an auto-reply             proof that the provider accepted the email, and no more
 
 The caller has verified by a token that the message belongs to the email (`domain.bounce_address`). But everybody who
@@ -48,15 +49,15 @@ PROVIDER: Final = "smtp"
 MAX_RECIPIENTS: Final = 1000
 """The most blocks of a report that are read. No email has so many recipients."""
 MAX_BOUNDARIES: Final = 30
-"""A bounce has only a few parts. Python's parser compares each line with the boundary of each enclosing part, so a
-message with many nested parts would take many seconds."""
+"""How often the word `boundary` may occur in a message. A bounce has only a few parts. Python's parser compares each
+line with the boundary of each enclosing part, so parsing a message with many nested parts would take many seconds."""
 MAX_BLANK_LINES: Final = 20_000
-"""The most blank lines in one message; several in a row count once. Python's parser creates an object for each blank
-line of a delivery status."""
+"""The most blank lines in one message. Consecutive blank lines count once. Python's parser creates an object for each
+blank line of a delivery status."""
 _AT_MOST_LATER: Final = timedelta(days=1)
 _AT_MOST_EARLIER: Final = timedelta(days=30)
-"""How much later, and how much earlier, than the time of receipt a notice's own time may be. If it is outside these
-limits, the time of receipt is used."""
+"""The limits for the time in a notice's Date field, compared with the time of receipt. If the notice's time is later or
+earlier than these limits allow, the time of receipt is used."""
 
 _ACTIONS: Final = {
     "delayed": EventKind.DEFERRED,
@@ -64,8 +65,8 @@ _ACTIONS: Final = {
     "expanded": EventKind.DELIVERED,
     "relayed": EventKind.ACCEPTED,
 }
-"""The actions of RFC 3464, section 2.3.3. Every other action is a failure. `relayed`: the email was passed to a server
-that sends no DSN."""
+"""The kind of event for each action of RFC 3464, section 2.3.3. Any other action means a failure. `relayed` means that
+the email was passed to a server that sends no DSN."""
 _FEEDBACK: Final = {
     "abuse": EventKind.COMPLAINED,
     "fraud": EventKind.COMPLAINED,
@@ -73,8 +74,8 @@ _FEEDBACK: Final = {
     "opt-out-list": EventKind.UNSUBSCRIBED,
     "not-spam": EventKind.DELIVERED,
 }
-"""The types of feedback of RFC 5965, section 7.3, and RFC 6430. Reports of other types, such as `auth-failure`, come
-from servers and not from recipients."""
+"""The kind of event for each type of feedback of RFC 5965, section 7.3, and RFC 6430. Reports of other types, such as
+`auth-failure`, come from servers and not from recipients."""
 
 _LINE_ENDS: Final = re.compile(rb"(?:\r\n|\r|\n){2,}")
 _WORD: Final = re.compile(r"[a-z]+")
@@ -105,7 +106,7 @@ class _Finding:
 
 
 def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], received_at: datetime) -> list[ProviderEvent]:
-    """The events that a message to the email's envelope sender reports.
+    """The events that a returned message reports. The message arrived at the email's envelope sender.
 
     Returns at least one event, because the message proves that the provider accepted the email.
 

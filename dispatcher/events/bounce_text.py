@@ -16,15 +16,15 @@ from dispatcher.events.bounce_class import any_of, says_why
 from dispatcher.store.address_hashes import normalised
 
 MAX_TEXT_CHARACTERS: Final = 8192
-"""Only this much of a server's text is used, because a server explains the bounce at the beginning."""
+"""Only this much of a server's text is used. Servers explain the bounce at the beginning of the text."""
 MAX_COPY_CHARACTERS: Final = 64 * 1024
-"""Only this much of a server's text is searched for the beginning of the copy of the email."""
+"""A server's text may end with a copy of the email. Only this much of the text is searched for the copy's beginning."""
 BLANK_LINES: Final = re.compile(r"\n[ \t]*\n\s*")
 _SERVER: Final = any_of(
     r"^$|<>|mailer[-_ ]?d(a|e)emon|mdaemon|post[ _]?master|ndr admin|mail ?delivery|delivery (sub)?system",
     r"mail (administrator|system|router)|system administrator|mailer@",
 )
-"""What the From field of a mail server contains; some servers leave it empty."""
+"""Matches the From field of a message that a mail server wrote. Some servers leave the field empty."""
 _FAILURE: Final = any_of(
     r"undeliver|non-?deliver|not (be )?deliver|did not reach|not reached|failure notice|bounced|rejected",
     r"(cannot|could ?n.t|unable to|failed to|not possible to) (be )?(deliver|sen[dt])|returned (mail|e-?mail|message)",
@@ -44,7 +44,7 @@ _COPY_OF_EMAIL: Final = any_of(
     r"^[-=*_ >]*(the )?(body|header)s? of.*$",
     r"^(received|return-path|message-id|mime-version|dkim-signature): .*$",
 )
-"""The line at which a copy of the email begins."""
+"""Matches the line at which a copy of the email begins."""
 _ADDRESS_LINE: Final = re.compile(r"^[ \t<\"']*([\w.+%=-]{1,64}@[\w.-]{1,255}\w)", re.MULTILINE)
 _STYLE: Final = any_of(r"<(style|script)\b[^<]*")
 _LINE_END: Final = any_of(r"<br\b[^<>]*>|</(p|div|tr|li|h\d)>")
@@ -87,9 +87,9 @@ def _is_from_daemon(message: Message) -> bool:
 def about(address: str, text: str) -> str:
     """What the text says about an address; empty if the text does not contain the address.
 
-    Returns the first paragraph that contains the address and a reason, from the line with the address on. If there is
-    no such paragraph, returns the text from the line with the address on. Ends before a line that begins with another
-    address.
+    The result begins at the line with the address. It ends before a line that begins with another address, or at the
+    end of the paragraph. The paragraph is the first that contains the address and a reason; if there is none, the
+    whole text counts as one paragraph.
     """
     if not address or place_of(address, text) < 0:
         return ""
@@ -119,7 +119,7 @@ def explanation(parts: Sequence[Message]) -> str:
 
 
 def is_text(part: Message) -> bool:
-    """Whether the part is a text. A multipart counts as a text, because it is a part only if its boundary is wrong."""
+    """Whether the part is a text. A multipart that has no parts, because its boundary is wrong, counts as a text."""
     return part.get_content_type() in ("text/plain", "text/html") or part.get_content_maintype() == "multipart"
 
 

@@ -22,7 +22,7 @@ _Waiting = tuple[Sequence[ProviderEvent], asyncio.Future[None]]
 
 
 class EventBatcher:
-    """An `EventSink` that stores batches, one at a time. The requests that arrive meanwhile form the next batch."""
+    """An `EventSink` that stores one batch at a time. Requests that arrive during this time form the next batch."""
 
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink
@@ -55,7 +55,7 @@ class EventBatcher:
         return batch
 
     async def _store(self, batch: list[_Waiting]) -> None:
-        """Stores a batch, and settles the futures of its requests."""
+        """Stores a batch, and sets the result of each of its requests."""
         try:
             await self._sink.store([event for events, _ in batch for event in events])
         except StoreBusy as error:
@@ -71,7 +71,7 @@ class EventBatcher:
                 raise
         else:
             for _, committed in batch:
-                if not committed.done():  # it is done if the client has disconnected
+                if not committed.done():  # a disconnected client has cancelled its future
                     committed.set_result(None)
 
 

@@ -42,8 +42,8 @@ def load_json(text: bytes | bytearray | str) -> Any:
     except orjson.JSONDecodeError:
         tolerated = text if isinstance(text, str) else text.decode("utf-8", "replace")
     try:
-        # As in orjson, an integer of more than 64 bits becomes a float, because Python refuses to convert thousands of
-        # digits to an integer.
+        # Converts an integer of more than 64 bits to a float, as orjson does, because Python refuses to convert
+        # thousands of digits to an integer.
         return json.loads(tolerated, strict=False, parse_int=_whole_number)
     except (ValueError, RecursionError):
         raise EventsUnreadable("The request is not JSON, or is nested too deep.") from None
@@ -77,7 +77,7 @@ def detail(*values: object) -> str | None:
 
 
 def address(value: object) -> str | None:
-    """An address, perhaps with a display name; None if the value cannot be one."""
+    """An address, perhaps with a display name; None if the value cannot be an address."""
     found = text(value)
     if found is None or "@" not in found or len(found) > MAX_ADDRESS_CHARACTERS or not found.isprintable():
         return None
@@ -85,7 +85,7 @@ def address(value: object) -> str | None:
 
 
 def email_id(value: object) -> UUID | None:
-    """The id of an email; None if the value cannot be one."""
+    """The id of an email; None if the value cannot be an id."""
     if not isinstance(value, str) or len(value) != _UUID_CHARACTERS:
         return None
     try:

@@ -22,7 +22,8 @@ from dispatcher.telemetry.log import get_log
 BATCH: Final = 500
 """The most events per statement."""
 _STATEMENT_FAULTS: Final = "42"
-"""The class of SQLSTATEs about the statement, the tables or a right. An event cannot cause such an error."""
+"""The class of SQLSTATEs about a wrong statement, missing tables or missing privileges. An event cannot cause such an
+error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +120,14 @@ class EventIntake:
         try:
             return await store_events(self._pool, rows, self._rules)
         except StatementRefused as error:
-            # No event causes this error, so no event may be left out. The source must keep all events.
+            # The error is not caused by an event, so no event may be left out: the source must keep all events.
             if (getattr(error.__cause__, "sqlstate", None) or "").startswith(_STATEMENT_FAULTS):
                 raise StoreUnavailable(error.message) from error
             raise
 
     async def _settle(self, email_ids: Collection[UUID]) -> int:
-        """Settles emails immediately. If that fails, the leading relay does so later: `store_events` marks the rows."""
+        """Settles emails immediately. If that fails, the leading relay settles them later, because `store_events` has
+        marked their rows."""
         with suppress(StoreUnavailable):
             outcome = await self._locked.execute_unlocked(email_ids, lambda free: settle_proven(self._pool, free))
             report_settled(settled := outcome.rows())

@@ -87,7 +87,7 @@ def _read(folder: int, name: str) -> NewMessage | None:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
         return None
-    except OSError:  # a link, or a file of another user
+    except OSError:  # the entry is a link, or a file of another user
         return NewMessage(name, None, datetime.now(UTC))
     try:
         found = os.fstat(file)

@@ -165,7 +165,7 @@ def _event(given: Mapping[str, Any]) -> tuple[ProviderEvent] | Skipped:
 
 
 def _bounce(given: Mapping[str, Any], code: str | None) -> Bounce:
-    if given.get("type") == "blocked":  # even with a code of the class 5
+    if given.get("type") == "blocked":  # whatever the code is: SendGrid reports blocks with permanent codes, too
         return Bounce.BLOCKED
     # If `type` is missing, the bounce may be a block, which must not count as a hard bounce.
     if given.get("type") != "bounce":

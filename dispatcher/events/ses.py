@@ -8,7 +8,8 @@ so they name no email; use a configuration set. A notice about several recipient
     Delivery            delivered
     DeliveryDelay       deferred
     Bounce              bounced: hard if `bounceType` is Permanent, else soft
-    Complaint           complained; without a recipient if it lists several, because perhaps only one has complained
+    Complaint           complained; if the notice lists several recipients, the event names none of them, because
+                        perhaps only one of them has complained
     Reject              rejected; also Rendering Failure
     Subscription        unsubscribed, if the recipient has left all lists
     Open, Click         opened, clicked
@@ -109,8 +110,8 @@ def _events(document: Mapping[str, Any]) -> list[ProviderEvent] | Skipped:
     email_id = _email_id(mail)
     if email_id is None:
         return Skipped.FOREIGN
-    # Some kinds of notices have no time of their own. They happen while SES processes the email, so the email's time is
-    # used.
+    # Notices of some kinds have no time of their own. SES sends them while it processes the email, so the email's time
+    # is used.
     happened_at = fields.instant(notice.facts.get("timestamp")) or fields.instant(mail.get("timestamp"))
     if happened_at is None:
         return Skipped.MALFORMED
@@ -145,7 +146,8 @@ def _deferred(notice: _Notice, make: _Make) -> list[ProviderEvent]:
 
 def _bounced(notice: _Notice, make: _Make) -> list[ProviderEvent]:
     kind, cause = notice.facts.get("bounceType"), notice.facts.get("bounceSubType")
-    # `Transient` may be an out-of-office reply, and `Undetermined` may be anything. So neither may suppress an address.
+    # `Transient` may be an out-of-office reply, and `Undetermined` may be anything. So neither type may suppress an
+    # address.
     bounce = Bounce.HARD if kind == "Permanent" else Bounce.SOFT
     return [
         make(
@@ -175,7 +177,7 @@ def _unsubscribed(notice: _Notice, make: _Make) -> list[ProviderEvent] | Skipped
 
 
 def _of_destinations(kind: EventKind, *texts: str) -> _Read:
-    """A function that reads a kind of notice about the whole email. It returns one event for each recipient."""
+    """A function that reads notices about the whole email, and returns one event for each recipient."""
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         detail = fields.detail(*(notice.facts.get(text) for text in texts))
@@ -186,7 +188,7 @@ def _of_destinations(kind: EventKind, *texts: str) -> _Read:
 
 
 def _of_reader(kind: EventKind) -> _Read:
-    """A function that reads a kind of notice that one recipient caused, and that does not name the recipient."""
+    """A function that reads notices about an act of one recipient. Such notices do not name the recipient."""
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         link = fields.text(notice.facts.get("link")) or ""

@@ -13,10 +13,10 @@ BATCH: Final = 500
 
 
 class ProvenEmails:
-    """A service of the leading relay.
+    """Settles the emails that `EventIntake` could not settle. A service of the leading relay.
 
-    `EventIntake` settles an email immediately, unless a worker has leased the email. This service settles the remaining
-    emails, also after an `EventIntake` was interrupted.
+    `EventIntake` leaves an email to this service if a worker has leased the email, or if the process of `EventIntake`
+    exits before the email is settled.
     """
 
     interval_seconds = POLL_SECONDS

@@ -1,9 +1,9 @@
-"""Messages that Amazon SNS posts: verifies the signature, and confirms subscriptions.
+"""Verifies the messages that Amazon SNS posts, and confirms subscriptions.
 
 A valid signature shows only that AWS signed the message. Everybody can create a topic, and subscribe our URL to the
-topic. So a message is accepted only if its topic is on the list of allowed topics. This is checked before any request
-to AWS. The message contains the URL of the certificate. Only URLs of SNS itself are allowed, because the URLs of S3
-buckets, which anybody can create, look similar.
+topic. So a message is accepted only if its topic is on the list of allowed topics. The list is checked before any
+request to AWS. The message contains the URL of the certificate. Only URLs of SNS itself are allowed, because the URLs
+of S3 buckets, which anybody can create, look similar.
 
 https://docs.aws.amazon.com/sns/latest/dg/sns-verify-signature-of-message.html
 """
@@ -38,7 +38,8 @@ from dispatcher.transport.http_response import HttpResponse, NoResponse, Request
 from dispatcher.version import VERSION
 
 FETCH_SECONDS: Final = 8.0
-"""The longest time for a request to AWS. Meanwhile, SNS waits for our response, at most 15 seconds."""
+"""The longest time for a request to AWS. SNS waits at most 15 seconds for our response, which is sent after the request
+to AWS."""
 MAX_CERTIFICATES: Final = 16
 FETCH_INTERVAL_SECONDS: Final = 1.0
 """The shortest time between two requests for certificates. A client that knows an allowed topic could otherwise make us
@@ -65,7 +66,7 @@ class MessageType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnsMessage:
-    """A verified message.
+    """A verified message of Amazon SNS.
 
     Attributes:
         text: The text that the publisher sent.
@@ -99,7 +100,7 @@ def fetcher(ca_file: Path | None) -> Fetch:
 
 
 class SnsVerifier:
-    """Verifies messages, and confirms subscriptions to allowed topics."""
+    """Verifies the messages of Amazon SNS, and confirms subscriptions to allowed topics."""
 
     def __init__(
         self,
@@ -224,7 +225,7 @@ class _Certificates:
             if (known := self._usable(url)) is not None:  # another request has fetched the certificate
                 return known
             if time.monotonic() < self._fetched_at + self._interval_seconds:
-                raise SourceUnavailable("Another certificate of Amazon SNS was fetched a moment ago.")
+                raise SourceUnavailable("Another certificate of Amazon SNS was fetched within the last second.")
             self._fetched_at = time.monotonic()
             response = await self._fetch(url)
             if response.status in _NO_SUCH_FILE:
@@ -251,5 +252,5 @@ class _Certificates:
         if self._clock() < certificate.not_valid_before_utc.timestamp():
             return
         while len(self._known) >= MAX_CERTIFICATES:
-            del self._known[next(iter(self._known))]  # the oldest
+            del self._known[next(iter(self._known))]  # the certificate that was fetched first
         self._known[url] = key, certificate.not_valid_after_utc.astimezone(UTC)

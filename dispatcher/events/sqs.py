@@ -91,7 +91,7 @@ class Queue:
         from botocore.config import Config
 
         for name in ("botocore", "urllib3"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # at level DEBUG, they log messages and signatures
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # at level DEBUG, these log messages and signatures
         parts = urlsplit(self._url)
         region = _REGION.search(parts.hostname or "")
         timeouts = Config(connect_timeout=_CALL_SECONDS, read_timeout=self._wait_seconds + _CALL_SECONDS)
@@ -197,7 +197,7 @@ class QueuePoller:
 
 
 class QueuePolling:
-    """The pollers of one host."""
+    """Runs the pollers of one host."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

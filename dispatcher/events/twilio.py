@@ -1,4 +1,4 @@
-"""Twilio's requests: status callbacks, and SMS that recipients send to our numbers.
+"""Verifies and parses Twilio's requests: status callbacks, and SMS that recipients send to our numbers.
 
 Twilio signs the URL and the form's fields. The signature contains no time, so a copy of an old request has a valid
 signature. Such a copy changes nothing: a status that is already stored is a duplicate, and an SMS that was already
@@ -96,7 +96,7 @@ def _form(body: bytes | bytearray) -> list[tuple[str, str]]:
 
 
 def _with_and_without_port(url: str) -> list[str]:
-    """The URL without and with its port, because Twilio signs sometimes the one and sometimes the other."""
+    """The URL without its port, and the URL with its port, because Twilio signs either form."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host

@@ -5,8 +5,8 @@ before this commit, the next round posts the batch again. So every event arrives
 A slow or failing receiver delays only its own webhook.
 
     the receiver …                                       what the monitor does
-    accepts at least some events                         moves the cursor on; stores each refused event, and posts it
-                                                         again by a schedule, while it delivers later events
+    accepts at least some events                         moves the cursor forward; stores each refused event, and posts
+                                                         it again (`SCHEDULE_SECONDS`), while it delivers later events
     is not reached, or answers 429, 502, 503 or 504,     keeps the cursor, and tries again after a wait, with a few
     or refuses everything                                events; disables the webhook after about 27 hours
     answers 410                                          disables the webhook
@@ -56,7 +56,7 @@ PRIVATE_SETTING: Final = "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE"
 POLL_SECONDS: Final = 1.0
 STANDBY_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 60.0
-"""PostgreSQL ends a session that is idle for longer, so that another host can deliver if this host is frozen."""
+"""PostgreSQL ends a session that is idle for longer than this, so that another host delivers if this host is frozen."""
 POST_SECONDS: Final = 15.0
 BATCH_EVENTS: Final = 100
 CONCURRENT_POSTS: Final = 8
@@ -104,7 +104,7 @@ class PostResult:
 
 
 class WebhookDelivery:
-    """A task of each monitor. Only the monitor with the named lock delivers."""
+    """Delivers the feed's events to all webhooks. A task of each monitor: the monitor with the named lock delivers."""
 
     def __init__(
         self,
@@ -186,8 +186,8 @@ class WebhookDelivery:
             await self._round(session, webhook)
             self._wake.set()
         except StoreUnavailable as error:
-            # Nothing was saved, so the same events are delivered again. If PostgreSQL accepts reads but no writes (its
-            # disk is full), `_lead` continues. Without a wait, the receiver would get the same events all the time.
+            # Nothing was saved, so the next round delivers the same events again. It waits first: if PostgreSQL accepts
+            # reads but no writes (its disk is full), the receiver would otherwise get the events without a pause.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=self._retry_seconds)
             await asyncio.sleep(self._retry_seconds)
         except Exception as error:  # noqa: BLE001 - one webhook must not delay the others

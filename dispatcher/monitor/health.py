@@ -29,7 +29,7 @@ OLD_SECONDS: Final = 6 * POLL_SECONDS
 
 
 class Health:
-    """The checks of this host, from the monitor's polls and the processes' shared memory."""
+    """The checks of /readyz for this host, by the monitor's polls and the shared memory of the processes."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class Health:
         return f"The send queue of lane {idle[0]} has no consumer." if idle else None
 
     def _providers(self) -> str | None:
-        """Fails if the circuit breakers of all providers are open in all workers of this host that have reported.
+        """Why no provider is usable: all circuit breakers are open, in all workers of this host that have reported.
 
-        Ignores providers that an operator paused. A half-open breaker counts as open: it waits for the answer to a
-        probe, which may take long.
+        None if a breaker is closed, or if no worker has reported. Ignores providers that an operator paused. A
+        half-open breaker counts as open: it waits for the answer to a probe, which may take long.
         """
         paused = self._paused_providers
         states = self._processes.values_of(metrics.BREAKERS).items()
@@ -105,7 +105,7 @@ class Health:
         return self._store.found.pauses if self._store.found else ()
 
     def _is_paused(self, lane: str) -> bool:
-        """Whether an operator paused a whole lane: the lane, everything, or all providers."""
+        """Whether pauses stop the whole lane: a pause of the lane or of everything, or pauses of all providers."""
         return self._are_all_providers_paused or Controls(tuple(self._pauses)).pause_of_lane(lane) is not None
 
     def _pending(self) -> str | None:
@@ -126,7 +126,12 @@ class Health:
 def _unavailability(
     poll: Poll[MonitorCounts] | Poll[dict[str, FoundQueue]], server: str, answered: type[Exception]
 ) -> str | None:
-    """Why a server counts as unreachable. Omits the error's text, which may contain users and hosts; see the log."""
+    """Why a server counts as unreachable; None if it is reachable. Omits the error's text, which may contain users and
+    hosts; the log has the text.
+
+    Args:
+        answered: The kind of error with which a reachable server answers.
+    """
     if isinstance(poll.fault, answered):
         return None
     if poll.fault is not None:
@@ -144,5 +149,5 @@ def _late(what: str, waits: list[float | None]) -> str | None:
 
 
 def _fault_text(poll: Poll[MonitorCounts] | Poll[dict[str, FoundQueue]], kind: type[Exception]) -> str | None:
-    """The text of the last error if it is of this kind. Such texts are our own, about tables and queues."""
+    """The text of the last error if the error has this kind. The dispatcher itself writes the texts of these errors."""
     return str(poll.fault) if isinstance(poll.fault, kind) else None

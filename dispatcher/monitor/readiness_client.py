@@ -35,7 +35,7 @@ async def fetch_unready(listener: Listener) -> str | None:
 
 
 async def _get(host: str, port: int, path: str) -> bytes:
-    """The body of a page, whatever its status. Closes the connection."""
+    """The body of a page, whatever the HTTP status is. Closes the connection."""
     reader, writer = await asyncio.open_connection(host, port)
     with closing(writer):
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())

@@ -101,7 +101,7 @@ class ServerGauges(Collector):
         self._health = health
 
     def describe(self) -> Iterable[Metric]:
-        """Returns nothing. Without this method, the registry would collect once to find the names."""
+        """Returns nothing. Without this method, the registry would call `collect` to find the names of the gauges."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ MAX_ACTOR_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """The actor and reason of an operator action; create it with `of`.
+    """The actor and the reason of an operator action. Create an act with `of`.
 
     Attributes:
         actor: A login and its host, such as `ann@ops-1`, or the name of an API key.
@@ -28,7 +28,7 @@ class Act:
 
     @classmethod
     def of(cls, actor: str | None, reason: str) -> Self:
-        """Creates an act with a scrubbed reason. Without an actor, uses this process's user and host.
+        """Creates an act. Removes addresses from the reason. Without an actor, uses this process's user and host.
 
         Raises:
             DispatcherError: the reason is empty.

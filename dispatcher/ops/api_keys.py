@@ -15,15 +15,15 @@ class UnknownKey(DispatcherError):
 
 
 async def list_keys(session: AsyncSession) -> list[ApiKey]:
-    """Every key, revoked ones included, oldest first."""
+    """All keys, oldest first. Includes revoked keys."""
     return await store.find_keys(session)
 
 
 async def revoke(session: AsyncSession, key_id: str, act: Act) -> str:
-    """Revokes a key; returns its id as lists show it. Every API process refuses the key within two seconds.
+    """Revokes a key; returns its id. Every API process refuses the key within two seconds.
 
     Args:
-        key_id: The id as lists show it, or a whole key; only the id in it is used.
+        key_id: The id as `dispatcher keys list` shows it, or the whole key, which contains the id.
 
     Raises:
         UnknownKey: There is no such key, or it was revoked before.

@@ -29,7 +29,8 @@ import orjson
 from dispatcher.events.bounce_text import decoded, field
 
 FOLDERS: Final = ("new", "cur")
-"""A mail client moves the emails that it has shown from `new` to `cur`, and appends flags to the file's name."""
+"""The folders of a Maildir that contain emails. A mail client moves the emails that it has shown from `new` to `cur`,
+and appends flags to the names of their files."""
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_EMAIL_BYTES: Final = 64 * 1024 * 1024
 MAX_PARTS: Final = 1000
@@ -114,12 +115,12 @@ class CapturedEmail:
 
 
 def parse_name(text: str) -> CapturedName | None:
-    """The parsed name; None if the text is anything but the name of a captured email's file, for example a path."""
+    """The parsed name; None if the text is not the name of a captured email's file, but for example a path."""
     found = _NAME.fullmatch(text)
     if found is None:
         return None
     captured_ns = int(found[2])
-    # The largest time that Python's datetime can represent.
+    # Python's datetime cannot represent a later time than this limit.
     return CapturedName(text, found[1], captured_ns) if captured_ns < 253_402_300_799 * 10**9 else None
 
 
@@ -213,7 +214,7 @@ def _read(folders: Sequence[Path], name: CapturedName, at_most: int) -> tuple[by
     """The beginning and the size of an email's file; None if the file does not exist. Follows no symbolic link."""
     paths = [str(folder / "new" / name.text) for folder in folders]
     for look in (False, True):
-        if look:  # a mail client may have moved the file
+        if look:  # a mail client may have moved the file to `cur`
             paths = [path for found, path in _entries(folders) if found == name]
         for path in paths:
             try:

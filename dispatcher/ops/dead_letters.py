@@ -1,8 +1,8 @@
-"""Dead letters on the DLQ, compared with their emails in the database.
+"""Compares the dead letters on the DLQ with their emails in the database, and removes stale dead letters.
 
 The database is the source of truth. A dead letter is about one failure of one email. The email's number of attempts
-identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed one.
-A dead letter is stale if its email is no longer failed or held, has failed again, or was discarded.
+identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed
+email. A dead letter is stale if its email is no longer failed or held, has failed again, or was discarded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DlqEntry(NamedTuple):
 
     Attributes:
         dead_letter: The dead letter; None if the message is not one of the dispatcher's dead letters.
-        email: The email's row; None if there is no such email, or if its message key differs.
+        email: The email's row; None if there is no such email, or if the email has a different message key.
         is_orphan: Whether the message is a dead letter whose email no longer exists (pruned, or missing in a restored
             backup).
     """
@@ -64,7 +64,7 @@ def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
 
 @asynccontextmanager
 async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
-    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second would find an empty queue.
+    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second process would find no message.
 
     Raises:
         DispatcherError: another process has been reading the DLQ for too long.
@@ -104,7 +104,7 @@ async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[D
 async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collection[UUID] | None = None) -> int:
     """Removes stale dead letters from the DLQ; returns how many.
 
-    Raises the errors of `scan`. Some dead letters may then have been removed; a later sweep removes the remaining ones.
+    Raises the errors of `scan`. Some dead letters may then have been removed; a later sweep removes the others.
 
     Args:
         email_ids: Remove only the dead letters of these emails; None for all emails.
@@ -151,8 +151,8 @@ async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) 
     """Discards the dead letters of failed and held emails, audited. The dead letters become stale.
 
     Returns:
-        The emails that this call discarded. All other emails in `email_ids` are not failed or held, or were discarded
-        before. The emails keep their status. A replay of a discarded email undoes the discard.
+        The emails whose dead letters this call discarded. All other emails in `email_ids` are not failed or held, or
+        their dead letters were discarded before. The emails keep their status. A replay undoes the discard.
     """
     return await discard_dead(session, email_ids, actor=act.actor, reason=act.reason)
 

@@ -1,4 +1,7 @@
-"""Operators see and set the ceilings of recipient domains. Audited. All hosts follow within two seconds."""
+"""Operators list, set and remove the ceilings of recipient domains. All hosts apply a change within two seconds.
+
+Every change is audited.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def parse_domain(text: str) -> str:
         text: Such as `example.org` or `@Example.org`.
 
     Raises:
-        InvalidEmail: The text is no domain.
+        InvalidEmail: The text is not a domain.
     """
     if "@" in text.strip().removeprefix("@"):
         raise InvalidEmail("domain", "contains an @; write only the part after the @, such as example.org")
@@ -35,12 +38,12 @@ def parse_domain(text: str) -> str:
 
 
 async def list_domains(session: AsyncSession) -> list[LimitedDomain]:
-    """The domains that have ceilings, by name, and how many emails wait for each."""
+    """The domains that have ceilings, by name, with the number of emails that wait for the ceilings of each domain."""
     return await store.count_domain_waits(session)
 
 
 async def set_limit(session: AsyncSession, domain: str, values: Mapping[str, Any], act: Act) -> DomainLimit:
-    """Sets a domain's values that are not None, keeps the others, and returns the limit.
+    """Sets the given ceilings of a domain, and returns all its ceilings. A value of None keeps the present ceiling.
 
     Args:
         values: `per_second` and `concurrent`.
@@ -52,7 +55,7 @@ async def remove_limit(session: AsyncSession, domain: str, act: Act) -> None:
     """Deletes the ceilings of a domain. The emails that wait for them become due.
 
     Raises:
-        NoCeiling: The domain has none.
+        NoCeiling: The domain has no ceiling.
     """
     if not await store.remove_limit(session, domain, asdict(act)):
         raise NoCeiling(f"{domain} has no ceiling.", remedy="See `dispatcher domains list`.")

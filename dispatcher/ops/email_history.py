@@ -1,4 +1,4 @@
-"""The history of one email from the database; `messages` finds its messages on the DLQ."""
+"""The history of one email, from the database. `ops.messages` finds the email's dead letters on the DLQ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class EmailHistory:
 
     Attributes:
         email: The email's row, by column.
-        events: What providers reported after they accepted the email. A recipient is a position, counted from 1.
+        events: What providers reported after they accepted the email. Each event names its recipient by position,
+            counted from 1.
         acts: The audited operator actions on the email.
         replays: The replays that included the email.
         waiting: Why the email is not sent yet; None unless the email is pending, waiting or sending.

@@ -19,7 +19,7 @@ OLD_SAMPLE_SECONDS: Final = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The emails that were sent in one minute, hour or day.
+    """The emails that were sent, and the attempts that did not send, in one minute, hour or day.
 
     Attributes:
         sent: None if unknown, because no monitor took a sample.
@@ -87,7 +87,8 @@ class ProviderFigures:
     Attributes:
         problem: The worst problem that workers report; None if all workers can use the provider.
         pause: The operator's pause; None if the provider is not paused.
-        rate: What all hosts together may send now; None without a ceiling, or before the first email.
+        rate: How many emails per second all hosts together may send now; None without a ceiling, or before the first
+            email.
         ceiling: Emails per second by this host's settings; None if there is no ceiling.
         sent: Emails that the provider accepted in the last 24 clock hours.
         not_sent: Attempts with other outcomes in the same 24 hours.
@@ -122,7 +123,7 @@ class LaneFigures:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The counts that every visitor sees.
+    """The counts of emails that every visitor of the Overview sees.
 
     Attributes:
         dead_letters: Failed emails whose dead letter no operator has discarded.
@@ -141,7 +142,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The figures for one visitor. If the visitor may see only one tenant, all fields after `pauses` are empty.
+    """The figures of the Overview for one visitor.
+
+    If the visitor may see only one tenant, all fields after `pauses` are empty.
 
     Attributes:
         counts: Counts of all tenants, or of the visitor's tenant.
@@ -171,5 +174,5 @@ class Overview:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether a monitor writes samples."""
+        """Whether a monitor writes samples at present: the newest sample is not old."""
         return self.sample is not None and self.sample.age_seconds < OLD_SAMPLE_SECONDS

@@ -4,8 +4,8 @@ every email with content ─▶ its recipients ─┐
 events with the address's hash ─────────────┴▶ finished emails: erased, a batch per commit
                                              └▶ pending and sending emails: reported, not changed
 
-Each batch commits alone, so the work may be interrupted and repeated at any time. A repetition does not find
-emails that are already erased.
+Each batch is one commit, so the work may be interrupted and repeated at any time. A repetition does not find emails
+that are already erased.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Erased(NamedTuple):
 
 @dataclass(slots=True)
 class Forgotten:
-    """What was erased; in a dry run, what would be erased.
+    """What was erased about one recipient; in a dry run, what would be erased.
 
     Attributes:
         read: How many emails' recipients were read.
@@ -80,7 +80,7 @@ def _ignore(_: Forgotten) -> None: ...
 
 
 class Forgetting:
-    """Erases one address; see the module's docstring."""
+    """Erases the recipient with one address; see the module's docstring."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Forgetting:
         self._hash = b""
 
     async def run(self, *, removes_suppressions: bool = False) -> Forgotten:
-        """Erases, and returns what was erased. Idempotent.
+        """Erases the recipient, and returns what was erased. Idempotent.
 
         Args:
             removes_suppressions: Whether to remove suppression entries, too. Otherwise they are kept, so that the
@@ -128,10 +128,10 @@ class Forgetting:
         return self._done
 
     async def _forget_contents(self) -> None:
-        """Reads the recipients of every email with content, in the order of ids. Erases those with the address."""
+        """Erases the emails with content that have the address among their recipients. Reads emails in order of ids."""
         local = self._address.rpartition("@")[0]
-        # PostgreSQL preselects emails by the local part only if this part is plain ASCII: PostgreSQL recognises fewer
-        # forms of a letter as equal than Python, and JSON escapes some characters.
+        # PostgreSQL preselects emails by the local part only if this part is plain ASCII: PostgreSQL treats fewer forms
+        # of a letter as equal than Python does, and JSON escapes some characters.
         part = local if _PLAIN_LOCAL.fullmatch(local) else ""
         after: UUID | None = _FIRST
         while after is not None:
@@ -174,7 +174,7 @@ class Forgetting:
             for row in await self._erase(email_ids[start : start + self._batch]):
                 erased = _Erased(*row)
                 if self._act is None and is_by_event and erased.had_content:
-                    continue  # a dry run has already counted this email, by its content
+                    continue  # this dry run has already counted the email, because it has content
                 self._count(erased)
 
     async def _erase(self, email_ids: Sequence[UUID]) -> list[tuple[Any, ...]]:

@@ -137,7 +137,7 @@ async def unset_rule(session: AsyncSession, sender: str, act: Act) -> None:
 
 
 async def set_limit(session: AsyncSession, tenant_id: str, values: Mapping[str, Any], act: Act) -> TenantLimit:
-    """Sets a tenant's values that are not None, keeps the others, and returns the limit.
+    """Sets the given limits of a tenant, and returns all its limits. A value of None keeps the present limit.
 
     Args:
         values: `weight` and `per_second`.

@@ -44,7 +44,7 @@ from dispatcher.store.statements import Source
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 1_000
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-"""Ids cannot represent earlier instants."""
+"""The earliest instant of a search, because email ids contain no earlier time."""
 
 Check = Callable[[Sequence[UUID]], Awaitable[set[UUID]]]
 
@@ -110,10 +110,10 @@ async def find(
     Args:
         source: A session or a pool.
         cursor: The `cursor` of the previous page; None for the first page.
-        budget: How much the page reads.
+        budget: How much the search reads for one page.
 
     Raises:
-        InvalidEmail: The recipient, domain or sender is not valid. The error does not repeat it.
+        InvalidEmail: The recipient, domain or sender is not valid. The error does not repeat the value.
     """
     wanted = await _criteria(source, query, cursor)
     start = find_start(wanted)

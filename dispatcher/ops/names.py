@@ -13,14 +13,14 @@ from dispatcher.store.failures import find_known_ids
 
 _NAMED: Final = 5
 MOST_TENANTS: Final = 5_000
-"""The most tenants in which `find_by_key` looks for a key. This takes some tens of milliseconds."""
+"""The most tenants in which `find_by_key` looks for a key. A search in all of them takes some tens of milliseconds."""
 
 
 async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> tuple[UUID, ...]:
     """The ids of the emails with these ids or message keys, in the order of `names`, each id once.
 
-    If a name is the id of one email and the message key of a second email, it counts as the id. An id is returned even
-    if no email has it: the operator's action then reports the id as unknown.
+    If a name is the id of one email and the message key of a second email, the name counts as the id. An id is returned
+    even if no email has it: the operator's action then reports the id as unknown.
 
     Raises:
         DispatcherError: a name is not an id, and is not the message key of an email of this tenant.

@@ -61,14 +61,14 @@ ACCEPTED: Final = "accepted"
 
 @dataclass(frozen=True, slots=True)
 class Trends:
-    """Figures that are read less often than the others.
+    """The figures of the Overview that are read less often than its other figures.
 
     Attributes:
         pending_seconds: The longest wait of a pending email; None if no email is pending, or if the oldest pending
             emails are all paused.
         due_seconds: The longest time for which an email has been due; None if no email is due, or if the oldest due
             emails are all paused.
-        latency: The latency of the newest emails; None if none was sent in the last ten minutes.
+        latency: The latency of the newest emails; None if no email was sent in the last ten minutes.
         hours: The attempts of the last 24 hours, by hour.
     """
 
@@ -79,7 +79,7 @@ class Trends:
 
 
 class OverviewReader:
-    """The Overview for all visitors of one process."""
+    """Reads the Overview for all visitors of one process."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class OverviewReader:
 
     async def _read_all(self) -> Overview:
         days, trends = await self._days.get(), await self._trends.get()
-        if trends.fault is not None:  # the visitors then see the last Overview, with its age
+        if trends.fault is not None:  # visitors get the last Overview with its age
             raise StoreUnavailable(trends.fault)
         async with self._open_session() as session:
             return await read_overview(session, self._settings, days.value, trends.value)
@@ -330,8 +330,8 @@ def _lanes(settings: Settings, controls: Controls, sample: MinuteSample | None) 
 
 def _with_sample(name: str, count: BoundedCount, sample: MinuteSample) -> BoundedCount:
     """The count, or the sample's larger count if counting stopped at its limit."""
-    # A sample also counts failed and held emails whose dead letters were discarded. So it does not replace the counts
-    # of dead letters and held emails.
+    # A sample also counts failed and held emails whose dead letters were discarded. So the sample does not replace the
+    # counts of dead letters and held emails.
     if not count.is_cut or name in ("dead_letters", "held"):
         return count
     return replace(count, emails=max(count.emails, sample.emails.get(name, 0)))

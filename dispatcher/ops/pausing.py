@@ -22,11 +22,11 @@ MAX_SECONDS: Final = 366 * 86_400
 
 
 CURRENT_SECONDS: Final = 1.0
-"""How long the pauses that one page has read are shown by all pages."""
+"""How long all pages share one reading of the pauses."""
 
 
 class NotPaused(DispatcherError):
-    """There is no such pause."""
+    """The pause that an operator wants to end is not in force."""
 
 
 async def pause(session: AsyncSession, scope: PauseScope, name: str, act: Act, *, seconds: float | None) -> Pause:
@@ -58,7 +58,7 @@ def check_target(scope: PauseScope, name: str, settings: Settings) -> str:
     """Checks that a lane, tenant or provider can be paused, and returns its name; empty for `PauseScope.ALL`.
 
     Raises:
-        ValueError: There is no such lane or provider, or no tenant can have this name. The message is a sentence.
+        ValueError: There is no such lane or provider, or no tenant can have this name. The error's text is a sentence.
     """
     if scope is PauseScope.ALL:
         if name:

@@ -53,7 +53,8 @@ class Differences:
         """Counts a message; returns whether it is a surplus dead letter: stale, duplicate or orphan.
 
         Args:
-            seen: Emails whose current dead letter was already found. Adds the email of a current dead letter.
+            seen: Emails whose current dead letter was already found. If the message is a current dead letter, this
+                method adds its email.
         """
         if each.dead_letter is None or (each.is_poison and not each.is_orphan):
             self.poison.append(poison_id(each.found.body))

@@ -46,7 +46,7 @@ _Note = Callable[[UUID, ItemOutcome], Awaitable[None]]
 
 
 class ReplayBusy(DispatcherError):
-    """Another process is running this replay."""
+    """Another process is running the replay."""
 
 
 class SelectionGrown(DispatcherError):
@@ -78,11 +78,11 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The result of a run.
+    """The result of one run of a replay.
 
     Attributes:
         replay: The replay's state after the run.
-        locked: The number of emails that were not replayed because another transaction has locked their rows.
+        locked: The number of emails that were not replayed because other transactions have locked their rows.
         dead_letters_removed: The number of dead letters removed from the DLQ.
         dead_letters_fault: Why stale dead letters may remain on the DLQ; None if none remain.
     """
@@ -218,7 +218,8 @@ async def run(
     async with named_lock(session, f"replay {replay_id}") as is_ours:
         if not is_ours:
             raise ReplayBusy(f"Another process is running replay {replay_id}.")
-        await replays.save_overlaps(session, replay_id)  # again, because replays may have begun since `create`
+        # `create` has saved the overlaps, too, but other replays may have begun since.
+        await replays.save_overlaps(session, replay_id)
         sweeper = _Sweeper(session, dlq)
 
         async def note(email_id: UUID, outcome: ItemOutcome) -> None:

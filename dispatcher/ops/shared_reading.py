@@ -35,7 +35,7 @@ class Answer(Generic[T]):
 
 
 class SharedReading(Generic[T]):
-    """Reads a value at most once at a time and at most once per `fresh_seconds`, for any number of callers.
+    """Reads a value for any number of callers: one read at a time, and at most one read per `fresh_seconds`.
 
     While a read is slow or fails, callers get the last value with its age.
     """

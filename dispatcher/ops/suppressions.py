@@ -68,7 +68,7 @@ async def add(
 
 
 async def add_entries(session: AsyncSession, tenant_id: str, entries: Iterable[Entry], act: Act) -> int:
-    """Like `add`, for entries that already exist as values, such as the entries of `read_entries`."""
+    """Like `add`, for values of the type `Entry`, such as those that `read_entries` returns."""
     unique = list({entry.address_hash: entry for entry in entries}.values())
     added = 0
     for start in range(0, len(unique), BATCH):
@@ -78,7 +78,7 @@ async def add_entries(session: AsyncSession, tenant_id: str, entries: Iterable[E
 
 
 async def remove(session: AsyncSession, tenant_id: str, recipients: Sequence[Recipient], act: Act) -> int:
-    """Removes the recipients' entries; returns how many there were. Later emails are sent to them again. Idempotent."""
+    """Removes recipients' entries; returns how many it removed. The recipients get later emails again. Idempotent."""
     hasher = await AddressHasher.open(session)
     hashes = [hash_of(each, hasher) for each in recipients]
     return await suppressions.delete_suppressions(session, tenant_id, hashes, actor=act.actor, reason=act.reason)
@@ -135,7 +135,7 @@ async def list_entries(
     """A page of a tenant's entries, newest first. A page may be empty although more entries follow (`next` is set).
 
     Raises:
-        ValueError: `before` is the cursor of another list. The message is a predicate.
+        ValueError: `before` is the cursor of another list. The error's text has no subject.
     """
     return await operators_lists.list_suppressions(
         session, tenant_id, reason=reason, since=since, before=before, limit=limit
@@ -152,9 +152,9 @@ async def export(session: AsyncSession, tenant_id: str) -> AsyncIterator[Suppres
 
 
 async def find_stopped(session: AsyncSession, tenant_id: str, recipients: Sequence[Recipient]) -> list[UUID]:
-    """The failed emails to these recipients that were not sent because all their recipients were suppressed.
+    """The emails to these recipients that failed because each recipient of the email was suppressed.
 
-    Oldest first. Each can be replayed. Emails that were sent to their other recipients are not included.
+    Oldest first. Each of these emails can be replayed. An email that was sent to its other recipients is not included.
     """
     hasher = await AddressHasher.open(session)
     wanted = {hash_of(each, hasher) for each in recipients}
@@ -240,7 +240,10 @@ def _hash(text: str) -> bytes:
 
 
 def scrub_masked(text: str) -> str:
-    """Returns the masked recipient of an export unchanged. Masks a whole address; replaces any other text by `•••`."""
+    """The masked form of a text. Masks an address or a domain; keeps a text that is already masked, as in an export.
+
+    Any other text becomes `•••`.
+    """
     try:
         return text if _MASKED.fullmatch(text) and text.isprintable() else Recipient.parse(text).masked
     except InvalidEmail:

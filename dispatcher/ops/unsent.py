@@ -21,14 +21,14 @@ from dispatcher.store.connections import AsyncSession
 from dispatcher.store.unsent import Decision
 
 BATCH: Final = 500
-"""Emails per commit. Bounds the time for which a worker that leases one of these emails waits for the commit."""
+"""Emails per commit. Few, because a worker that leases one of these emails waits for the commit."""
 
 SAMPLE: Final = 5
 """How many ids a preview shows per status."""
 
 
 class Change(StrEnum):
-    """The result for one email."""
+    """What cancelling or rescheduling did to one email."""
 
     CANCELLED = "cancelled"
     """The email will not be sent."""
@@ -49,7 +49,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The result for one email.
+    """The result of cancelling or rescheduling one email.
 
     Attributes:
         status: The status that decided the result; None if the email is unknown or locked.
@@ -69,7 +69,7 @@ async def cancel(
     """Cancels emails that are pending or waiting, in one commit; returns a result per id, in order. Idempotent.
 
     Args:
-        tenant_id: Only emails of this tenant; the emails of others are unknown. None for all tenants.
+        tenant_id: Only emails of this tenant; the result for other emails is `UNKNOWN`. None for all tenants.
     """
     decided = await unsent.cancel_emails(session, email_ids, tenant_id=tenant_id, actor=act.actor, reason=act.reason)
     return _results(email_ids, decided, Change.CANCELLED, Change.ALREADY_CANCELLED)
@@ -113,7 +113,7 @@ async def change_all(
 
 
 async def _change_free(session: AsyncSession, email_ids: Sequence[UUID], change: ChangeMany) -> list[Changed]:
-    """Changes a batch. If rows are locked, halves the batch until they are found, so that all other emails change."""
+    """Changes a batch. If rows are locked, splits the batch until it finds the locked rows; all other emails change."""
     try:
         return await change(session, email_ids)
     except StoreBusy:

@@ -29,7 +29,7 @@ from dispatcher.transport.signed_post import SignedPoster, trusting_context
 
 MAX_URL_CHARACTERS: Final = 2000
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-"""Ids of events cannot represent earlier instants."""
+"""The earliest instant of a replay, because ids of events contain no earlier time."""
 
 
 class UnknownWebhook(DispatcherError):
@@ -45,7 +45,7 @@ class NewWebhook:
     """A webhook that was just added.
 
     Attributes:
-        secret: The key of its signatures. It is not shown again.
+        secret: The secret that signs the webhook's events. It is not shown again.
     """
 
     webhook_id: int
@@ -60,7 +60,7 @@ class TestResult:
         detail: The answer, or why there is none.
     """
 
-    __test__ = False  # pytest would collect a class with this name
+    __test__ = False  # pytest would otherwise take the class for a test, because of its name
 
     is_accepted: bool
     detail: str
@@ -74,7 +74,8 @@ def checked_url(text: str, *, allow_private: bool) -> str:
             the loopback. Host names are resolved and checked before each post.
 
     Raises:
-        ValueError: The URL is not allowed. The message is a predicate, and does not contain the URL.
+        ValueError: The URL is not allowed. The error's text has no subject, such as `must begin with https://`, and
+            does not contain the URL.
     """
     if len(text) > MAX_URL_CHARACTERS:
         raise ValueError(f"must have at most {MAX_URL_CHARACTERS:,} characters")
@@ -87,7 +88,7 @@ def checked_url(text: str, *, allow_private: bool) -> str:
         values.webhook_url(f"https{text[len('http') :]}")
         return text
     if not allow_private and not _is_public(parts.hostname or ""):
-        raise ValueError(f"must not have an address that is not public. {PRIVATE_SETTING}=on allows it")
+        raise ValueError(f"must have a public address. {PRIVATE_SETTING}=on allows other addresses, too")
     return values.webhook_url(text)
 
 
@@ -138,14 +139,14 @@ async def add(
     )
     if webhook_id is None:
         raise TooManyWebhooks(
-            f"The tenant already has {MAX_WEBHOOKS} webhooks.", remedy="Remove one, or poll the events."
+            f"The tenant already has {MAX_WEBHOOKS} webhooks.", remedy="Remove a webhook, or poll the events."
         )
     await _audit(session, "webhook_add", webhook_id, act)
     return NewWebhook(webhook_id, secret)
 
 
 async def remove(session: AsyncSession, webhook_id: int, act: Act) -> None:
-    """Removes a webhook. Events that it has not delivered yet are never posted.
+    """Removes a webhook. Its receiver never gets the events that were not delivered yet.
 
     Raises:
         UnknownWebhook: There is no such webhook.
@@ -187,7 +188,7 @@ async def disable(session: AsyncSession, webhook_id: int, act: Act) -> None:
 
 
 async def replay(session: AsyncSession, webhook_id: int, since: datetime, act: Act) -> None:
-    """Delivers the events since an instant again, with the same ids.
+    """Delivers all events since an instant again. Each event keeps its id.
 
     Raises:
         UnknownWebhook: There is no such webhook.

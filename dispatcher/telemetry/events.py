@@ -15,7 +15,7 @@ from typing import Final
 
 EVENTS: Final = MappingProxyType(
     {
-        # one email
+        # Events about emails and messages.
         "email.attempted": "An attempt ended. Fields: email_id, attempt, provider, outcome, status, error_type, "
         "provider_code, duration_ms, correlation_id, trace_id.",
         "email.lease_lost": "A worker has a result for an email, but no longer has the email's lease. The attempt is "
@@ -26,8 +26,8 @@ EVENTS: Final = MappingProxyType(
         "state, age).",
         "email.statement_failed": "PostgreSQL cannot read or write one email. All other emails are sent. Fields: "
         "email_id, reason.",
-        "email.hold_reverted": "Recovery had made an email held. The email is pending again, because its worker or its "
-        "ledger is back and proves that no byte of the email was sent. Fields: email_id, correlation_id.",
+        "email.hold_reverted": "Recovery had made an email held. The email is pending again: its worker, or the "
+        "worker's ledger, is back and proves that no byte of the email was sent. Fields: email_id, correlation_id.",
         "email.recovered": "Recovery took an email from an owner that died or vanished, or an email became uncertain "
         "because PostgreSQL lost commits. Fields: reason (lease_expired, worker_crashed, promotion), status.",
         "recipients.suppressed": "A worker did not send to suppressed recipients; one line per worker and hour at "
@@ -39,11 +39,13 @@ EVENTS: Final = MappingProxyType(
         "message.duplicated": "A worker acknowledged a message without sending its email, because the email was "
         "already finished, not due, or leased by another worker. Fields: email_id, status (of the email).",
         "message.returned": "A worker received a dead letter that an operator had moved to the send queue. Fields: "
-        "email_id, verdict (replayed; refused: back to the DLQ; stale: about an earlier failure).",
+        "email_id, verdict (replayed: the email is due again; refused: the dead letter goes back to the DLQ; stale: "
+        "the dead letter is about an earlier failure).",
         "message.rejected": "A worker rejected a message that points to no email, and RabbitMQ moved the message to "
         "the DLQ. Field: reason.",
-        # servers
-        "broker.connected": "The process is connected to RabbitMQ. Field, only of a worker: queues (that it consumes).",
+        # Events about RabbitMQ, PostgreSQL, providers and operators' controls.
+        "broker.connected": "The process is connected to RabbitMQ. Field: queues (those that a worker consumes; only "
+        "workers log this field).",
         "broker.connection_lost": "RabbitMQ is unreachable. The process reconnects with growing waits. Fields: reason, "
         "retry_in_seconds.",
         "store.connection_lost": "PostgreSQL is unreachable. The process keeps unrecorded results and retries. Fields: "
@@ -71,7 +73,7 @@ EVENTS: Final = MappingProxyType(
         "email_id, reason.",
         "provider.throttled": "A provider throttled a worker, so the rate of all workers for this provider was halved. "
         "Fields: provider, per_second (the new rate).",
-        # processes
+        # Events about processes and services.
         "startup.failed": "`dispatcher run` or `dispatcher api` cannot start and exits; one line per mistake. Fields: "
         "reason, remedy.",
         "dispatcher.started": "The parent process runs. Fields: workers, run_dir, pid.",
@@ -91,7 +93,8 @@ EVENTS: Final = MappingProxyType(
         "process.killed": "A process did not exit in time, and the parent killed it. Fields: role, pid.",
         "worker.drained": "A worker released the emails that it had not begun to send, and exits. Fields: sent, "
         "released.",
-        "topology.unverified": "The queues' bindings, arguments and policies could not be checked. Field: reason.",
+        "topology.unverified": "The process could not check the bindings, arguments and policies of the queues. Field: "
+        "reason.",
         "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP, which does not count messages that a "
         "consumer has received but not acked. Field: reason.",
         "alert.raised": "An operator has to act. Fields: severity, component, kind, phase, queue, count, "
@@ -112,7 +115,7 @@ EVENTS: Final = MappingProxyType(
         "webhook.event_given_up": "A receiver refused one event at every attempt, although it accepted other events. "
         "Fields: webhook, event_id, reason.",
         "webhook.feed_restored": "The database was restored from a dump of another PostgreSQL server. The monitor has "
-        "adapted the feed, so that webhooks and applications get its events.",
+        "adapted the feed to the new server, so that webhooks and applications get the feed's events.",
         "monitor.stopped": "The monitor exits.",
         "relay.leading": "This relay publishes for the database; the relays of other hosts are on standby.",
         "relay.handed_over": "This relay cannot reach RabbitMQ, so from now on the relay of another host publishes.",
@@ -133,7 +136,8 @@ EVENTS: Final = MappingProxyType(
         "api.stopped": "The HTTP API exits.",
         "ops.sign_in_failed": "A sign-in to the operators' page with OpenID Connect failed. Field: reason.",
         "events.skipped": "A provider's genuine request contains events that cannot be read, or that have an unknown "
-        "kind. These events are not stored; all other events of the request are. Fields: provider, counts (by reason).",
+        "kind. These events are not stored. All other events of the request are stored. Fields: provider, counts (by "
+        "reason).",
         "events.source_unavailable": "To verify, confirm, receive or poll events, the dispatcher calls a server of the "
         "provider. The server is unavailable or refuses the call. Fields: provider, reason, retry_in_seconds (null if "
         "the provider sends the events again by itself).",
@@ -156,8 +160,8 @@ EVENTS: Final = MappingProxyType(
         "Fields: file, reason.",
         "ledger.foreign": "A ledger in the run directory belongs to another database. The relay neither settles nor "
         "deletes it. Fields: file, database_id.",
-        "ledger.lost": "The ledger of a running worker was deleted, or another file has its name. The worker asks the "
-        "parent to start a new worker in its place. Field: file.",
+        "ledger.lost": "The ledger of a running worker was deleted, or another file has the ledger's name. The worker "
+        "asks the parent for a new worker that replaces it. Field: file.",
         "ledger.unreadable": "A file in the run directory is not a ledger that this release can read. The relay keeps "
         "it. Fields: file, reason.",
         "http.listening": "The monitor serves /metrics and the health checks. Field: listener.",

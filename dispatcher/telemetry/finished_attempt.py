@@ -8,7 +8,7 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class FinishedAttempt:
-    """A finished attempt.
+    """What the span of a finished attempt contains.
 
     Attributes:
         traceparent: W3C trace context of the enqueue; None starts a new trace.

@@ -22,8 +22,8 @@ MAX_WAIT_MS: Final = 50
 WAIT_INTERVAL_SECONDS: Final = 1.0
 """The shortest time between two waits. Without this limit, every line would wait for a slow reader."""
 PIPE_BYTES: Final = 1024 * 1024
-"""The size of the pipe. It holds the lines that a busy worker logs in a few seconds. Linux allows this size for every
-user (pipe-max-size)."""
+"""The size that the writer sets for a pipe. Such a pipe holds the lines that a busy worker logs in a few seconds. Linux
+allows this size for every user (pipe-max-size)."""
 
 Write = Callable[[bytes], int]
 """Writes as many bytes as the reader accepts without waiting, and returns their number; raises BlockingIOError if the
@@ -36,8 +36,8 @@ class LogWriter:
     def __init__(self, stream: TextIO) -> None:
         """
         Args:
-            stream: The log. Only its file descriptor is used: when the process exits, the stream's buffer would repeat
-                a failed write, and the exit would fail.
+            stream: The log. Only its file descriptor is used. If the stream itself were used, Python would repeat a
+                failed write of the stream's buffer when the process exits, and the exit would fail.
         """
         stream.flush()
         self._descriptor = stream.fileno()
@@ -106,9 +106,10 @@ def _writer(descriptor: int) -> Write:
 
 
 def _opened_again(descriptor: int) -> int:
-    """The same pipe or terminal, opened again in non-blocking mode. Other processes that use it are not affected.
+    """A descriptor of the same pipe or terminal in non-blocking mode. Other processes that use the pipe still block.
 
-    A socket, or another user's pipe, cannot be opened again. It then becomes non-blocking for all its processes.
+    A socket, or another user's pipe, cannot be opened again. Then the given descriptor becomes non-blocking, for all
+    processes that share it.
     """
     try:
         return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)

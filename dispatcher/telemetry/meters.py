@@ -100,7 +100,8 @@ class Meter:
 
 
 class Counter(Meter):
-    """A number that only grows. A new process continues the count of the previous process in its slot."""
+    """A number that only grows. A process that replaces another process has the same slot (see `metric_files`), and
+    continues its count."""
 
     kind = "counter"
 
@@ -122,7 +123,8 @@ class Gauge(Meter):
 
 
 class Histogram(Meter):
-    """A distribution of values. A new process continues the counts of the previous process in its slot.
+    """A distribution of values. A process that replaces another process has the same slot (see `metric_files`), and
+    continues its counts.
 
     Attributes:
         bounds: Upper bounds of the buckets; the last bound is infinite.
@@ -153,7 +155,7 @@ class Histogram(Meter):
         if not self.is_bound or not (values := list(values)):
             return
         total, *buckets = self._values.get(labels) or self._create(labels)
-        # If the clock was set back, the sum must not decrease.
+        # If the clock was set back, values may be negative. The sum must not decrease.
         total.inc(max(0.0, sum(values)))
         for bucket, count in Tally(map(partial(bisect_left, self.bounds), values)).items():
             buckets[bucket].inc(count)

@@ -115,7 +115,7 @@ def read(path: Path) -> list[Metric]:
 
     Raises:
         BadFile: The file is not valid.
-        FileNotFoundError: The file was deleted, as files of exited processes are.
+        FileNotFoundError: The file does not exist any more. A parent that starts deletes the files of its predecessor.
     """
     from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -206,7 +206,7 @@ def _open(folder: Path, slot: str) -> None:
 
 
 class _NullValue:
-    """A value that is not stored, because its file cannot grow."""
+    """Replaces the value of a sample that cannot be stored, because its file cannot grow."""
 
     def inc(self, amount: float) -> None:
         """Does nothing."""
@@ -216,7 +216,7 @@ class _NullValue:
 
 
 def _take_name(folder: Path, slot: str) -> tuple[str, int]:
-    """A name for this process that no other process in the slot uses, and the descriptor that locks the name."""
+    """A name that no other process in the slot uses, for this process; and the descriptor that locks this name."""
     for generation in range(API_GENERATIONS if slot == API else GENERATIONS):
         name = f"{slot}-{generation}"
         descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -229,7 +229,7 @@ def _take_name(folder: Path, slot: str) -> tuple[str, int]:
             raise
         else:
             return name, descriptor
-    raise OSError(None, "too many processes of one slot")
+    raise OSError(None, "too many processes use one slot")
 
 
 def _prepare(path: Path, *, keep: bool) -> None:
@@ -260,7 +260,7 @@ def _make_room(path: Path, octets: int) -> None:
 
     prometheus-client would extend the file without writing the new pages.
     """
-    with suppress(FileNotFoundError), path.open("r+b") as file:  # if the file was deleted, no scrape reads it
+    with suppress(FileNotFoundError), path.open("r+b") as file:  # a deleted file needs no room: no scrape reads it
         used = int.from_bytes(file.read(4), sys.byteorder)
         size = file.seek(0, os.SEEK_END)
         if used + octets > size:

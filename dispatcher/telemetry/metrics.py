@@ -64,14 +64,15 @@ HELD: Final = Counter(
 )
 CANCELLED: Final = Counter(
     "dispatcher_cancelled_emails_total",
-    "Emails that were cancelled before they were sent, or while held: by a request over HTTP, or by expiry.",
+    "Emails that were cancelled: before they were sent, by the HTTP API, the operators' page or expiry; while held, by "
+    "expiry. Does not count the command dispatcher cancel.",
     ("reason",),
     (("cancelled",), ("expired",)),
     panel=Panel.SENDING,
 )
 DOMAIN_WAITS: Final = Counter(
     "dispatcher_domain_waits_total",
-    "How often an email was put aside because a ceiling of a recipient domain was reached.",
+    "How often a worker made an email wait because a ceiling of a recipient domain was reached.",
     panel=Panel.SENDING,
 )
 SUPPRESSED_RECIPIENTS: Final = Counter(
@@ -176,8 +177,8 @@ EVENTS: Final = Counter(
     "Events that providers reported. kind: as in docs/events.md; bounces as bounced_hard, bounced_soft or "
     "bounced_blocked. result: new, duplicate, unknown (no such email). These results have the kind unknown: refused "
     "(by PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind; and forged and stale, which "
-    "count whole requests or messages. mailbox: the recipient's, by domain: gmail, microsoft, yahoo, apple, other, or "
-    "unknown (the event names no recipient).",
+    "count whole requests or messages. mailbox: the company that runs the recipient's mailbox, known by the domain: "
+    "gmail, microsoft, yahoo, apple, other, or unknown (the event names no recipient).",
     ("provider", "kind", "result", "mailbox"),
     panel=Panel.EVENTS,
 )
@@ -189,7 +190,8 @@ SETTLED: Final = Counter(
 )
 DELIVERY_SECONDS: Final = Histogram(
     "dispatcher_delivery_seconds",
-    "Time from the provider's acceptance to the delivery, by the provider's clock.",
+    "Time from when the provider's acceptance was recorded, by PostgreSQL's clock, to the delivery, by the provider's "
+    "clock.",
     _END_TO_END_SECONDS,
     ("provider",),
     panel=Panel.EVENTS,

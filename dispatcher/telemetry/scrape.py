@@ -40,7 +40,7 @@ class ProcessCollector(Collector):
         self._folder = folder
 
     def describe(self) -> Iterable[Metric]:
-        """Describes nothing. Otherwise the registry would collect all metrics when this collector is registered."""
+        """Returns nothing. Without this method, the registry would call `collect` to find the names of the metrics."""
         return []
 
     def collect(self) -> Iterator[Metric]:

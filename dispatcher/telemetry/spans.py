@@ -107,8 +107,8 @@ class Spans:
 
 
 class _CountingExporter(SpanExporter):
-    """Counts the spans that could not be delivered. It does not log, because it runs in a thread of its own, and only
-    the main thread may log."""
+    """Delivers spans, and counts the spans that could not be delivered. Does not log: only the main thread may log, and
+    deliveries run in another thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter

@@ -57,7 +57,7 @@ class EnqueueSpan:
 
 
 class Tracer:
-    """The spans of this process.
+    """Creates the spans of this process, if tracing is on.
 
     Attributes:
         is_on: Whether this process creates spans.
@@ -128,7 +128,7 @@ TRACER: Final = Tracer()
 
 
 def prepare() -> None:
-    """Logs why spans cannot be created, if they are enabled. Starts no thread."""
+    """If spans are enabled, loads their libraries; logs what is missing if that fails. Starts no thread."""
     if is_wanted(os.environ) and (obstacle := _obstacle(os.environ)):
         get_log().warning("tracing.unavailable", reason=obstacle[0], remedy=obstacle[1])
 

@@ -49,8 +49,8 @@ def test_a_webhook_is_added_listed_and_removed_and_its_secret_is_shown_once(
         ((URL, "--tenant", "a b"), "--tenant"),
         ((URL, "--tenant", "shop", "--events", "email.opened"), "email.sent"),
         (("http://127.0.0.1/hooks", "--all-tenants"), "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE"),
-        (("https://127.0.0.1/hooks", "--all-tenants"), "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE=on allows it"),
-        (("https://[fd00::1]:8443/hooks", "--all-tenants"), "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE=on allows it"),
+        (("https://127.0.0.1/hooks", "--all-tenants"), "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE=on allows other"),
+        (("https://[fd00::1]:8443/hooks", "--all-tenants"), "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE=on allows other"),
         (("https://ann:secret@example.com/", "--all-tenants"), "no user, password"),
     ],
 )

@@ -72,7 +72,7 @@ def make_ops_app(site: Site, subjects: Sequence[Callable[[Site], list[Route]]] =
 
 @dataclass(frozen=True, slots=True)
 class OpsMount:
-    """The application, and the paths at which the API mounts it.
+    """The application of the operators' page, and the paths at which the API mounts it.
 
     Attributes:
         paths: Two paths, because a proxy may keep the path that the browser uses, or replace it with /ops.

@@ -9,7 +9,7 @@ from typing import Final
 
 ATTEMPTS_PER_CLIENT: Final = 5
 SECONDS_PER_CLIENT_ATTEMPT: Final = 10.0
-"""After five failures, a client may make one more attempt in this time."""
+"""After five failures, a client may make one attempt per interval of this length."""
 ATTEMPTS_IN_TOTAL: Final = 60
 SECONDS_PER_ATTEMPT: Final = 1.0
 MAX_CLIENTS: Final = 10_000
@@ -18,8 +18,8 @@ MAX_CLIENTS: Final = 10_000
 class AttemptLimiter:
     """Counts the failed attempts that this process has seen.
 
-    A client uses up its own attempts long before it could use up the attempts of all clients together. A client that
-    has already signed in from its address does not wait because of other clients' failures.
+    The limit per client is much lower than the limit for all clients together, so a single client cannot reach the
+    second limit. A client that has already signed in from its address does not wait because of other clients' failures.
     """
 
     def __init__(self) -> None:

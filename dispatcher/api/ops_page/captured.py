@@ -142,7 +142,7 @@ async def _email(site: Site, request: Request, visitor: Visitor) -> CapturedEmai
 
 
 async def _in_thread(read: Callable[[], T]) -> T:
-    """Reads files without blocking the API's other requests."""
+    """Reads files in a thread, so that the API's other requests do not wait."""
     try:
         return await asyncio.to_thread(read)
     except OSError as error:

@@ -229,7 +229,7 @@ _OUTCOMES: Final[Mapping[ItemOutcome, str]] = {
     ItemOutcome.UNDER_WAY: "The email is already pending, waiting or being sent.",
     ItemOutcome.CANCELLED: "The email is cancelled, and is never sent.",
     ItemOutcome.EXPIRED: "The email has expired, and is never sent.",
-    ItemOutcome.DISCARDED: "The email's dead letter was discarded meanwhile.",
+    ItemOutcome.DISCARDED: "The email's dead letter has been discarded.",
     ItemOutcome.MAY_HAVE_ARRIVED: "The email may have arrived.",
     ItemOutcome.CONTENT_PRUNED: "The email's content was deleted, so it cannot be sent again.",
     ItemOutcome.UNKNOWN: "The email no longer exists.",

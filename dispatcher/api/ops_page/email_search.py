@@ -1,4 +1,4 @@
-"""The search form of the page Emails. Reads what a visitor typed. Guesses whether it is an address, a key or an id."""
+"""The search form of the page Emails: reads a visitor's text, and guesses whether it is an address, a key or an id."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SearchForm:
         return {name: text for name, text in self.typed.items() if text and name != "cursor"}
 
     def wanted(self, kind: By | None) -> EmailQuery:
-        """The query for the text as this kind, with the filters. For any other kind, the query of the filters alone."""
+        """The filters and, if `kind` is an address, a domain or a correlation id, also the text as this kind."""
         match kind:
             case By.RECIPIENT:
                 return replace(self.filters, recipient=self.text)
@@ -94,7 +94,8 @@ class SearchForm:
 
 
 def guess(text: str) -> tuple[By, ...]:
-    """What a text may be, the most likely kind first. Any text may be a key or a correlation id."""
+    """What a text may be, the most likely kind first. A text such as `@example.com` can only be a domain; every other
+    text may also be a key or a correlation id."""
     if as_id(text) is not None:
         return By.ID, By.KEY, By.CORRELATION
     if text.startswith("@") and is_domain(text[1:]):
@@ -107,7 +108,7 @@ def guess(text: str) -> tuple[By, ...]:
 
 
 def as_id(text: str) -> UUID | None:
-    """The email id that a text contains; None if the text is not an id."""
+    """The text as an email id; None if the text is not a UUID."""
     try:
         return UUID(text)
     except ValueError:
@@ -168,7 +169,7 @@ def instant_or_age(text: str, now: datetime) -> datetime:
     """The instant of a text such as `24h` (before `now`) or `2026-11-21T10:00:00Z`.
 
     Raises:
-        ValueError: The text is neither. The message begins with "must be", without a subject.
+        ValueError: The text is neither an age nor an instant. The error's text begins with "must be".
     """
     try:
         if found := _AGE.fullmatch(text.lower()):

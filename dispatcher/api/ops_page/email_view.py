@@ -18,7 +18,7 @@ from dispatcher.ops.email_timeline import Moment, timeline
 Record = Mapping[str, Any]
 
 REPEATED_WITHIN: Final = timedelta(minutes=10)
-"""If a form arrives within this time after the newest decision, and repeats this decision, it was sent twice."""
+"""If a form repeats the newest decision within this time, the visitor has sent the form twice."""
 AN_OPERATOR: Final = "an operator"
 """The actor that a tenant's visitor sees instead of people and keys that do not belong to the tenant."""
 REVEAL: Final = "reveal"
@@ -113,7 +113,7 @@ def is_repeated(history: EmailHistory, act: Act) -> bool:
 
 
 def fields(email: Record) -> list[tuple[str, object]]:
-    """The facts about an email that its page lists, as pairs of label and value, without empty values."""
+    """The facts that the page of an email lists, as pairs of label and value, without empty values."""
     status, refused = Status(email["status"]), None
     if status is Status.SENT:
         refused = left_out(email["last_error"])

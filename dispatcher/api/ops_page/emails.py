@@ -102,7 +102,7 @@ class _EmailPages:
         self._site = site
 
     async def search(self, request: Request, visitor: Visitor) -> Response:
-        """The page with the search and its results. Redirects to the email if the text identifies exactly one."""
+        """The page with the search and its results. If the text identifies exactly one email, redirects to its page."""
         form = read_form(request.query_params, tenant_id=visitor.tenant_id, now=datetime.now(UTC))
         found = _Found()
         if not form.errors:
@@ -379,7 +379,8 @@ def _caption(found: _Found) -> str:
 
 
 def _notice(request: Request, visitor: Visitor, history: EmailHistory) -> str | None:
-    """What the visitor's decision did. None if the history does not show this decision: anyone can write a link."""
+    """What the visitor's decision did. None if the email's history does not contain the decision that the URL names:
+    anyone can write such a URL."""
     decision = DECISIONS.get(request.query_params.get("done", ""))
     newest = email_view.newest_decision(history)
     if decision is None or newest is None or newest.actor != visitor.name:

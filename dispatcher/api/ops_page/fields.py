@@ -25,7 +25,7 @@ _LARGEST_NUMBER: Final = 2**63 - 1
 class Mistake(Exception):
     """Raised if a field of a form has an invalid value.
 
-    The message is a sentence for the visitor, without private values.
+    The error's text is a sentence for the visitor, without private values.
     """
 
 
@@ -52,7 +52,7 @@ def act_of(visitor: Visitor, form: Mapping[str, str]) -> Act:
 
 
 def tenant_of(visitor: Visitor, asked: str) -> str:
-    """The tenant that a page is about: the visitor's, or the one that a visitor of all tenants asks for.
+    """The tenant that a page is about: the visitor's tenant, or the tenant that a visitor of all tenants asks for.
 
     Raises:
         PageError: The visitor may not see the tenant.

@@ -1,6 +1,7 @@
 """The page Keys: lists and revokes the keys of the HTTP API. Keys are created on the command line.
 
-If the page could create keys, a stolen session could give itself a key of any tenant and scope that outlives it.
+If the page could create keys, an attacker with a stolen session could create a key of any tenant and scope, and use the
+key after the session has ended.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from dispatcher.store.connections import AsyncSession
 PATH: Final = "/lanes"
 DUE_SECONDS: Final = 1.0
 DONE: Final = {
-    "lane": "The lane is changed. All hosts follow within two seconds.",
+    "lane": "The lane is changed. All hosts apply the change within two seconds.",
     "lane-unset": "The lane follows the hosts' settings again.",
-    "tenant": "The tenant is changed. All hosts follow within two seconds.",
+    "tenant": "The tenant is changed. All hosts apply the change within two seconds.",
     "tenant-unset": "The tenant has weight 1 and no ceiling again.",
 }
 

@@ -53,8 +53,8 @@ ALGORITHMS: Final = (
     "EdDSA",
     "Ed25519",
 )
-"""The accepted signatures: those by a private key of the issuer. HS256 is not accepted, because an attacker could use
-the issuer's public key as its secret."""
+"""The accepted algorithms of signatures. All need a private key of the issuer. HS256 is not accepted, because an
+attacker could use the issuer's public key as its secret."""
 _KEY_TYPES: Final = frozenset({"RSA", "EC", "OKP"})
 _TRY_AGAIN: Final = "Try again, or sign in with an API key."
 _SIGN_IN_AGAIN: Final = "Sign in again. If this repeats, the API's log has the reason (ops.sign_in_failed)."

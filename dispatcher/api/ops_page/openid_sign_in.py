@@ -1,4 +1,4 @@
-"""Signing in with OpenID Connect: sends the browser to the issuer, checks its return, and begins a session."""
+"""Signs visitors in with OpenID Connect: sends the browser to the issuer, checks the answer, and begins a session."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def routes(site: Site) -> list[Route]:
             f"DISPATCHER_OPS_OIDC_ISSUER needs a package that is not installed: {error.name}.",
             remedy="Run: pip install 'email-dispatcher[oidc]'",
         ) from None
-    assert site.settings.ops_url is not None  # `config.rules` requires it
+    assert site.settings.ops_url is not None  # `config.rules` requires DISPATCHER_OPS_URL for OpenID Connect
     issuer = OpenIdIssuer(site.settings, site.settings.ops_url.rstrip("/") + RETURN)
     site.resources.push_async_callback(issuer.close)
     sign_in = _OpenIdSignIn(site, issuer, PendingCookie(site.settings, site.path))
@@ -113,7 +113,9 @@ class _OpenIdSignIn:
         pending = self._cookie.read(request)
         if pending is None or not compare_digest(given.get("state", "").encode(), pending.state.encode()):
             raise PageError(
-                403, "This browser did not begin this sign-in, or it took more than ten minutes.", "Sign in again."
+                403,
+                "This browser did not begin this sign-in, or the sign-in took more than ten minutes.",
+                "Sign in again.",
             )
         if "error" in given:
             message = f"The issuer did not sign you in: {cut(given['error'], 100)}."
@@ -143,7 +145,7 @@ def visitor_of(claims: Mapping[str, Any], settings: Settings) -> Visitor:
     may_act = not values.isdisjoint(settings.ops_oidc_operate)
     if not may_act and values.isdisjoint(settings.ops_oidc_read):
         claim = settings.ops_oidc_claim
-        problem = "has no value that allows it" if values else "is missing or not verified"
+        problem = "has no value that gives access" if values else "is missing or not verified"
         raise PageError(
             403,
             f"The issuer knows you, but you may not use this page: the claim {claim} of your ID token {problem}.",
@@ -178,7 +180,7 @@ def _tenant(claims: Mapping[str, Any], claim: str | None) -> str | None:
 
 
 def _name(claims: Mapping[str, Any]) -> str:
-    """The actor in the audit log. The subject comes first, because only the subject never changes."""
+    """The visitor's name in the audit log. It begins with the subject, because only the subject never changes."""
     name = f"openid {_short(claims['sub'], MAX_SUBJECT_CHARACTERS)}"
     address = claims.get("email")
     if isinstance(address, str) and address and claims.get("email_verified") is not False:

@@ -1,4 +1,4 @@
-"""Where a request comes from: whether from another website, whether over HTTPS, and from which client address."""
+"""Finds out whether a request comes from another website, whether the browser uses HTTPS, and the client's address."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_cross_site(request: Request, ops_url: str | None) -> bool:
 def is_secure(request: Request, ops_url: str | None) -> bool:
     """Whether the browser uses HTTPS.
 
-    A client can forge `X-Forwarded-Proto`. That only affects its own cookie.
+    A client can forge `X-Forwarded-Proto`, but this affects only the client's own cookie.
     """
     if ops_url is not None:
         return urlsplit(ops_url).scheme == "https"
@@ -55,7 +55,8 @@ def client_address(request: Request) -> str:
     client = request.scope.get("client")
     address = client[0] if client else ""
     if address in LOOPBACKS:
-        # A proxy may add a header line of its own after the client's, so the last line counts.
+        # The client may send this header, too. A proxy adds its own line after the client's line, so the last line
+        # counts.
         forwarded = request.headers.getlist("x-forwarded-for")
         address = (forwarded[-1].rpartition(",")[2].strip() if forwarded else "") or address
     try:

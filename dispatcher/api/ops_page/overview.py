@@ -32,7 +32,8 @@ def routes(site: Site) -> list[Route]:
             request,
             visitor,
             "overview.html",
-            shared=None if answer.fault else answer.value,  # a page that says how old its figures are is not shared
+            # After a fault, the page may show the age of its figures, so it must be rendered for each refresh.
+            shared=None if answer.fault else answer.value,
             overview=answer.value,
             stale_seconds=answer.age_seconds if answer.fault and answer.age_seconds > STALE_SECONDS else None,
             fault=answer.fault,
@@ -49,8 +50,8 @@ class Chart:
     """A chart of sent and not sent emails over time.
 
     Attributes:
-        name: Its id on the page.
-        shape: The format of the instants in its table, for `strftime`.
+        name: The chart's id on the page.
+        shape: The format of the instants in the chart's table, for `strftime`.
     """
 
     name: str

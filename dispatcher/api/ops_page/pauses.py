@@ -21,8 +21,8 @@ from dispatcher.ops import pausing
 
 PATH: Final = "/pauses"
 DONE: Final = {
-    "paused": "Paused. All hosts follow within two seconds.",
-    "resumed": "Resumed. All hosts follow within two seconds.",
+    "paused": "Paused. All hosts apply the change within two seconds.",
+    "resumed": "Resumed. All hosts apply the change within two seconds.",
 }
 
 

@@ -31,8 +31,9 @@ class PendingSignIn:
     """What the browser must bring back from the issuer, and what the ID token must contain.
 
     Attributes:
-        state: The issuer returns it with the authorization code. It shows that this browser began the sign-in.
-        nonce: The ID token must contain it. It shows that the issuer made the token for this sign-in.
+        state: A random text that the issuer returns with the authorization code. It shows that this browser began the
+            sign-in.
+        nonce: A random text that the ID token must contain. It shows that the issuer made the token for this sign-in.
         verifier: The secret of PKCE. The browser sent only its hash to the issuer, so a stolen code is useless.
         target: The page to show afterwards, below `site.path`.
     """

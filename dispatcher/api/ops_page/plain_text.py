@@ -12,8 +12,9 @@ SHORT_CHARACTERS: Final = 160
 MAX_CHARACTERS: Final = 200_000
 """The most characters of a text on a page, so that an email of 10 MB does not stop the browser."""
 
-# Control characters except tab and line feed, marks that change the reading direction or are invisible, separators at
-# which browsers break lines, and lone surrogates, which UTF-8 cannot encode. Joiners stay: scripts and emoji need them.
+# Matches control characters except tab and line feed, marks that change the reading direction or are invisible,
+# separators at which browsers break lines, and lone surrogates, which UTF-8 cannot encode. Does not match joiners:
+# some scripts and emoji need them.
 _INVISIBLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )

@@ -33,8 +33,8 @@ _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 @cache
 def rendering(path: str) -> Rendering:
-    """The templates for pages below a path. All APIs of a process share them, because each template is compiled at its
-    first use, which takes tens of milliseconds."""
+    """The templates for pages below a path. All APIs of a process share the templates: to compile a template at its
+    first use takes tens of milliseconds."""
     return Rendering(path)
 
 
@@ -65,7 +65,7 @@ class Rendering:
         """The HTML of a template."""
 
         def refresh(name: str) -> Markup:
-            if request.method != "GET":  # the answer to a form cannot be requested again
+            if request.method != "GET":  # the answer to a form must not refresh itself: that would send the form again
                 return Markup('id="{}"').format(name)
             return _REFRESH.format(name, self._url_of(request), REFRESH_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Signing in with an API key, and signing out."""
+"""Signs visitors in with an API key, and signs them out."""
 
 from __future__ import annotations
 

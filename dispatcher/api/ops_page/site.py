@@ -133,7 +133,7 @@ class Site:
             try:
                 self._check_origin(request)
                 if request.method == "POST":
-                    await read_form(request)  # before it takes a slot: a client that sends slowly delays no page
+                    await read_form(request)  # before the request takes a slot, so that a slow client delays no page
                 async with self._slot() if takes_slot else nullcontext():
                     response = await endpoint(request)
             except Exception as error:  # noqa: BLE001 - the edge of the page: every error becomes a page
@@ -178,7 +178,7 @@ class Site:
 
         Args:
             shared: The object that <main> shows, if <main> is the same for all visitors with the same tenant. While the
-                object stays the same, it is rendered once for all their refreshes.
+                object stays the same, <main> is rendered once for all refreshes by these visitors.
         """
         paused = [] if visitor is None else seen_by(await self._paused(), visitor.tenant_id)
         is_part = "hx-request" in request.headers
@@ -217,7 +217,7 @@ class Site:
     async def _paused(self) -> list[Pause]:
         try:
             return await self.pauses.get(self.session)
-        except StoreUnavailable:  # leave out the band, so that error pages can be rendered, too
+        except StoreUnavailable:  # show no pauses, so that the page about this error can be rendered
             return []
 
     def url(self, path: str, **parameters: object) -> str:

@@ -52,5 +52,6 @@ def require_operate(visitor: Visitor) -> None:
     raise PageError(
         403,
         "You may only read.",
-        "Ask an administrator to give your account a value that DISPATCHER_OPS_OIDC_OPERATE lists. Then sign in again.",
+        "Ask an administrator for the right to act, which the settings DISPATCHER_OPS_OIDC_CLAIM and "
+        "DISPATCHER_OPS_OIDC_OPERATE define. Then sign in again.",
     )

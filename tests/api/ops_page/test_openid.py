@@ -324,7 +324,7 @@ async def test_a_visitor_without_a_mapped_claim_gets_a_page_that_names_the_claim
 
     assert (missing.status, unmapped.status) == (403, 403)
     assert b"the claim groups of your ID token is missing" in missing.body
-    assert b"the claim groups of your ID token has no value that allows it" in unmapped.body
+    assert b"the claim groups of your ID token has no value that gives access" in unmapped.body
     assert b"DISPATCHER_OPS_OIDC_OPERATE or DISPATCHER_OPS_OIDC_READ" in unmapped.body
     assert refused.status == 403
     assert b"You may only read." in refused.body
