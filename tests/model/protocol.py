@@ -892,7 +892,7 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(f"{text}, and the reply is lost", after, Transition.RELEASE, fault=Fault.REPLY)
         if Fault.CEILING in rules.faults:
             aside = _row_is(_released(state), status=Status.WAITING, due=False)
-            text = f"worker {i}: puts it in line"
+            text = f"worker {i}: releases it to wait for a recipient domain"
             yield Change(text, _finished(aside, i, rules), Transition.WAIT_FOR_DOMAINS, fault=Fault.CEILING)
     elif row.status is Status.HELD and (worker.recovered or not rules.fenced_undo):
         after = _undone(state)
