@@ -197,10 +197,13 @@ def closed_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def connection(database_url: str) -> Iterator[psycopg.Connection]:
+def connection(database_url: str, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
     """A connection to this test's database, in autocommit."""
-    with psycopg.connect(database_url, autocommit=True) as opened:
-        yield opened
+    if "tables_url" in request.fixturenames and database_url == request.getfixturevalue("tables_url"):
+        yield request.getfixturevalue("tables_session")
+    else:
+        with psycopg.connect(database_url, autocommit=True) as opened:
+            yield opened
 
 
 @pytest.fixture
