@@ -44,6 +44,21 @@ _EMPTY: Final = """
     end $$
 """
 """Empties every table, and restarts every sequence, in one round trip."""
+_DROP_LATER_WEEKS: Final = """
+    do $$
+    declare
+        later regclass;
+    begin
+        for later in
+            select inhrelid from pg_inherits join pg_class on pg_class.oid = inhrelid
+            where relnamespace = 'dispatcher'::regnamespace and relkind = 'r'
+                and substring(relname from '_p(\\d{8})$') > to_char(now() + interval '1 week', 'YYYYMMDD')
+        loop
+            execute format('drop table %s', later);
+        end loop;
+    end $$
+"""
+"""Drops the partitions after the next week: each partition costs every session a catalog look-up and planning."""
 _OTHERS: Final = """
     from pg_stat_activity
     where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
@@ -73,6 +88,7 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
         url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
         with psycopg.connect(url) as connection:
             connection.execute("update dispatcher_database set database_id = %s", [DATABASE_ID])
+            connection.execute(_DROP_LATER_WEEKS.encode())
         yield url
         administration.execute(f"drop database {name} with (force)".encode())
 
