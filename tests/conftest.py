@@ -86,7 +86,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _servers_of_a_run() -> Iterator[Servers]:
-    with _folder_of_a_run() as folder, private_servers(folder / "servers", progress=print) as running:
+    # After each checkpoint, PostgreSQL would write whole pages to the log, and each new database causes checkpoints.
+    settings = {"full_page_writes": "off"}
+    with (
+        _folder_of_a_run() as folder,
+        private_servers(folder / "servers", progress=print, postgres_settings=settings) as running,
+    ):
         yield running
 
 
@@ -116,10 +121,23 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def _are_compiled() -> bool:
+    """Whether pytest has compiled every test file since its last change."""
+    tail = f".{sys.implementation.cache_tag}-pytest-{pytest.__version__}.pyc"
+    for source in Path(__file__).parent.rglob("test_*.py"):
+        compiled = source.parent / "__pycache__" / f"{source.stem}{tail}"
+        if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
+            return False
+    return True
+
+
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Compile the tests in a separate process during the block. Otherwise each process that runs tests would compile
-    all of them."""
+    """Compile the tests in a separate process during the block, unless they are compiled. Otherwise each process that
+    runs tests would compile all of them."""
+    if _are_compiled():
+        yield
+        return
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:xdist"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL):
@@ -197,10 +215,13 @@ def closed_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def connection(database_url: str) -> Iterator[psycopg.Connection]:
+def connection(database_url: str, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection]:
     """A connection to this test's database, in autocommit."""
-    with psycopg.connect(database_url, autocommit=True) as opened:
-        yield opened
+    if "tables_url" in request.fixturenames and database_url == request.getfixturevalue("tables_url"):
+        yield request.getfixturevalue("tables_session")
+    else:
+        with psycopg.connect(database_url, autocommit=True) as opened:
+            yield opened
 
 
 @pytest.fixture

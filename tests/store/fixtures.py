@@ -44,10 +44,36 @@ _EMPTY: Final = """
     end $$
 """
 """Empties every table, and restarts every sequence, in one round trip."""
+_DROP_LATER_WEEKS: Final = """
+    do $$
+    declare
+        later regclass;
+    begin
+        for later in
+            select inhrelid from pg_inherits join pg_class on pg_class.oid = inhrelid
+            where relnamespace = 'dispatcher'::regnamespace and relkind = 'r'
+                and substring(relname from '_p(\\d{8})$') > to_char(now() + interval '1 week', 'YYYYMMDD')
+        loop
+            execute format('drop table %s', later);
+        end loop;
+    end $$
+"""
+"""Drops the partitions after the next week: each partition costs every session a catalog look-up and planning."""
 _OTHERS: Final = """
     from pg_stat_activity
     where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
+        and application_name <> 'test session'
 """
+_RESET: Final = """
+    set session authorization default;
+    reset all;
+    close all;
+    unlisten *;
+    select pg_advisory_unlock_all();
+    discard temp;
+    discard sequences
+"""
+"""Like `discard all`, but keeps the plans."""
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +88,7 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
         url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
         with psycopg.connect(url) as connection:
             connection.execute("update dispatcher_database set database_id = %s", [DATABASE_ID])
+            connection.execute(_DROP_LATER_WEEKS.encode())
         yield url
         administration.execute(f"drop database {name} with (force)".encode())
 
@@ -107,6 +134,47 @@ def cleaner(kept_database_url: str) -> Iterator[Cleaner]:
     opened.close()
 
 
+class KeptSession:
+    """One session for all tests of the run, reset after each test. In a new session, PostgreSQL reads its catalogs and
+    plans each statement again, which takes longer than most tests' own statements."""
+
+    def __init__(self, database_url: str) -> None:
+        self._database_url = database_url
+        self._session: psycopg.Connection | None = None
+
+    def open(self) -> psycopg.Connection:
+        """The session, in autocommit. If a test ended the session, opens a new session."""
+        if self._session is not None:
+            with suppress(psycopg.OperationalError):
+                self._session.execute("select")
+                return self._session
+            self._session.close()
+        self._session = psycopg.connect(self._database_url, autocommit=True, application_name="test session")
+        return self._session
+
+    def reset(self) -> None:
+        """Ends the test's transaction, and releases its locks, settings, listeners and temporary tables."""
+        if self._session is None:
+            return
+        with suppress(psycopg.OperationalError):
+            self._session.rollback()
+            self._session.autocommit = True
+            self._session.execute(_RESET, prepare=False)
+
+    def close(self) -> None:
+        """Ends the session."""
+        if self._session is not None:
+            self._session.close()
+
+
+@pytest.fixture(scope="session")
+def kept_session(kept_database_url: str) -> Iterator[KeptSession]:
+    """The session of the run for the kept database."""
+    opened = KeptSession(kept_database_url)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
 def tables_url(kept_database_url: str, cleaner: Cleaner) -> Iterator[str]:
     """A migrated, empty database without sessions of other tests."""
@@ -128,10 +196,23 @@ def clock(tables_url: str) -> Iterator[SteeredClock]:
 
 
 @pytest.fixture
-def books(tables_url: str) -> Iterator[Books]:
+def tables_session(
+    tables_url: str, kept_session: KeptSession, request: pytest.FixtureRequest
+) -> Iterator[psycopg.Connection]:
+    """A session of `tables_url`, in autocommit. A new session if the test steers the clock, because only sessions that
+    begin later use that clock."""
+    if "clock" in request.fixturenames:
+        with psycopg.connect(tables_url, autocommit=True) as opened:
+            yield opened
+    else:
+        yield kept_session.open()
+        kept_session.reset()
+
+
+@pytest.fixture
+def books(tables_session: psycopg.Connection) -> Books:
     """Direct access to the tables of `tables_url`."""
-    with psycopg.connect(tables_url, autocommit=True) as opened:
-        yield Books(opened)
+    return Books(tables_session)
 
 
 @pytest.fixture
