@@ -74,6 +74,7 @@ class PublishLoop:
         self._pointers = PointerPublisher(self._shares, mark_after_seconds=mark_after_seconds)
         self._dead_letters = DeadLetterPublisher(self._dlq, settings.dlq)
         self._is_stopping = False
+        self._is_notified = False
 
     def stop(self) -> None:
         """Makes `run` return as soon as no row is due, or the queues have no more room."""
@@ -126,6 +127,7 @@ class PublishLoop:
                 await asyncio.sleep(STANDBY_SECONDS)
             await outbox.listen()
             self._outage.reset()
+            self._is_notified = False  # the services run before the first batch
             self._log.info("relay.leading")
             domain_waits = DomainWaits(outbox)
             reader = _ControlsReader(outbox, self._shares, domain_waits)
@@ -150,10 +152,16 @@ class PublishLoop:
             await leadership.close()
 
     async def _publish_round(self, outbox: Outbox, services: Sequence[Periodic]) -> bool:
-        """Runs due services, and publishes a batch. Waits if no row was due. Returns whether rows were due."""
+        """Runs due services, and publishes a batch. Waits if no row was due. Returns whether rows were due.
+
+        After a notification, a round only publishes, so that a new email does not wait for the services. They run in the
+        next round.
+        """
+        runs_services, self._is_notified = not self._is_notified, False
         try:
-            for service in services:
-                await service.run_if_due()
+            if runs_services:
+                for service in services:
+                    await service.run_if_due()
             found = await self._pointers.publish_due(outbox, is_last=self._is_stopping)
             if self._is_stopping:
                 await self._pointers.wait_confirmed()
@@ -172,7 +180,7 @@ class PublishLoop:
             # No message waits for its confirm, and no queue waits to publish again after a refusal.
             self._process_slot.confirm.end()
         waits = [self._poll_seconds, self._pointers.wait_seconds, *(service.wait_seconds for service in services)]
-        await outbox.wait(min(waits))
+        self._is_notified = await outbox.wait(min(waits)) and runs_services
         return False
 
 
