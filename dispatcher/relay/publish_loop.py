@@ -154,8 +154,8 @@ class PublishLoop:
     async def _publish_round(self, outbox: Outbox, services: Sequence[Periodic]) -> bool:
         """Runs due services, and publishes a batch. Waits if no row was due. Returns whether rows were due.
 
-        After a notification, a round only publishes, so that a new email does not wait for the services. They run in the
-        next round.
+        After a notification, a round only publishes, so that a new email does not wait for the services. They run in
+        the next round.
         """
         runs_services, self._is_notified = not self._is_notified, False
         try:

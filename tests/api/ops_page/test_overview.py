@@ -23,7 +23,7 @@ def element(body: bytes, element_id: str) -> str:
 
 
 async def eventually(browser: Browser, words: bytes) -> bytes:
-    """The page as soon as it contains these words. A process keeps an answer for a second."""
+    """The page as soon as it contains these words. A process keeps an answer for two seconds."""
     pages = [b""]
 
     async def has_words() -> bool:
