@@ -297,7 +297,7 @@ class Conformance(ChannelConformance):
 
 
 class ContentConformance(Conformance):
-    """The tests for every provider, and tests that compare the received content with the sent content."""
+    """The tests for every provider of emails, and tests that compare the received content with the sent content."""
 
     async def test_an_email_that_is_sent_twice_is_rendered_identically(self, place: ContentPlace) -> None:
         email = an_email()
@@ -305,7 +305,7 @@ class ContentConformance(Conformance):
         await send(place, email)
         outcome, _ = await send(place, email)
 
-        assert isinstance(outcome, Accepted)  # a provider with idempotency keys also compares the two requests
+        assert isinstance(outcome, Accepted)  # a provider with idempotency keys refuses a different second request
         assert len(set(place.contents())) == 1
 
     async def test_headers_arrive_decoded_in_every_script(self, place: ContentPlace) -> None:

@@ -67,7 +67,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path) -> None:
-    """Removes the files of an earlier demo, and stops its processes if it was killed."""
+    """Removes the files of an earlier demo. If the earlier demo was killed, first stops its processes."""
     Processes(folder).stop()
     private.stop(folder / "servers")
     for entry in folder.iterdir():

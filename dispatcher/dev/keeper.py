@@ -32,7 +32,7 @@ WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD
 OWNER_CHECK_SECONDS = 0.25
 STOP_SECONDS = 16.0  # long enough for a clean stop of RabbitMQ, which takes 6 s
 OWNED_STOP_SECONDS = 4.0  # short: a clean stop is not needed, because the data of servers with an owner may be lost
-ORPHAN_STOP_SECONDS = 0.5  # short: helper processes exit by themselves when their server has exited
+ORPHAN_STOP_SECONDS = 0.5  # short: a server's helper processes exit by themselves when the server has exited
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

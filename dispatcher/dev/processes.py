@@ -198,7 +198,8 @@ def _kill(family: list[ProcessIdentity]) -> None:
 
 
 def _reap(dead: ProcessIdentity) -> None:
-    """Reaps the keeper if it was a child of this process; otherwise it would stay a zombie until this process exits."""
+    """Reaps the keeper if it was a child of this process, so that it does not stay a zombie until this process
+    exits."""
     if keeper.identify(dead.pid, even_a_zombie=True) == dead:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(dead.pid, 0)

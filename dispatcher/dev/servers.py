@@ -38,8 +38,8 @@ class Servers:
     """A running PostgreSQL and a running RabbitMQ. All URLs include the password.
 
     Attributes:
-        amqp_url: With the vhost, percent-encoded.
-        management_url: RabbitMQ's management API, without `/api`.
+        amqp_url: RabbitMQ's URL, with the vhost, percent-encoded.
+        management_url: The URL of RabbitMQ's management API, without `/api`.
         folder: The server folder, an absolute path.
         owned: Whether the servers exit with their owner.
         postgres_source: The origin of PostgreSQL, as text.
@@ -198,7 +198,7 @@ def _start_both(
 def _database(
     named: str | None, processes: Processes, progress: Progress, settings: Mapping[str, str]
 ) -> tuple[str, str]:
-    """PostgreSQL's URL and source."""
+    """PostgreSQL's URL, and its origin as text (see `Servers.postgres_source`)."""
     if named:
         return named, _source(DATABASE_URL)
     access, source = postgres.start(processes, progress, settings)
@@ -206,7 +206,7 @@ def _database(
 
 
 def _broker(named: str | None, processes: Processes, progress: Progress, *, disposable: bool) -> tuple[str, str, str]:
-    """RabbitMQ's AMQP URL, its management URL, and its source."""
+    """RabbitMQ's AMQP URL, its management URL, and its origin as text (see `Servers.rabbitmq_source`)."""
     if not named:
         (access,), source = rabbitmq.start(processes, progress, disposable=disposable)
         return access.amqp_url, access.management_url, source

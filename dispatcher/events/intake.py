@@ -76,8 +76,8 @@ class EventIntake:
         event that PostgreSQL refuses to store is logged and left out, because PostgreSQL would refuse it again.
 
         Raises:
-            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement for any event. Some events may be
-                stored. The source must repeat the call, or let the provider repeat the events.
+            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement for any event. It is unknown which
+                events were stored. The source must repeat the call, or let the provider repeat the events.
             EmailsLocked: Other transactions have locked some of the emails. The events of all other emails are stored.
         """
         if not events:

@@ -167,7 +167,7 @@ async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
 
 
 async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """What providers reported about the email, ordered by their clocks.
+    """What providers reported about the email, ordered by the providers' clocks.
 
     An event's recipient is a position, counted from 1 over To, Cc, Bcc. The position is None if the event concerns no
     recipient of the email, if the content was deleted, or if the role has no right to read addresses.

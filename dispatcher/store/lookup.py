@@ -159,9 +159,9 @@ async def find_emails(
 
 
 def _is_decided(wanted: Criteria, start: Start) -> bool:
-    """Whether `start` is the only filter that is set.
+    """Whether no filter except `start` is set.
 
-    Every email that the statement reads then matches, so a page reads only `limit` emails.
+    If so, every email that the statement reads matches, so a page reads only `limit` emails.
     """
     used = {
         Start.CORRELATION_ID: wanted.correlation_id,

@@ -238,7 +238,7 @@ class Outbox:
         *,
         doubt_seconds: float = 0.0,
     ) -> tuple[int, list[RecoveredEmail]]:
-        """Makes emails whose messages are lost due again, at most `limit` emails.
+        """Makes emails due again if their messages are lost, at most `limit` emails.
 
         Emails that a promotion made uncertain become due or held, by policy. Call this while the send queue is empty.
 

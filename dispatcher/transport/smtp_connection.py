@@ -41,7 +41,7 @@ class NotConnected(Exception):
 
     Attributes:
         outcome: The outcome for the email that needed the connection.
-        is_full: The server refused one more connection with 421.
+        is_full: Whether the server answered 421: it accepts no further connection now.
     """
 
     def __init__(self, outcome: Deferred) -> None:
