@@ -44,7 +44,7 @@ class Place(Protocol):
 
     @property
     def provider(self) -> Provider:
-        """The adapter."""
+        """The adapter under test."""
         ...
 
     def times(self) -> Counter[str]:
@@ -305,7 +305,8 @@ class ContentConformance(Conformance):
         await send(place, email)
         outcome, _ = await send(place, email)
 
-        assert isinstance(outcome, Accepted)  # a provider with idempotency keys refuses a different second request
+        # A provider with idempotency keys would refuse a second request that differs from the first.
+        assert isinstance(outcome, Accepted)
         assert len(set(place.contents())) == 1
 
     async def test_headers_arrive_decoded_in_every_script(self, place: ContentPlace) -> None:

@@ -223,8 +223,8 @@ def _program(command: str) -> list[str]:
 
 def _plan(folder: Path, name: str, argv: Sequence[str], environment: Mapping[str, str], stop: list[str]) -> Plan:
     log = str(folder / "log" / f"{name}.log")
-    # If the keeper is killed, the kernel sends SIGTERM to `dispatcher run` and to the SMTP server. `dispatcher run` then
-    # drains and reaps its children, and the SMTP server exits immediately.
+    # If the keeper is killed, the kernel sends SIGTERM to `dispatcher run` and to the SMTP server. Then
+    # `dispatcher run` drains and reaps its children, and the SMTP server exits immediately.
     return Plan(argv=list(argv), env=dict(environment), cwd=str(folder), log=log, stop=stop, orphaned="SIGTERM")
 
 

@@ -185,7 +185,7 @@ class Keeper:
         self.record()
 
     def start(self, name: str, plan: Plan) -> None:
-        """Forks and executes one process, which the kernel kills if the keeper dies."""
+        """Starts one process. If the keeper dies, the kernel sends the signal `plan.orphaned` to the process."""
         self.exited.pop(name, None)
         keeper = os.getpid()
         pid = os.fork()

@@ -20,7 +20,8 @@ from dispatcher.errors import ServerUnavailable
 
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.05
-LAUNCH_SECONDS = 2.0  # the longest wait for a new process to be listed; a process that exits immediately may never be
+# The longest wait until a new process is listed. A process that exits immediately might never be listed.
+LAUNCH_SECONDS = 2.0
 LAUNCH_POLL_SECONDS = 0.005
 
 

@@ -227,7 +227,8 @@ def _management_url_of(amqp_url: str) -> str:
 
 
 def _named(variable: str, folder: Path) -> str | None:
-    """The URL in the environment variable; None if an earlier `dev up` set the variable to this folder's own server."""
+    """The URL in the environment variable. None if the variable is not set, or if an earlier `dev up` has set the
+    variable to this folder's own server."""
     url = os.environ.get(variable)
     own = {postgres.known_url(folder), rabbitmq.known_url(folder)}
     return url if url and url not in own else None
@@ -242,7 +243,11 @@ def _is_named(source: str) -> bool:
 
 
 def _reuse(servers: Servers, owner_pid: int | None) -> Servers:
-    """Returns running servers if they have no owner and the caller requests servers without an owner."""
+    """Returns the running servers if they have no owner and the caller requests servers without an owner.
+
+    Raises:
+        ServerUnavailable: The servers have an owner, or the caller requests an owner.
+    """
     if owner_pid is None and not servers.owned:
         return servers
     raise ServerUnavailable(

@@ -87,11 +87,11 @@ class Queue:
         return self._client
 
     def _open(self) -> Any:
-        import boto3.session  # takes 200 ms and 20 MB; most installations do not need it
+        import boto3.session  # imported here, because it takes 200 ms and 20 MB, and few hosts need it
         from botocore.config import Config
 
         for name in ("botocore", "urllib3"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # at level DEBUG, these log messages and signatures
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # at level DEBUG, they log the SQS messages
         parts = urlsplit(self._url)
         region = _REGION.search(parts.hostname or "")
         timeouts = Config(connect_timeout=_CALL_SECONDS, read_timeout=self._wait_seconds + _CALL_SECONDS)

@@ -72,8 +72,8 @@ class AddressHasher:
         return UUID(bytes=content[:HASH_OCTETS]), content[HASH_OCTETS:]
 
     def _signature(self, content: bytes) -> bytes:
-        # The signed text begins with a NUL. The text of an address or a domain never does, so its hash cannot serve as a
-        # signature.
+        # The signed text begins with a NUL. The text of an address or a domain never does, so the hash of an address
+        # or a domain cannot serve as a signature.
         return self._digest(f"\0unsubscribe {content.hex()}")
 
     def _digest(self, text: str) -> bytes:

@@ -204,7 +204,7 @@ class CommandSequence:
     def __init__(
         self, protocol: SmtpProtocol, commands: list[bytes], pipelining: bool, timeout_seconds: float | None
     ) -> None:
-        """With PIPELINING, sends all commands.
+        """With PIPELINING, sends all commands now.
 
         Args:
             timeout_seconds: The limit for the first reply, in seconds; None if only the deadline limits the wait.

@@ -76,7 +76,7 @@ class SesRequest:
     """A request before it is encoded.
 
     Attributes:
-        parameters: As SES's API defines them, with a placeholder for each file.
+        parameters: The parameters as SES's API defines them, with a placeholder for each file.
         files: The files for the placeholders, in order.
     """
 
