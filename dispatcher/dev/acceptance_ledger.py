@@ -89,5 +89,5 @@ class LedgerWriter:
         os.write(self._file, b"".join(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE) for entry in entries))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the ledger's file."""
         os.close(self._file)

@@ -1,4 +1,4 @@
-"""The folder and the servers of a demo, used by no other process.
+"""The folder and the servers of a demo, which no other process uses.
 
 In the folder:
     demo.lock     locked while a demo runs; without this file, a demo refuses a folder that is not empty

@@ -150,7 +150,7 @@ class Report:
 
     @property
     def balances(self) -> bool:
-        """Whether `differences` is empty."""
+        """Whether nothing violates the promise: `differences` is empty."""
         return not self.differences
 
     @property

@@ -136,7 +136,7 @@ class HttpSession(asyncio.Protocol):
         self._begin()
 
     def _begin(self) -> None:
-        """Resets the state of the request."""
+        """Resets the state, so that the next request can begin."""
         self._path = self._method = self._authorization = self._key = ""
         self._body = bytearray()
 

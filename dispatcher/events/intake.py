@@ -70,7 +70,7 @@ class EventIntake:
         self._log = get_log()
 
     async def store(self, events: Sequence[ProviderEvent]) -> Stored:
-        """Stores events, and settles the emails that they prove. Idempotent.
+        """Stores events, and settles the emails whose acceptance they prove. Idempotent.
 
         When this method returns, the events are committed. Only then may a source acknowledge them to the provider. An
         event that PostgreSQL refuses to store is logged and left out, because PostgreSQL would refuse it again.

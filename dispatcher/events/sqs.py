@@ -4,8 +4,8 @@ SES publishes to SNS or to EventBridge, which writes to the queue. Every host ma
 gives each message to one poller, and a message that is received again changes nothing.
 
 A message is deleted after its events are committed. While PostgreSQL is unavailable, a poller keeps the messages that
-it has received, and receives no more. SQS counts how often a message is received, and would otherwise soon move the
-messages to the queue's dead-letter queue.
+it has received, and receives no more. SQS counts how often a message is received. If the poller received the same
+messages again and again, SQS would soon move them to the queue's dead-letter queue.
 
 The queue's access policy decides who may write to the queue. So the signatures of SNS are not verified here.
 """

@@ -1,4 +1,4 @@
-"""Reads emails: rows, attempts, why an email waits, and its history."""
+"""Reads the rows, the attempts and the history of emails, and why an email waits."""
 
 from __future__ import annotations
 

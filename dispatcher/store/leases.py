@@ -340,7 +340,7 @@ class LeaseStore:
         return {email_id: DeadLetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
-        """Extends leases, given as token by email id.
+        """Extends the given leases: `leases` has the token of each lease, by email id.
 
         Returns:
             The ids of the emails that this worker may still send: the worker has the lease, and no event proves that a

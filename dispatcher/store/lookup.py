@@ -113,7 +113,7 @@ async def find_recipients_since(source: Source) -> datetime | None:
 
 
 def find_start(wanted: Criteria) -> Start:
-    """The filter that probably selects the fewest emails."""
+    """Chooses the filter that probably selects the fewest emails."""
     if wanted.recipient is not None:
         return Start.RECIPIENT
     if wanted.correlation_id is not None:

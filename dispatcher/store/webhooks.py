@@ -272,7 +272,7 @@ async def measure_lag(source: Source) -> dict[int, float]:
 
 
 async def adapt_restored_feed(session: AsyncSession) -> bool:
-    """Makes a feed readable that was restored from a dump of another server. Returns whether this was necessary.
+    """Makes the feed readable after it was restored from a dump of another server. Returns whether this was necessary.
 
     The events contain transaction ids of the other server, which may be higher than the next id of this server. Without
     this change, readers would not get these events, and the webhooks' cursors would skip new events.

@@ -54,7 +54,7 @@ class ConnectionPool:
         await self._slots.acquire()
 
     def release_slot(self) -> None:
-        """Releases the slot."""
+        """Releases a slot, so that another task can use a connection."""
         self._slots.release()
 
     def can_wait_for_another(self) -> bool:
