@@ -56,7 +56,7 @@ def fetch(
 
 
 def system() -> str:
-    """This system's name and release, for the cache: packages of one release may not run on a different release."""
+    """This system's name and release, for the cache: packages of one release might not run on a different release."""
     try:
         text = Path("/etc/os-release").read_text()
     except OSError:

@@ -138,7 +138,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _boot_id() -> str:
-    """The id of this boot: after a reboot, a process may have the same pid and start time."""
+    """The id of this boot: after a reboot, another process can have the same pid and start time."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -81,7 +81,7 @@ class AlertStore:
     """The statements with which a monitor checks one DLQ and alerts about it.
 
     The statements use a separate session. This session also holds a named lock, and only the monitor with this lock
-    alerts. Each method raises StoreUnavailable if the same call may succeed later in a new session.
+    alerts. Each method raises StoreUnavailable if the same call might succeed later in a new session.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) ->
 class KeyStore:
     """The API process's statements about keys.
 
-    Each method raises StoreUnavailable if the same call may succeed later.
+    Each method raises StoreUnavailable if the same call might succeed later.
     """
 
     def __init__(self, pool: Pool) -> None:

@@ -174,7 +174,7 @@ def translated() -> Iterator[None]:
 
     Raises:
         StoreUnavailable: The server is unreachable, ended the session, timed out, or requests a retry (deadlock,
-            serialization failure). The same call may succeed later. StoreUnavailable has these subclasses. StoreBusy:
+            serialization failure). The same call might succeed later. StoreUnavailable has these subclasses. StoreBusy:
             the statement waited too long for a lock. StoreTooSlow: the statement exceeded the statement timeout.
             StoreRefused: the server refuses the login. AnswerTooLarge: this process has not enough memory for the
             answer.

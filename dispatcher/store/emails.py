@@ -71,7 +71,7 @@ class AttemptRow:
 
 
 class EmailStore:
-    """Reads a tenant's emails. Each method raises StoreUnavailable if the same call may succeed later."""
+    """Reads a tenant's emails. Each method raises StoreUnavailable if the same call might succeed later."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -98,7 +98,7 @@ class EmailStore:
     async def find_wait(self, email_id: UUID) -> Facts | None:
         """The facts that show why an email waits; None if the email is finished or does not exist.
 
-        Does not count the emails ahead of this email, because the count may take long.
+        Does not count the emails ahead of this email, because the count can take long.
         """
         async with session(self._pool) as connection:
             return await find_facts(connection, email_id, most_ahead=0)

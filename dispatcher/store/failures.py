@@ -128,7 +128,7 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True)
 class HeldEvidence:
-    """A held email with everything that may show whether it arrived, without private data.
+    """A held email with everything that can show whether the email arrived, without private data.
 
     Attributes:
         error: Why the email is held.

@@ -179,7 +179,7 @@ _COLUMNS: Final = (
 class LeaseStore:
     """A worker's statements about emails: lease, renew, release, record, and read content.
 
-    Every method raises StoreUnavailable if the same call may succeed later. It is then unknown whether the statement
+    Every method raises StoreUnavailable if the same call might succeed later. It is then unknown whether the statement
     was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After StoreBusy, nothing was
     committed; `locked` then finds the emails to leave out.
 

@@ -52,7 +52,7 @@ def number_of(address_hash: bytes) -> int:
 class SuppressionReader:
     """A worker's statements about suppressed recipients.
 
-    Each method raises StoreUnavailable if the same call may succeed later.
+    Each method raises StoreUnavailable if the same call might succeed later.
     """
 
     def __init__(self, pool: Pool) -> None:

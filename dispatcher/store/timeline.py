@@ -24,7 +24,7 @@ class Promotion:
     """A change of PostgreSQL's timeline.
 
     Attributes:
-        is_lossy: Whether the new primary may lack the last commits, because commits did not wait for a standby.
+        is_lossy: Whether the new primary might lack the last commits, because commits did not wait for a standby.
         lease_count: The number of leases that became uncertain.
         message_count: The number of due emails that may already have been published, and so became uncertain.
     """

@@ -142,7 +142,7 @@ def outcome_of(response: HttpResponse, *, has_template: bool) -> Outcome:
     """The outcome for a response to SendEmail.
 
     Args:
-        has_template: The email uses a template, which may not exist in SES.
+        has_template: Whether the email uses a template, which might not exist in SES.
 
     Raises:
         ProviderFault: The account or the settings are at fault, and SES accepted no email.
