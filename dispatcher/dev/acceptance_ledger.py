@@ -20,7 +20,7 @@ class LedgerEntry:
     """One acceptance.
 
     Attributes:
-        email_id: From the Message-ID; empty if the Message-ID is not one of ours.
+        email_id: The email's id, from its Message-ID; empty if the Message-ID is not one of ours.
         recipients: Number of recipients in the envelope.
         octets: The email's size on the wire.
         accepted_at: Seconds since 1970.
@@ -89,5 +89,5 @@ class LedgerWriter:
         os.write(self._file, b"".join(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE) for entry in entries))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the ledger's file."""
         os.close(self._file)

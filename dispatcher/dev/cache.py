@@ -52,7 +52,7 @@ def obtain(name: str, build: Callable[[Path], None]) -> Path:
 
 
 def path_of(name: str) -> Path:
-    """The path of a cached folder, which may not exist yet."""
+    """The path of a cached folder. The folder might not exist yet."""
     return folder() / name
 
 

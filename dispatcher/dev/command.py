@@ -65,6 +65,6 @@ def tail(path: Path, count: int = 12) -> str:
 
 
 def _die_with_parent() -> list[str]:
-    """A prefix for a command: the kernel kills the command when the thread that started the command exits."""
+    """A prefix for a command. With this prefix, the kernel kills the command when the thread that started it exits."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []

@@ -44,7 +44,7 @@ class Place(Protocol):
 
     @property
     def provider(self) -> Provider:
-        """The adapter."""
+        """The adapter under test."""
         ...
 
     def times(self) -> Counter[str]:
@@ -297,7 +297,7 @@ class Conformance(ChannelConformance):
 
 
 class ContentConformance(Conformance):
-    """The tests for every provider, and tests that compare the received content with the sent content."""
+    """The tests for every provider of emails, and tests that compare the received content with the sent content."""
 
     async def test_an_email_that_is_sent_twice_is_rendered_identically(self, place: ContentPlace) -> None:
         email = an_email()
@@ -305,7 +305,8 @@ class ContentConformance(Conformance):
         await send(place, email)
         outcome, _ = await send(place, email)
 
-        assert isinstance(outcome, Accepted)  # a provider with idempotency keys also compares the two requests
+        # A provider with idempotency keys would refuse a second request that differs from the first.
+        assert isinstance(outcome, Accepted)
         assert len(set(place.contents())) == 1
 
     async def test_headers_arrive_decoded_in_every_script(self, place: ContentPlace) -> None:

@@ -56,7 +56,7 @@ def fetch(
 
 
 def system() -> str:
-    """This system's name and release, for the cache: packages of one release may not run on a different release."""
+    """This system's name and release, for the cache: packages of one release might not run on a different release."""
     try:
         text = Path("/etc/os-release").read_text()
     except OSError:
@@ -85,7 +85,7 @@ def library_folders(root: Path) -> list[Path]:
 
 
 def _configuration(work: Path, unless_installed: str) -> Path:
-    """Writes an apt.conf with which apt writes only to the folder, so that it needs no root."""
+    """Writes an apt.conf with which apt writes only to the folder `work`, so that apt needs no root."""
     (work / "lists" / "partial").mkdir(parents=True)
     (work / "archives" / "partial").mkdir(parents=True)
     status = work / "status"

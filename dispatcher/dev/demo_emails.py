@@ -1,7 +1,7 @@
 """The demo's emails, generated from a seed, and the application that enqueues them.
 
 The same seed and number always give the same email. All addresses are in reserved domains (RFC 2606). The local SMTP
-server refuses or defers a recipient by the beginning of its address (see `smtp_sink`).
+server refuses or defers a recipient if the address begins in a certain way (see `smtp_sink`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folder and the servers of a demo, used by no other process.
+"""The folder and the servers of a demo, which no other process uses.
 
 In the folder:
     demo.lock     locked while a demo runs; without this file, a demo refuses a folder that is not empty
@@ -67,7 +67,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path) -> None:
-    """Removes the files of an earlier demo, and stops its processes if it was killed."""
+    """Removes the files of an earlier demo. If the earlier demo was killed, first stops its processes."""
     Processes(folder).stop()
     private.stop(folder / "servers")
     for entry in folder.iterdir():

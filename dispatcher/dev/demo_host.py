@@ -100,7 +100,7 @@ class DemoHost:
         """Starts `dispatcher run`, and waits until every worker consumes.
 
         Raises:
-            ServerUnavailable: the run exited or took too long; the message has the end of its log.
+            ServerUnavailable: `dispatcher run` exited or took too long; the message has the end of the program's log.
         """
         self.processes.launch(RUN, _plan(self.folder, RUN, _program("run"), self.environment, ["SIGTERM"]))
         await_condition(
@@ -136,15 +136,15 @@ class DemoHost:
         return self._exit_code()
 
     def exit_report(self) -> str | None:
-        """The run's exit code and the end of its log, as text; None while it is running."""
+        """The exit code of `dispatcher run` and the end of its log, as text; None while it is running."""
         return self.processes.exit_report(RUN)
 
     def events(self) -> list[Mapping[str, Any]]:
-        """The events in the run's log so far. Other lines, such as stack traces, are skipped."""
+        """The events in the log of `dispatcher run` so far. Skips other lines, such as stack traces."""
         return read_events(self.run_log)
 
     def log_tail(self) -> str:
-        """The last lines of the run's log, without the events of attempts."""
+        """The last lines of the log of `dispatcher run`, without the events of attempts."""
         lines = self.run_log.read_text(errors="replace").splitlines() if self.run_log.exists() else []
         notable = [line for line in lines if '"email.attempted"' not in line]
         return "\n".join([f"the end of {self.run_log}, without the attempts:", *notable[-_LAST_LINES:]])
@@ -223,8 +223,8 @@ def _program(command: str) -> list[str]:
 
 def _plan(folder: Path, name: str, argv: Sequence[str], environment: Mapping[str, str], stop: list[str]) -> Plan:
     log = str(folder / "log" / f"{name}.log")
-    # If the keeper is killed, the kernel sends SIGTERM to both programs. Then the run drains and reaps its children,
-    # and the SMTP server exits immediately.
+    # If the keeper is killed, the kernel sends SIGTERM to `dispatcher run` and to the SMTP server. Then
+    # `dispatcher run` drains and reaps its children, and the SMTP server exits immediately.
     return Plan(argv=list(argv), env=dict(environment), cwd=str(folder), log=log, stop=stop, orphaned="SIGTERM")
 
 

@@ -150,7 +150,7 @@ class Report:
 
     @property
     def balances(self) -> bool:
-        """Whether `differences` is empty."""
+        """Whether nothing violates the promise: `differences` is empty."""
         return not self.differences
 
     @property
@@ -334,7 +334,8 @@ class _DemoRun:
         )
 
     def _killed(self, events: Sequence[Mapping[str, Any]]) -> Kill | None:
-        """The recovery of the killed worker's emails, from the run's log; None if the log has no recovery."""
+        """The recovery of the killed worker's emails, from the log of `dispatcher run`; None if the log has no
+        recovery."""
         for event in events:
             if event["event"] == "ledger.settled" and self._kill:
                 _, slot, pid, _ = event["worker"].split(":")  # the name is host:slot:pid:random

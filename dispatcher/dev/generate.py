@@ -106,7 +106,7 @@ def _panel(meter: Meter, number: int, x: int, y: int) -> dict[str, Any]:
 
 
 def _queries(meter: Meter) -> list[tuple[str, str]]:
-    """PromQL expressions with their legends."""
+    """The PromQL expressions for a metric's panel, each with its legend."""
     labels = ("instance", *meter.labels) if isinstance(meter, Gauge) else meter.labels
     by = f" by ({', '.join(labels)})" if labels else ""
     legend = " ".join(f"{{{{{label}}}}}" for label in labels) or meter.name

@@ -63,7 +63,7 @@ class Api(Protocol):
         """The answer that refuses the whole request; None if the request is not refused as a whole.
 
         Args:
-            culprits: Refused addresses, each with the provider's error code or text.
+            culprits: The addresses that the server refuses; see `Behaviour.culprits`.
             names: Whether the answer identifies the refused email.
         """
         ...
@@ -211,7 +211,8 @@ class SesBulk(Ses):
         return [mail for mail in request.mails if _word_for(mail, culprits) is None]
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
-        """Status 200, with a status for each entry: SUCCESS, or the status of the refused address."""
+        """Status 200, with a status for each entry: SUCCESS, or the status that `culprits` has for a refused
+        address."""
         return _json(200, {"BulkEmailEntryResults": [_entry(_word_for(mail, culprits)) for mail in request.mails]})
 
 
@@ -274,7 +275,7 @@ class Twilio:
         return Request((mail,), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """Status 400 if the number is refused, with Twilio's error number from `culprits`. Otherwise None."""
+        """Status 400 with the error code from `culprits` if the phone number is refused. Otherwise None."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else twilio_error(400, int(word), f"refused: {request.mails[0].addresses[0]}")
 

@@ -77,7 +77,8 @@ class Behaviour:
         throttled_until: Until this time, in seconds since 1970, the server answers 429 to every request.
         latency_seconds: Delay before an answer.
         key: The API key that SendGrid's, Resend's and Twilio's requests need; None if any key is accepted.
-        culprits: Refused addresses, each with the provider's error text (SES bulk: the entry's status).
+        culprits: The addresses that the server refuses, each with a part of the answer: the error code for Twilio, the
+            status of the email's entry for a bulk call of SES, and the error text otherwise.
         names_culprits: Whether SendGrid's answer to a bulk call identifies the refused email.
     """
 

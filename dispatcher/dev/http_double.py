@@ -39,7 +39,7 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 class HttpDouble:
-    """The server and its records.
+    """The local HTTPS server and its records.
 
     Attributes:
         behaviour: Faults, refusals and latency; may be changed while the server runs.

@@ -86,7 +86,7 @@ class HttpSession(asyncio.Protocol):
         self._records.sessions.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Removes the session (called by asyncio)."""
+        """Removes this session from the open sessions (called by asyncio)."""
         self._records.sessions.discard(self)
         self._records.record_event(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
 
@@ -136,7 +136,7 @@ class HttpSession(asyncio.Protocol):
         self._begin()
 
     def _begin(self) -> None:
-        """Resets the state of the request."""
+        """Resets the state, so that the next request can begin."""
         self._path = self._method = self._authorization = self._key = ""
         self._body = bytearray()
 

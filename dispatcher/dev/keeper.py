@@ -32,7 +32,7 @@ WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD
 OWNER_CHECK_SECONDS = 0.25
 STOP_SECONDS = 16.0  # long enough for a clean stop of RabbitMQ, which takes 6 s
 OWNED_STOP_SECONDS = 4.0  # short: a clean stop is not needed, because the data of servers with an owner may be lost
-ORPHAN_STOP_SECONDS = 0.5  # short: helper processes exit by themselves when their server has exited
+ORPHAN_STOP_SECONDS = 0.5  # short: a server's helper processes exit by themselves when the server has exited
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -138,7 +138,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _boot_id() -> str:
-    """The id of this boot: after a reboot, a process may have the same pid and start time."""
+    """The id of this boot: after a reboot, another process can have the same pid and start time."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -185,7 +185,7 @@ class Keeper:
         self.record()
 
     def start(self, name: str, plan: Plan) -> None:
-        """Forks and executes one process, which the kernel kills if the keeper dies."""
+        """Starts one process. If the keeper dies, the kernel sends the signal `plan.orphaned` to the process."""
         self.exited.pop(name, None)
         keeper = os.getpid()
         pid = os.fork()

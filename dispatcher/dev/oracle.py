@@ -183,7 +183,7 @@ class Judgement:
 
     @property
     def is_good(self) -> bool:
-        """Whether `violations` is empty."""
+        """Whether the run met every requirement: `violations` is empty."""
         return not self.violations
 
 

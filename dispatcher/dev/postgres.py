@@ -106,7 +106,7 @@ def start(
         progress: Called with one line of text for each step.
         settings: Settings of the server, in addition to `SETTINGS`.
         name: The name of the process; for a standby, also its name in the primary.
-        primary: If given, the server becomes a standby of this server: a copy of the primary's data replaces the
+        primary: If given, the new server becomes a standby of this primary: a copy of the primary's data replaces the
             standby's data folder.
 
     Returns:

@@ -20,7 +20,8 @@ from dispatcher.errors import ServerUnavailable
 
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.05
-LAUNCH_SECONDS = 2.0  # the longest wait for a new process to be listed; a process that exits immediately may never be
+# The longest wait until a new process is listed. A process that exits immediately might never be listed.
+LAUNCH_SECONDS = 2.0
 LAUNCH_POLL_SECONDS = 0.005
 
 
@@ -198,7 +199,8 @@ def _kill(family: list[ProcessIdentity]) -> None:
 
 
 def _reap(dead: ProcessIdentity) -> None:
-    """Reaps the keeper if it was a child of this process; otherwise it would stay a zombie until this process exits."""
+    """Reaps the keeper if it was a child of this process, so that it does not stay a zombie until this process
+    exits."""
     if keeper.identify(dead.pid, even_a_zombie=True) == dead:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(dead.pid, 0)

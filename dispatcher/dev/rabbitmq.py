@@ -163,7 +163,8 @@ def find_installed() -> RabbitBinaries | None:
 
 
 def real_scripts(folder: Path) -> Path | None:
-    """The folder of the `rabbitmq-server` that a folder's link points to; None if it is a wrapper script."""
+    """The folder of the original `rabbitmq-server`, if `folder` has a link to it; None if `folder` has a wrapper
+    script."""
     script = (folder / "rabbitmq-server").resolve()
     return script.parent if script.is_file() and (script.parent / "rabbitmq-defaults").is_file() else None
 

@@ -38,8 +38,8 @@ class Servers:
     """A running PostgreSQL and a running RabbitMQ. All URLs include the password.
 
     Attributes:
-        amqp_url: With the vhost, percent-encoded.
-        management_url: RabbitMQ's management API, without `/api`.
+        amqp_url: RabbitMQ's URL, with the vhost, percent-encoded.
+        management_url: The URL of RabbitMQ's management API, without `/api`.
         folder: The server folder, an absolute path.
         owned: Whether the servers exit with their owner.
         postgres_source: The origin of PostgreSQL, as text.
@@ -198,7 +198,7 @@ def _start_both(
 def _database(
     named: str | None, processes: Processes, progress: Progress, settings: Mapping[str, str]
 ) -> tuple[str, str]:
-    """PostgreSQL's URL and source."""
+    """PostgreSQL's URL, and its origin as text (see `Servers.postgres_source`)."""
     if named:
         return named, _source(DATABASE_URL)
     access, source = postgres.start(processes, progress, settings)
@@ -206,7 +206,7 @@ def _database(
 
 
 def _broker(named: str | None, processes: Processes, progress: Progress, *, disposable: bool) -> tuple[str, str, str]:
-    """RabbitMQ's AMQP URL, its management URL, and its source."""
+    """RabbitMQ's AMQP URL, its management URL, and its origin as text (see `Servers.rabbitmq_source`)."""
     if not named:
         (access,), source = rabbitmq.start(processes, progress, disposable=disposable)
         return access.amqp_url, access.management_url, source
@@ -227,7 +227,8 @@ def _management_url_of(amqp_url: str) -> str:
 
 
 def _named(variable: str, folder: Path) -> str | None:
-    """The URL in the environment variable; None if an earlier `dev up` set the variable to this folder's own server."""
+    """The URL in the environment variable. None if the variable is not set, or if an earlier `dev up` has set the
+    variable to this folder's own server."""
     url = os.environ.get(variable)
     own = {postgres.known_url(folder), rabbitmq.known_url(folder)}
     return url if url and url not in own else None
@@ -242,7 +243,11 @@ def _is_named(source: str) -> bool:
 
 
 def _reuse(servers: Servers, owner_pid: int | None) -> Servers:
-    """Returns running servers if they have no owner and the caller requests servers without an owner."""
+    """Returns the running servers if they have no owner and the caller requests servers without an owner.
+
+    Raises:
+        ServerUnavailable: The servers have an owner, or the caller requests an owner.
+    """
     if owner_pid is None and not servers.owned:
         return servers
     raise ServerUnavailable(

@@ -108,7 +108,7 @@ class SmtpSession(asyncio.Protocol):
             self._reply("220 sink.test ESMTP", Step.CONNECT)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Removes the session (called by asyncio)."""
+        """Removes this session from the open sessions (called by asyncio)."""
         self._mailbox.sessions.discard(self)
         self._mailbox.record_event(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
 

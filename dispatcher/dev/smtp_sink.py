@@ -49,7 +49,7 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 class SmtpSink:
-    """The server and its records.
+    """The local SMTP server and its records.
 
     Attributes:
         behaviour: Faults, extensions and limits; may be changed while the server runs.

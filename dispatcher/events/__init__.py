@@ -1,1 +1,1 @@
-"""What providers report after they accepted an email: receives, verifies, stores and applies their events."""
+"""Receives, verifies, stores and applies events: what providers report about an email after they accepted the email."""

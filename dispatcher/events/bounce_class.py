@@ -36,7 +36,8 @@ def any_of(*phrases: str) -> re.Pattern[str]:
 
 
 _UNKNOWN_TO_MICROSOFT: Final = any_of(
-    # The documentation of Microsoft 365 and of Outlook.com says that the address does not exist if a server answers so.
+    # According to the documentation of Microsoft 365 and of Outlook.com, these replies mean that the address does not
+    # exist.
     r"5\.4\.1 .{0,320}recipient address rejected: access denied",
     r"5\.5\.0 .{0,20}requested action not taken: mailbox unavailable",
 )

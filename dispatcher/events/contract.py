@@ -85,6 +85,7 @@ class EventSink(Protocol):
         """Stores events. Returns after they are committed. Idempotent.
 
         Raises:
-            StoreUnavailable: Some events may not be stored. Repeat the call, or let the provider repeat the events.
+            StoreUnavailable: It is unknown which events were stored. Repeat the call, or let the provider repeat the
+                events.
         """
         ...

@@ -22,7 +22,8 @@ _Waiting = tuple[Sequence[ProviderEvent], asyncio.Future[None]]
 
 
 class EventBatcher:
-    """An `EventSink` that stores one batch at a time. Requests that arrive during this time form the next batch."""
+    """An `EventSink` that stores one batch at a time. The requests that arrive while a batch is being stored form the
+    next batch."""
 
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink

@@ -1,6 +1,6 @@
 """Reads fields of providers' events. A field with an unexpected value becomes None, and never raises an error.
 
-Providers copy text from other servers and from recipients into events. So any text may contain NUL characters or lone
+Providers copy text from other servers and from recipients into events. So any text can contain NUL characters or lone
 surrogates, or be megabytes long.
 """
 

@@ -70,14 +70,15 @@ class EventIntake:
         self._log = get_log()
 
     async def store(self, events: Sequence[ProviderEvent]) -> Stored:
-        """Stores events, and settles the emails that they prove. Idempotent.
+        """Stores events, and settles the emails whose acceptance they prove. Idempotent.
 
         When this method returns, the events are committed. Only then may a source acknowledge them to the provider. An
         event that PostgreSQL refuses to store is logged and left out, because PostgreSQL would refuse it again.
 
         Raises:
-            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement for any event. Some events may be
-                stored. The source must repeat the call, or let the provider repeat the events.
+            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement for a reason that is not in the
+                events. It is unknown which events were stored. The source must repeat the call, or let the provider
+                repeat the events.
             EmailsLocked: Other transactions have locked some of the emails. The events of all other emails are stored.
         """
         if not events:
@@ -120,7 +121,7 @@ class EventIntake:
         try:
             return await store_events(self._pool, rows, self._rules)
         except StatementRefused as error:
-            # The error is not caused by an event, so no event may be left out: the source must keep all events.
+            # No event has caused this error, so no event may be left out: the source must keep all events.
             if (getattr(error.__cause__, "sqlstate", None) or "").startswith(_STATEMENT_FAULTS):
                 raise StoreUnavailable(error.message) from error
             raise

@@ -176,7 +176,7 @@ def endpoint_of(topic: str) -> str:
 
 
 def _envelope(body: bytes | bytearray) -> dict[str, Any]:
-    """The message, with all required fields, before its signature is verified."""
+    """The message in a request body, with all required fields. Its signature is not verified yet."""
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -225,7 +225,10 @@ class _Certificates:
             if (known := self._usable(url)) is not None:  # another request has fetched the certificate
                 return known
             if time.monotonic() < self._fetched_at + self._interval_seconds:
-                raise SourceUnavailable("Another certificate of Amazon SNS was fetched within the last second.")
+                raise SourceUnavailable(
+                    "The message's certificate was not fetched, because another certificate of Amazon SNS was fetched "
+                    "within the last second."
+                )
             self._fetched_at = time.monotonic()
             response = await self._fetch(url)
             if response.status in _NO_SUCH_FILE:

@@ -4,8 +4,8 @@ SES publishes to SNS or to EventBridge, which writes to the queue. Every host ma
 gives each message to one poller, and a message that is received again changes nothing.
 
 A message is deleted after its events are committed. While PostgreSQL is unavailable, a poller keeps the messages that
-it has received, and receives no more. SQS counts how often a message is received, and would otherwise soon move the
-messages to the queue's dead-letter queue.
+it has received, and receives no more. SQS counts how often a message is received. If the poller received the same
+messages again and again, SQS would soon move them to the queue's dead-letter queue.
 
 The queue's access policy decides who may write to the queue. So the signatures of SNS are not verified here.
 """
@@ -87,11 +87,11 @@ class Queue:
         return self._client
 
     def _open(self) -> Any:
-        import boto3.session  # takes 200 ms and 20 MB; most installations do not need it
+        import boto3.session  # imported here, because it takes 200 ms and 20 MB, and few hosts need it
         from botocore.config import Config
 
         for name in ("botocore", "urllib3"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # at level DEBUG, these log messages and signatures
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # at level DEBUG, they log the SQS messages
         parts = urlsplit(self._url)
         region = _REGION.search(parts.hostname or "")
         timeouts = Config(connect_timeout=_CALL_SECONDS, read_timeout=self._wait_seconds + _CALL_SECONDS)

@@ -175,7 +175,7 @@ class WebhookDelivery:
         return started
 
     async def stop(self) -> None:
-        """Cancels the rounds in progress. Their events are delivered again."""
+        """Cancels the rounds in progress. Later rounds deliver the events of the cancelled rounds again."""
         running = list(self._rounds.values())
         for task in running:
             task.cancel()

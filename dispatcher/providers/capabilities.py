@@ -27,7 +27,8 @@ class CapabilityGap:
 
     Attributes:
         field: The field that no configured provider supports, by its name in the email's JSON.
-        message: The missing feature, the providers that have it, and the configured providers.
+        message: A text that names the missing feature, the providers that have this feature, and the configured
+            providers.
         remedy: What to do.
         reason: The reason that a worker records when it fails the email.
     """

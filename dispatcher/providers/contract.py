@@ -31,7 +31,8 @@ class Attempt:
     Attributes:
         number: The number of the attempt, from 1. Every attempt of the email counts.
         deadline: When the attempt must have ended, including the time to connect, in the running loop's `time()`.
-        is_already_counted: The provider's result was already counted with an earlier email of the same bulk call.
+        is_already_counted: Whether the provider's result was already counted with an earlier email of the same bulk
+            call.
     """
 
     __slots__ = ("deadline", "is_already_counted", "number")

@@ -12,7 +12,7 @@ from dispatcher.providers.contract import CheckableProvider, ProviderClass
 
 
 def class_of(name: str) -> ProviderClass:
-    """The provider's class.
+    """The class of the provider with this name.
 
     Raises:
         ConfigurationError: No provider has this name, or its class cannot be used.

@@ -17,7 +17,7 @@ earlier."""
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeen:
-    """A worker of any host that has a PostgreSQL session, leases, or both.
+    """A worker, on any host, that has a PostgreSQL session, leases, or both.
 
     Attributes:
         name: Host, slot, process and a nonce, separated by colons.

@@ -59,7 +59,7 @@ class AddressHasher:
         return urlsafe_b64encode(content + self._signature(content)).decode()
 
     def read_unsubscribe_token(self, token: str) -> tuple[UUID, bytes] | None:
-        """The email's id and the hash of its recipient; None if the token is not genuine."""
+        """The id of the email and the hash of the recipient; None if the token is not genuine."""
         if len(token) != TOKEN_CHARACTERS or not token.isascii():
             return None
         try:
@@ -72,8 +72,8 @@ class AddressHasher:
         return UUID(bytes=content[:HASH_OCTETS]), content[HASH_OCTETS:]
 
     def _signature(self, content: bytes) -> bytes:
-        # The signed text begins with a NUL, and no address or domain does. So no hash of an address or a domain can
-        # serve as a signature.
+        # The signed text begins with a NUL. The text of an address or a domain never does, so the hash of an address
+        # or a domain cannot serve as a signature.
         return self._digest(f"\0unsubscribe {content.hex()}")
 
     def _digest(self, text: str) -> bytes:

@@ -57,7 +57,7 @@ class TableFindings:
         expiring: Number of failed and held emails that will soon lose their content.
         mark: A value that changes whenever a provider accepts an email.
         due: Number of emails that are due or in their first lease, and not paused; counted up to `MAX_DUE_COUNT`.
-        waiting: Why one of the emails in `due` waits; None if `due` is 0.
+        waiting: Why one of the emails that `due` counts waits; None if `due` is 0.
         troubles: Providers that at least one worker cannot use now.
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
         webhooks: The disabled webhooks.
@@ -81,7 +81,7 @@ class AlertStore:
     """The statements with which a monitor checks one DLQ and alerts about it.
 
     The statements use a separate session. This session also holds a named lock, and only the monitor with this lock
-    alerts. Each method raises StoreUnavailable if the same call may succeed later in a new session.
+    alerts. Each method raises StoreUnavailable if the same call might succeed later in a new session.
     """
 
     def __init__(
@@ -116,7 +116,8 @@ class AlertStore:
         self._opening = asyncio.Lock()
 
     async def claim_alerting(self) -> bool:
-        """Takes the lock, unless another monitor holds it. Also records that this host is running.
+        """Takes the lock of the monitor that alerts, unless another monitor holds it. Also records that this host is
+        running.
 
         Returns whether this monitor has the lock. If so, this monitor alerts until its session ends.
         """
@@ -129,7 +130,8 @@ class AlertStore:
         return self._is_alerting
 
     async def leave(self) -> None:
-        """Ends the session, so that another monitor alerts. Records that this host stops in an orderly way."""
+        """Ends the session, so that another monitor can take over the alerting. Also records that this host stops in an
+        orderly way."""
         with suppress(DispatcherError):
             session = await self._open()
             session.answer_seconds = min(LEAVE_SECONDS, self._answer_seconds)
@@ -163,7 +165,7 @@ class AlertStore:
         await self._fetch("delete_announced_alert", {"kind": kind.value, "channel": channel})
 
     async def save_check(self, host: str, depth: int | None, fault: str | None, alerts: Sequence[Alert]) -> None:
-        """Records what a check found, for the operators' page."""
+        """Records what a check of the DLQ found, for the operators' page."""
         shown = [
             {
                 "kind": alert.kind,

@@ -18,7 +18,7 @@ class ApiKey:
         key_id: The public identifier; not a secret.
         tenant_id: The tenant that the key acts for; None if it acts for every tenant.
         secret_hash: SHA-256 of the secret.
-        scopes: A subset of `send`, `read` and `operate`.
+        scopes: What the key may do: values of `domain.api_key.Scope`.
         sender_domains: Domains that the key may send from. If this and `sender_addresses` are None, the key may send
             from any address.
         sender_addresses: Addresses that the key may send from.
@@ -83,7 +83,7 @@ async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) ->
 class KeyStore:
     """The API process's statements about keys.
 
-    Each method raises StoreUnavailable if the same call may succeed later.
+    Each method raises StoreUnavailable if the same call might succeed later.
     """
 
     def __init__(self, pool: Pool) -> None:

@@ -33,7 +33,7 @@ _each_text: Final = _each(_quoted)
 
 
 def _texts(items: Sequence[str | None]) -> str:
-    """Joins texts. If no text is None and none needs an escape, this takes a quarter of the time."""
+    """Joins texts for an array literal: four times as fast if no text is None and no text needs an escape."""
     missing = items.count(None)
     if missing == len(items):
         return ",".join(["NULL"] * missing)

@@ -70,7 +70,7 @@ _GRANTS: Final = (
     "Run `dispatcher topology grants`, and execute the statements that it prints as the owner of the tables."
 )
 # psycopg classifies these errors as errors of the server. But a block that the disk cannot read affects only the rows
-# in this block, so these errors are treated as errors of rows.
+# in this block, so this module treats these errors as errors of rows.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
 # Overrides a client encoding that is set in the URL, in the environment or for the role: `arrays` writes lists in this
 # encoding, and emails may contain any character.
@@ -174,7 +174,7 @@ def translated() -> Iterator[None]:
 
     Raises:
         StoreUnavailable: The server is unreachable, ended the session, timed out, or requests a retry (deadlock,
-            serialization failure). The same call may succeed later. StoreUnavailable has these subclasses. StoreBusy:
+            serialization failure). The same call might succeed later. StoreUnavailable has these subclasses. StoreBusy:
             the statement waited too long for a lock. StoreTooSlow: the statement exceeded the statement timeout.
             StoreRefused: the server refuses the login. AnswerTooLarge: this process has not enough memory for the
             answer.

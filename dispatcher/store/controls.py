@@ -42,7 +42,7 @@ def list_pauses_sync(connection: Session) -> list[Pause]:
 
 
 async def find_pauses_of(source: Source, email_id: UUID) -> list[Pause]:
-    """The pauses in force that may stop an email: of everything, of its lane, of its tenant, and of every provider."""
+    """The pauses in force that can stop an email: of everything, of its lane, of its tenant, and of every provider."""
     return await fetch(source, "find_pauses_of", {"email_id": email_id}, into=Pause)
 
 

@@ -45,7 +45,7 @@ class MonitorCounts(Counts):
 
     Attributes:
         sent_last_hour: Approximate number of emails sent in the last 60 minutes. PostgreSQL stores a count per clock
-            hour. If only a part of a clock hour is in this time, the same part of the hour's count is used.
+            hour. If only a part of a clock hour is in these 60 minutes, the same part of the hour's count is used.
         sent_last_day: As `sent_last_hour`, for the last 24 hours.
         webhook_lag_seconds: For each active webhook, by id: the age of the oldest event that was neither delivered nor
             stored as refused.

@@ -57,7 +57,7 @@ class LimitedDomain:
 class DomainStore:
     """A worker's statements about recipient domains.
 
-    Each method raises StoreUnavailable if the same call may succeed later.
+    Each method raises StoreUnavailable if the same call might succeed later.
     """
 
     def __init__(self, pool: Pool, *, worker: str) -> None:

@@ -1,4 +1,4 @@
-"""Reads emails: rows, attempts, why an email waits, and its history."""
+"""Reads the rows, the attempts and the history of emails, and why an email waits."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class AttemptRow:
 
 
 class EmailStore:
-    """Reads a tenant's emails. Each method raises StoreUnavailable if the same call may succeed later."""
+    """Reads a tenant's emails. Each method raises StoreUnavailable if the same call might succeed later."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -98,7 +98,7 @@ class EmailStore:
     async def find_wait(self, email_id: UUID) -> Facts | None:
         """The facts that show why an email waits; None if the email is finished or does not exist.
 
-        Does not count the emails ahead of this email, because the count may take long.
+        Does not count the emails ahead of this email, because the count can take long.
         """
         async with session(self._pool) as connection:
             return await find_facts(connection, email_id, most_ahead=0)
@@ -167,7 +167,7 @@ async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
 
 
 async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """What providers reported about the email, ordered by their clocks.
+    """What providers reported about the email, ordered by the providers' clocks.
 
     An event's recipient is a position, counted from 1 over To, Cc, Bcc. The position is None if the event concerns no
     recipient of the email, if the content was deleted, or if the role has no right to read addresses.

@@ -168,7 +168,7 @@ def _comparable_sender(email: Message) -> str:
 def _recipient_parameters(drafts: Iterable[Draft]) -> Parameters:
     """The recipients' addresses, each with the number of its email, from 1.
 
-    PostgreSQL hashes the addresses, because an application does not have the key.
+    PostgreSQL hashes the addresses, because an application does not have the database's key for hashes.
     """
     numbers: list[int] = []
     addresses: list[str] = []

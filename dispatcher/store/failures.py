@@ -128,7 +128,7 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True)
 class HeldEvidence:
-    """A held email with everything that may show whether it arrived, without private data.
+    """A held email with everything that can show whether the email arrived, without private data.
 
     Attributes:
         error: Why the email is held.
@@ -179,7 +179,8 @@ class DeadLetterEmail:
     """The current row of the email that a dead letter is about.
 
     Attributes:
-        attempt_count: Identifies one failure of the email, because every later failure has more attempts.
+        attempt_count: The number of attempts. It identifies one failure of the email, because every later failure has
+            more attempts.
         is_discarded: Whether an operator discarded the email's dead letter.
     """
 
@@ -337,7 +338,7 @@ async def republish_dead_letters(session: AsyncSession, attempts: Mapping[UUID, 
 
 
 async def audit_orphans(session: AsyncSession, counts: Mapping[UUID, int], *, actor: str, reason: str) -> None:
-    """Audits that dead letters whose emails no longer exist are discarded.
+    """Audits that an operator discarded dead letters whose emails no longer exist.
 
     Args:
         counts: The number of discarded dead letters, by email id.

@@ -20,7 +20,7 @@ async def list_rules(source: Source) -> list[LaneRule]:
 async def set_policy(
     source: Source, lane: str, values: Mapping[str, Any], author: Author, *, default_weight: float
 ) -> LanePolicy:
-    """Sets the policy values of a lane that are not None, and keeps the others. Returns the new policy.
+    """Changes the policy of a lane. A None in `values` keeps the current value. Returns the new policy.
 
     Args:
         values: `weight`, `on_uncertain`, `max_attempts` and `redeliver_seconds`.
@@ -47,7 +47,7 @@ async def unset_rule(source: Source, sender: str, author: Author) -> bool:
 
 
 async def set_limit(source: Source, tenant_id: str, values: Mapping[str, Any], author: Author) -> TenantLimit:
-    """Sets the limits of a tenant that are not None, and keeps the others. Returns the new limits.
+    """Changes the limits of a tenant. A None in `values` keeps the current value. Returns the new limits.
 
     Args:
         values: `weight` and `per_second`.
@@ -62,7 +62,8 @@ async def unset_limit(source: Source, tenant_id: str, author: Author) -> bool:
 
 
 async def count_due(source: Source, *, pairs: int, most: int) -> list[tuple[str, str, int, float]]:
-    """The number of due emails of each lane and tenant: lane, tenant, number, and seconds since the first became due.
+    """Counts the due emails of each pair of lane and tenant. Returns the lane, the tenant, the number of emails, and
+    the seconds since the first of these emails became due.
 
     Args:
         pairs: The most pairs of lane and tenant.

@@ -85,7 +85,7 @@ class Lease(NamedTuple):
 
     @property
     def trace_id(self) -> str | None:
-        """The trace id of the traceparent (W3C Trace Context, section 3.2.2.3); None without one."""
+        """The trace id of the traceparent (W3C Trace Context, section 3.2.2.3); None if there is no traceparent."""
         return self.traceparent[3:35] if self.traceparent else None
 
 
@@ -109,8 +109,8 @@ class UnleasedEmail:
     Attributes:
         our_token: The token of the lease that this worker has on the email, or that a recovery took from this worker;
             None if there is no such lease.
-        is_left_out: Whether no worker may lease the email, even if it is pending. The relay finishes such an email: a
-            provider's event proves that the email was sent, or the email has expired.
+        is_left_out: Whether a provider's event proves that the email was sent, or the email has expired. No worker may
+            lease such an email, even if it is pending; the relay finishes it.
     """
 
     message_key: str
@@ -179,7 +179,7 @@ _COLUMNS: Final = (
 class LeaseStore:
     """A worker's statements about emails: lease, renew, release, record, and read content.
 
-    Every method raises StoreUnavailable if the same call may succeed later. It is then unknown whether the statement
+    Every method raises StoreUnavailable if the same call might succeed later. It is then unknown whether the statement
     was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After StoreBusy, nothing was
     committed; `locked` then finds the emails to leave out.
 
@@ -193,7 +193,7 @@ class LeaseStore:
         Args:
             worker: This process's name, different on every host and after every restart; stored in `locked_by`.
             slot: The worker slot's name, the same after a restart; part of the key of `email_hourly`.
-            redeliver_seconds: The host's setting: for how long after an email was due it is redelivered.
+            redeliver_seconds: The host's setting: the redelivery of an email ends this long after the email was due.
         """
         self._pool = pool
         self._worker = worker
@@ -340,7 +340,7 @@ class LeaseStore:
         return {email_id: DeadLetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
-        """Extends leases, given as token by email id.
+        """Extends the given leases: `leases` has the token of each lease, by email id.
 
         Returns:
             The ids of the emails that this worker may still send: the worker has the lease, and no event proves that a
@@ -447,7 +447,7 @@ class LeaseStore:
             return {row[0] for row in await cursor.fetchall()}
 
     async def is_recorded(self, result: Result) -> bool:
-        """Whether the batch with this result was committed. For a call of `record` whose answer was lost."""
+        """Whether the batch with this result was committed. Call this if the answer to a call of `record` was lost."""
         parameters = {
             "email_id": result.email_id,
             "attempt_number": result.attempt_number,

@@ -113,7 +113,7 @@ async def find_recipients_since(source: Source) -> datetime | None:
 
 
 def find_start(wanted: Criteria) -> Start:
-    """The filter that probably selects the fewest emails."""
+    """Chooses the filter that probably selects the fewest emails."""
     if wanted.recipient is not None:
         return Start.RECIPIENT
     if wanted.correlation_id is not None:
@@ -159,9 +159,9 @@ async def find_emails(
 
 
 def _is_decided(wanted: Criteria, start: Start) -> bool:
-    """Whether `start` is the only filter that is set.
+    """Whether no filter except `start` is set.
 
-    Every email that the statement reads then matches, so a page reads only `limit` emails.
+    If so, every email that the statement reads matches, so a page reads only `limit` emails.
     """
     used = {
         Start.CORRELATION_ID: wanted.correlation_id,

@@ -77,7 +77,7 @@ class RecentEvent:
     """What a provider reported about an email, without the recipient.
 
     Attributes:
-        happened_at: By the provider's clock.
+        happened_at: When the event happened, by the provider's clock.
     """
 
     received_at: datetime
@@ -95,7 +95,7 @@ class RecentEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventCount:
-    """The newest events of one provider, kind and bounce within the last day.
+    """How many of the last day's newest events have this provider, kind and bounce.
 
     Attributes:
         since: When the oldest of these events arrived.
@@ -249,7 +249,7 @@ def _page(
     Args:
         bound: The number of these last columns: one for the cursor's instant, the others for its tie.
         tie: Returns the tie of a row.
-        at: The number of the column with a row's instant.
+        at: The index of the column that contains a row's instant.
     """
     found = [row[:-bound] for row in rows if row[0] is not None]
     if len(found) == limit:

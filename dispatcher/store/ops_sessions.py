@@ -54,7 +54,7 @@ async def insert(
 async def find(
     session: AsyncSession, token_hashes: Iterable[bytes], *, session_seconds: float, idle_seconds: float
 ) -> list[OpsSession]:
-    """Those of these sessions that have not expired."""
+    """The sessions with these token hashes that have not expired."""
     values = {"token_hashes": list(token_hashes), "session_seconds": session_seconds, "idle_seconds": idle_seconds}
     return await fetch(session, "find_ops_sessions", values, into=OpsSession)
 

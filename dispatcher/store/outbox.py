@@ -129,7 +129,7 @@ class Outbox:
             return await self._find_readable(await self._fetch("find_publish_due_ids", parameters))
 
     async def find_due_tenants(self, without_lanes: Sequence[str] = ()) -> list[Tenant]:
-        """The lanes and tenants that have due marks, except in the given lanes. A mark may be in the future."""
+        """The lanes and tenants that have due marks, except in the given lanes. A mark can be in the future."""
         rows = await self._fetch("find_due_tenants", {"without_lanes": list(without_lanes)})
         return [(row[0], row[1]) for row in rows]
 
@@ -238,7 +238,7 @@ class Outbox:
         *,
         doubt_seconds: float = 0.0,
     ) -> tuple[int, list[RecoveredEmail]]:
-        """Makes emails whose messages are lost due again, at most `limit` emails.
+        """Makes emails due again if their messages are lost, at most `limit` emails.
 
         Emails that a promotion made uncertain become due or held, by policy. Call this while the send queue is empty.
 

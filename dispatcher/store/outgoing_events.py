@@ -107,7 +107,7 @@ class EventPage:
     Attributes:
         events: Each event, with the cursor that continues after the event.
         next: The cursor of the next page.
-        has_more: Whether the next page may already contain events.
+        has_more: Whether the next page might already contain events.
     """
 
     events: list[tuple[OutgoingEvent, str]]

@@ -27,7 +27,7 @@ class BoundedCount:
     """A count of emails that stops at a limit.
 
     Attributes:
-        is_cut: Whether the count stopped at the limit, so there may be more emails.
+        is_cut: Whether the count stopped at the limit, so there can be more emails.
     """
 
     emails: int

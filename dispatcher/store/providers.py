@@ -8,7 +8,8 @@ from dispatcher.store.statements import Source, fetch, fetch_sync
 
 
 class ProviderStore:
-    """A worker's statements about providers. Each method raises StoreUnavailable if the same call may succeed later."""
+    """A worker's statements about providers. Each method raises StoreUnavailable if the same call might succeed
+    later."""
 
     def __init__(self, pool: Pool, *, slot: str) -> None:
         self._pool = pool

@@ -175,7 +175,8 @@ async def find_overlaps(
 
 
 async def save_overlaps(session: AsyncSession, replay_id: int) -> None:
-    """Stores which running replays include emails of this replay. These replays and this one share the lowest rate.
+    """Stores which running replays include emails of this replay. From then on, these replays and this one share one
+    rate, the lowest of their rates.
 
     Does nothing if the replay was created or resumed with `force`.
     """

@@ -16,7 +16,7 @@ _STATUS_AFTER: Final = {kind: TRANSITIONS[Status.SENDING, kind.transition] for k
 
 
 def storable(outcome: Outcome) -> Outcome:
-    """The same outcome, with lone surrogates and NUL characters replaced, which PostgreSQL and JSON do not accept.
+    """The outcome, with other characters in place of lone surrogates and NUL, which PostgreSQL and JSON do not accept.
 
     An outcome contains the provider's text, which may contain any character.
     """

@@ -2,7 +2,7 @@
 
 To prune old emails, the pruner drops whole weekly partitions. This is fast for any number of emails, but content and
 emails stay up to a week longer than configured. Before the pruner drops a partition, it checks each email in the
-partition, which may take long.
+partition, which can take long.
 
 Pending, waiting and in-flight emails are never pruned. Undecided emails are kept for DISPATCHER_RETAIN_UNDECIDED_DAYS:
 an email is undecided if it is failed or held, and no operator has replayed, confirmed, released or discarded it. The
@@ -74,7 +74,7 @@ class ExpiringEmails:
 
     Attributes:
         emails: The number of these emails.
-        first_in_seconds: Seconds until the oldest of these emails may lose its content; negative if overdue, None if
+        first_in_seconds: Seconds until the oldest of these emails can lose its content; negative if overdue, None if
             there is no such email.
     """
 
@@ -83,7 +83,7 @@ class ExpiringEmails:
 
 
 async def count_expiring(session: AsyncSession, retention: Retention) -> ExpiringEmails | None:
-    """Counts the undecided emails that may be pruned within WARN_DAYS; None if undecided emails are kept forever."""
+    """Counts the undecided emails that can be pruned within WARN_DAYS; None if undecided emails are kept forever."""
     days = retention.undecided_days
     if not days:
         return None
@@ -132,7 +132,7 @@ class Pruner:
         self._retention = retention
 
     def delete_one_time_codes(self) -> AsyncIterator[PrunedStep]:
-        """Deletes the content of sent emails that have `erase_after_sending`."""
+        """Deletes the content of sent and cancelled emails that have `erase_after_sending`."""
         return self._delete_rows("delete_one_time_codes", "erased_after_sending")
 
     async def prune(self) -> AsyncIterator[PrunedStep | FailedStep]:

@@ -114,7 +114,7 @@ async def find_expiring(
 
     Args:
         are_theirs: True for the leases of these workers, False for the leases of all other workers.
-        redeliver_seconds: The host's setting: for how long after an email was due it is redelivered.
+        redeliver_seconds: The host's setting: the redelivery of an email ends this long after the email was due.
     """
     parameters = {
         "workers": list(workers),
@@ -153,7 +153,7 @@ async def find_histories(
     """The `attempt_base`, `pinned_seconds` and `limits` of emails, by id; see `FoundLease`.
 
     Args:
-        redeliver_seconds: The host's setting: for how long after an email was due it is redelivered.
+        redeliver_seconds: The host's setting: the redelivery of an email ends this long after the email was due.
     """
     if not email_ids:
         return {}

@@ -52,7 +52,7 @@ def number_of(address_hash: bytes) -> int:
 class SuppressionReader:
     """A worker's statements about suppressed recipients.
 
-    Each method raises StoreUnavailable if the same call may succeed later.
+    Each method raises StoreUnavailable if the same call might succeed later.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -67,7 +67,8 @@ class SuppressionReader:
         return _read(await fetch(self._pool, "read_suppressions"))
 
     async def read_changed(self, since: str) -> SuppressionsRead:
-        """The entries that were added or changed since an earlier answer's `until`. May repeat entries."""
+        """The entries that were added or changed since an earlier answer's `until`. The result can contain entries that
+        were read before."""
         return _read(await fetch(self._pool, "read_changed_suppressions", {"since": since}))
 
     async def find(

@@ -1,4 +1,5 @@
-"""Detects by PostgreSQL's timeline that a standby was promoted. Marks the leases and messages that became uncertain."""
+"""Detects by PostgreSQL's timeline that a standby was promoted. Marks the leases and messages that became uncertain:
+their emails may already have been sent."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Promotion:
     """A change of PostgreSQL's timeline.
 
     Attributes:
-        is_lossy: Whether the new primary may lack the last commits, because commits did not wait for a standby.
+        is_lossy: Whether the new primary might lack the last commits, because commits did not wait for a standby.
         lease_count: The number of leases that became uncertain.
         message_count: The number of due emails that may already have been published, and so became uncertain.
     """
@@ -66,7 +67,7 @@ async def _begin(session: AsyncSession, batch: int) -> Promotion | None:
 
 
 async def _mark_messages_uncertain(session: AsyncSession, batch: int) -> int:
-    """Makes the messages of all due emails uncertain; returns their number."""
+    """Marks the messages of all due emails as uncertain (perhaps already published); returns their number."""
     count, after = 0, UUID(int=0)
     while rows := await fetch(session, "find_uncertain_messages", {"after": after, "limit": batch}):
         ids = [row[0] for row in rows]

@@ -204,7 +204,7 @@ async def disable_webhook(source: Source, webhook_id: int, error: str) -> bool:
 
 
 async def rewind_webhook(source: Source, webhook_id: int, since: datetime) -> bool:
-    """Delivers the events since an instant again. Returns whether the webhook exists."""
+    """Delivers again all events since an instant. Returns whether the webhook exists."""
     return bool(await fetch(source, "rewind_webhook", {"webhook_id": webhook_id, "since": since}))
 
 
@@ -233,7 +233,7 @@ async def find_due_retries(source: Source, webhook_id: int, *, now: datetime, li
 
 
 async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveries) -> bool:
-    """Saves the results of a round.
+    """Saves the results of one round of deliveries.
 
     Returns False, and saves nothing, if an operator changed or removed the webhook during the round. The next round
     then delivers the same events again.
@@ -272,7 +272,7 @@ async def measure_lag(source: Source) -> dict[int, float]:
 
 
 async def adapt_restored_feed(session: AsyncSession) -> bool:
-    """Makes a feed readable that was restored from a dump of another server. Returns whether this was necessary.
+    """Makes the feed readable after it was restored from a dump of another server. Returns whether this was necessary.
 
     The events contain transaction ids of the other server, which may be higher than the next id of this server. Without
     this change, readers would not get these events, and the webhooks' cursors would skip new events.

@@ -96,7 +96,7 @@ def with_attachments(body: bytes, files: Iterable[tuple[Mapping[str, str], bytes
 
     Args:
         body: The object, with at least one member.
-        files: For each attachment its members, to which `content` is added, and its content.
+        files: For each attachment: the members of the attachment's JSON object, without `content`, and the content.
     """
     parts: list[bytes | Base64Content] = []
     before = body[:-1] + b',"attachments":['

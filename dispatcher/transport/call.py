@@ -23,7 +23,8 @@ class Call(Protocol):
         ...
 
     def connection_acquired(self) -> None:
-        """Moves the deadline. The transport calls this when a connection is free.
+        """The transport calls this when a connection is free. Sets a new deadline, because the wait for a connection
+        does not count.
 
         If this method raises an exception, the transport sends nothing.
         """

@@ -25,7 +25,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class NoAnswer(Exception):
-    """A receiver was not reached, or sent no valid answer in time; a retry may succeed.
+    """A receiver was not reached, or sent no valid answer in time; a retry might succeed.
 
     Attributes:
         reason: The reason, without addresses, secrets or the receiver's own text.

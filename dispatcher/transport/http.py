@@ -203,7 +203,8 @@ class HttpTransport:
             await self._add_tls(connected, connection, target.host)
         else:
             await loop.create_connection(lambda: connection, sock=connected)
-        # If the connection has already closed, its `on_end` was called, and nothing would remove it from the set.
+        # If the connection has already closed, its `on_end` was called, and no later call would remove the connection
+        # from the set.
         if connection.is_open:
             self._open.add(connection)
         return connection

@@ -34,7 +34,7 @@ class HttpConnection(asyncio.Protocol):
         status: The response's status; None until it arrives.
         headers: The response's headers, by lower-case name; for a repeated header, the last value.
         body: At most the first `MAX_RESPONSE_OCTETS` of the response's body.
-        fault: A clause that says why no complete response will arrive; None while a response may arrive.
+        fault: A clause that says why no complete response will arrive; None while a response can still arrive.
     """
 
     def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
@@ -81,7 +81,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def can_write(self) -> bool:
-        """Whether octets that are written now may still be sent, as far as the asyncio transport knows."""
+        """Whether octets that are written now can still be sent, as far as the asyncio transport knows."""
         # When the transport begins to close, `is_open` stays true until the next iteration of the loop, in which
         # asyncio calls `connection_lost`.
         return self.is_open and self._transport is not None and not self._transport.is_closing()

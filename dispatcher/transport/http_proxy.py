@@ -28,7 +28,7 @@ class HttpProxy:
     """A proxy that is reached without TLS.
 
     Attributes:
-        login: `user:password` from the proxy's URL; None without them.
+        login: `user:password` from the proxy's URL; None if the URL has none.
     """
 
     host: str

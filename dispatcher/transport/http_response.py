@@ -39,7 +39,7 @@ class RequestNotSent(Exception):
 
     @property
     def outcome(self) -> Deferred:
-        """The outcome for the email."""
+        """The outcome for the email of this call."""
         return Deferred(self.reason, self.detail)
 
 
@@ -58,7 +58,7 @@ class NoResponse(Exception):
 
     @property
     def outcome(self) -> Uncertain:
-        """The outcome for the email."""
+        """The outcome for the email of this call."""
         return Uncertain(self.detail, None if self.status is None else str(self.status))
 
 

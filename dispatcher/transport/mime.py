@@ -90,7 +90,7 @@ async def rendered(email: OutgoingEmail) -> RenderedEmail:
 
 
 def render(email: OutgoingEmail) -> RenderedEmail:
-    """Renders an email as a MIME message, and its envelope.
+    """Renders an email: returns the MIME message and the envelope.
 
     Raises:
         UnrenderableEmail: Enqueue should have refused the email. The error names the field, and never quotes its value.
@@ -236,7 +236,7 @@ def _attachment_part(file: OutgoingAttachment) -> Message:
 
 
 def _filename(name: str) -> str:
-    """The parameter `filename`.
+    """The parameter `filename` of an attachment's header.
 
     A name that is long or not ASCII is split into RFC 2231 sections, which `Message.add_header` does not do.
     """

@@ -64,7 +64,7 @@ def trusting_context(ca_file: Path | None) -> ssl.SSLContext:
 
 
 class SignedPoster:
-    """Posts to one URL."""
+    """Posts signed JSON to one URL."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Opens an SMTP connection: TCP, verified TLS, EHLO, AUTH. If that fails, no email was sent.
 
-A failure is `NotConnected` (a later attempt may succeed) or `ProviderFault` (an operator must correct something).
+A failure is `NotConnected` (a later attempt might succeed) or `ProviderFault` (an operator must correct something).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NotConnected(Exception):
 
     Attributes:
         outcome: The outcome for the email that needed the connection.
-        is_full: The server refused one more connection with 421.
+        is_full: Whether the server answered 421: it accepts no further connection now.
     """
 
     def __init__(self, outcome: Deferred) -> None:
@@ -78,7 +78,7 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) ->
         context: Verifies certificate and host name; None for a server without TLS.
 
     Raises:
-        NotConnected: A later attempt may succeed.
+        NotConnected: A later attempt might succeed.
         ProviderFault: An operator must correct something: TLS is missing or untrusted, or the login was refused.
     """
     protocol = await _connected(server, context)

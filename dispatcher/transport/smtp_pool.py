@@ -54,11 +54,12 @@ class ConnectionPool:
         await self._slots.acquire()
 
     def release_slot(self) -> None:
-        """Releases the slot."""
+        """Releases a slot, so that another task can use a connection."""
         self._slots.release()
 
     def can_wait_for_another(self) -> bool:
-        """Whether an email may wait for an open connection, after the server has refused one more connection."""
+        """Whether an email can wait until an open connection is free, because the server has refused a new
+        connection."""
         return self._open_count > 0 and len(self._withheld) < self._max_withheld
 
     def release_slot_later(self) -> None:
@@ -89,8 +90,8 @@ class ConnectionPool:
         return connection
 
     def put_back(self, connection: SmtpConnection) -> None:
-        """Keeps a connection for the next email. Closes the connection if it is broken, has an unread or missing reply,
-        or has sent its limit of emails."""
+        """Keeps a connection for the next email. Closes the connection if it is broken, if a reply is unread or
+        missing, or if it has carried the most emails that one connection may carry."""
         if not connection.protocol.is_sound:
             connection.protocol.abort()
         elif connection.emails >= self._emails_per_connection:

@@ -132,7 +132,7 @@ class SmtpProtocol(asyncio.Protocol):
             await asyncio.sleep(0)
 
     def contradicts(self, reply: SmtpReply) -> bool:
-        """Whether a further reply, of a different class, has arrived after this reply. 421 may follow any reply."""
+        """Whether a reply of a different class has arrived after this reply. A 421 never contradicts."""
         return any(other.code // 100 != reply.code // 100 and not other.closes for other in self._replies)
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:

@@ -204,7 +204,7 @@ class CommandSequence:
     def __init__(
         self, protocol: SmtpProtocol, commands: list[bytes], pipelining: bool, timeout_seconds: float | None
     ) -> None:
-        """With PIPELINING, sends all commands.
+        """With PIPELINING, sends all commands now.
 
         Args:
             timeout_seconds: The limit for the first reply, in seconds; None if only the deadline limits the wait.
@@ -274,7 +274,7 @@ def _outcome_of(reply: SmtpReply, phase: SmtpPhase, protocol: SmtpProtocol) -> O
 
 
 def _unsupported(email: RenderedEmail, connection: SmtpConnection) -> Rejected | None:
-    """The rejection if this server can never accept this email; None if the server may accept the email."""
+    """The rejection if this server can never accept this email; None if the server might accept the email."""
     octets = len(email.body)
     if 0 < connection.size_limit < octets:
         words = f"the email has {octets} octets, and the server accepts at most {connection.size_limit}"

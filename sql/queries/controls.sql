@@ -116,7 +116,7 @@ from dispatcher.lane_rule
 order by sender;
 
 -- name: set_lane_policy
--- Sets the values of a lane's policy that are not null, keeps the others, and audits this. Returns the policy.
+-- Changes a lane's policy, and audits this. A parameter that is null keeps the current value. Returns the policy.
 with changed as (
     insert into dispatcher.lane_policy as p (lane, weight, on_uncertain, max_attempts, redeliver_seconds)
     values (
@@ -192,7 +192,8 @@ select sender, lane
 from deleted;
 
 -- name: set_tenant_limit
--- Sets the limits of a tenant that are not null, keeps the others, and audits this. Returns all limits of the tenant.
+-- Changes a tenant's limits, and audits this. A parameter that is null keeps the current value. Returns all limits of
+-- the tenant.
 with changed as (
     insert into dispatcher.tenant_limit as t (tenant_id, weight, per_second)
     values (%(tenant_id)s, coalesce(%(weight)s::double precision, 1), %(per_second)s)

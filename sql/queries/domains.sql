@@ -5,8 +5,8 @@ from dispatcher.domain_limit
 order by domain;
 
 -- name: set_domain_limit
--- Sets the ceilings of a domain that are not null, keeps the others, and audits this. Returns all ceilings of the
--- domain.
+-- Changes a domain's ceilings, and audits this. A parameter that is null keeps the current value. Returns all ceilings
+-- of the domain.
 with changed as (
     insert into dispatcher.domain_limit as d (domain, per_second, concurrent)
     values (%(domain)s, %(per_second)s, %(concurrent)s)
@@ -126,11 +126,11 @@ returning s.taken, s.allowed;
 
 -- name: wait_for_domains
 -- Releases leases without an attempt, as `release` does, because the ceiling of a recipient domain is reached. The
--- waiting emails of a domain, lane and tenant are a group (`domain_line`: when the last email of the group is due). Each
--- new email of a group waits until one step after the group's last email. The groups of a domain take turns. So a step
--- is the time in which the domain gets one email for each of its groups, at the given pace. An email that would wait
--- longer than most_seconds waits about most_seconds, and must then wait again. If an id is missing in the result, the
--- worker has lost the lease of that email.
+-- waiting emails of a domain, lane and tenant are a group. Its row in `domain_line` contains the time at which the last
+-- email of the group is due. Each new email of a group waits until one step after the group's last email. The groups of
+-- a domain take turns. So a step is the time in which the domain gets one email for each of its groups, at the given
+-- pace. An email that would wait longer than most_seconds waits about most_seconds, and must then wait again. If an id
+-- is missing in the result, the worker has lost the lease of that email.
 with asked as materialized (
     select
         a.email_id, a.lease_token, a.domain, a.lane, a.tenant_id, a.pace,

@@ -44,7 +44,7 @@ where email_id = %(email_id)s
 order by attempt_number, started_at;
 
 -- name: list_events
--- What providers reported about an email, ordered by their clocks.
+-- What providers reported about an email, ordered by the providers' clocks.
 select happened_at, kind, bounce, provider, code, detail, received_at, address_hash
 from dispatcher.email_event
 where email_id = %(email_id)s

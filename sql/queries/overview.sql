@@ -150,8 +150,8 @@ from (
 
 -- name: measure_recent_latency
 -- As measure_latency (see status.sql), but reads a bounded number of emails: the newest `limit` emails, and the newest
--- `limit` emails that were enqueued before the oldest pending email. These are needed because, during a backlog, the
--- newest emails are not sent yet.
+-- `limit` emails that were enqueued before the oldest pending email. The second group is needed because, during a
+-- backlog, the newest emails are not sent yet.
 select
     count(*),
     percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - since))

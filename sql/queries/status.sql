@@ -101,7 +101,7 @@ select
 
 -- name: count_sent_recently
 -- The approximate number of emails sent in the last hour and in the last 24 hours, from counts per clock hour. If only
--- a part of a clock hour is in this time, the same part of the hour's count is used.
+-- a part of a clock hour is in the wanted time, the same part of the hour's count is used.
 select
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 hour')) / 3600))), 0)::double precision,
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 day')) / 3600))), 0)::double precision

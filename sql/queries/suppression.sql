@@ -12,9 +12,10 @@ left join dispatcher.suppression as s on s.expires_at is null or s.expires_at > 
 group by s.tenant_id;
 
 -- name: read_changed_suppressions
--- As read_suppressions, but only entries of transactions that were not yet visible when `since` was read. May repeat
--- entries. If the database was restored from a dump, entries may contain ids of transactions that this server has not
--- reached yet. Such entries are left out, because read_suppressions has read them.
+-- As read_suppressions, but only entries of transactions that were not yet visible when `since` was read. The result
+-- can contain entries that were read before. If the database was restored from a dump, entries may contain ids of
+-- transactions that this server has not reached yet. Such entries are left out, because read_suppressions has read
+-- them.
 select
     s.tenant_id,
     coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),

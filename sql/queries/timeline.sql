@@ -51,9 +51,10 @@ returning email_id;
 -- name: find_uncertain_messages
 -- Emails, after a given id, whose due marks were set before a promotion was detected. Their messages may have been
 -- published and processed on the lost timeline. A due mark may be in the future when it is set. So three more kinds of
--- emails are included. First, released emails whose mark has passed, because the standby may have lagged by that much.
--- Second, emails that an API process publishes itself: their marks are some seconds after the enqueue. Third, waiting
--- emails whose time has come, because they may have been woken and sent on the lost timeline.
+-- emails are included. First, emails that were released until a later time, and whose mark has passed: the standby may
+-- have lagged by the time in between. Second, emails that an API process publishes itself: their marks are some seconds
+-- after the enqueue. Third, waiting emails whose time has come, because they may have been woken and sent on the lost
+-- timeline.
 select e.email_id
 from dispatcher.email_log as e
 cross join dispatcher.relay_timeline as t

@@ -4,7 +4,7 @@ request    the request body for one email
 responses  the outcome for each response
 
 Resend has idempotency keys. We set `Idempotency-Key` to the email's id, so Resend accepts the email only once, even if
-we send it again. So an uncertain email is tried again at Resend; see `domain.capabilities.Capabilities`.
+we send it again. That is why an uncertain email is tried again at Resend; see `domain.capabilities.Capabilities`.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
     """The request body. A body with attachments is in parts, so the attachments are not copied in memory.
 
     Args:
-        sandbox: SendGrid validates the email and does not deliver it.
+        sandbox: Whether SendGrid validates the email without delivering it.
 
     Raises:
         UnrenderableEmail: SendGrid would refuse the email, or enqueue should have refused it. The error names the
@@ -302,7 +302,8 @@ def _common(sender: str, reply_to: tuple[str, ...], template_id: str, tags: tupl
 
 
 def _own(email: OutgoingEmail) -> dict[str, object]:
-    """The email's fields that a request for a single email has outside the personalization."""
+    """The email's own headers and subject. A request for a single email has them outside the personalization, a bulk
+    call inside."""
     own: dict[str, object] = {"headers": headers_of(email)}
     if email.subject:
         own["subject"] = checked_text("subject", email.subject)

@@ -248,7 +248,7 @@ class SesProvider:
         return headers
 
     def _report(self, response: HttpResponse) -> str:
-        """SES's report about the account."""
+        """The report for `dispatcher doctor`, from SES's answer about the account."""
         if is_denied(response):
             return "SES answers; these credentials may not read the account's state (ses:GetAccount)."
         if response.status >= 300:

@@ -11,9 +11,9 @@ SES replaces Message-ID and Date in all three forms. The tag `email_id` identifi
 
 Several emails with the same template can be sent by one SendBulkEmail, with one entry for each email:
 https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendBulkEmail.html. SES allows 50 entries. We also limit the
-call to 50 recipients. This is SES's limit for one entry, and SES's quotas may be read so that it also applies to the
-whole call. Sender, reply-to and template are shared; data, headers and tags (including `email_id`) are separate for
-each entry.
+call to 50 recipients. This is SES's limit for one entry, and SES's description of its quotas leaves open whether the
+limit also applies to the whole call. Sender, reply-to and template are shared; data, headers and tags (including
+`email_id`) are separate for each entry.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SesRequest:
     """A request before it is encoded.
 
     Attributes:
-        parameters: As SES's API defines them, with a placeholder for each file.
+        parameters: The parameters as SES's API defines them, with a placeholder for each file.
         files: The files for the placeholders, in order.
     """
 
@@ -319,7 +319,7 @@ def _reply_to(texts: Sequence[str]) -> list[str]:
 
 
 def _address(field: str, text: str, reason: Reason, form: Callable[[Address], str]) -> str:
-    """The address as `form` returns it, on one line."""
+    """The address as `form` returns it, on one line; raises UnrenderableEmail if SES cannot use the address."""
     if is_plain(text):  # the usual case
         return text
     try:

@@ -142,7 +142,7 @@ def outcome_of(response: HttpResponse, *, has_template: bool) -> Outcome:
     """The outcome for a response to SendEmail.
 
     Args:
-        has_template: The email uses a template, which may not exist in SES.
+        has_template: Whether the email uses a template, which might not exist in SES.
 
     Raises:
         ProviderFault: The account or the settings are at fault, and SES accepted no email.
@@ -268,7 +268,7 @@ def is_denied(response: HttpResponse) -> bool:
 
 
 def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Verdict:
-    """A verdict that also depends on SES's message, because the same code has several meanings."""
+    """Refines the verdict of a code by SES's message, because some codes have several meanings."""
     if verdict is _THROTTLED:
         return _QUOTA if _DAILY.search(words) else verdict
     if verdict is not _CONTENT:

@@ -1,8 +1,8 @@
 """AWS credentials and request signatures.
 
 **Credentials.** botocore finds and renews them in a thread, so that the loop never blocks. The search and each renewal
-may call a server (instance metadata, STS, SSO), which may take minutes. Emails wait only while there are no
-valid credentials: until the first search has ended, or if the old credentials expire before a renewal has ended.
+can call a server (instance metadata, STS, SSO), which can take minutes. Emails wait only while there are no valid
+credentials: until the first search has ended, or if the old credentials expire before a renewal has ended.
 
 **The signature.** AWS's Signature Version 4, at a tenth of the cost of botocore's signer.
 
@@ -98,7 +98,7 @@ class AwsCredentials:
         return self._pending
 
     def _find(self) -> _Found:
-        """Finds or renews the credentials. Runs in the thread."""
+        """Finds or renews the credentials. Runs in the thread that `_start_search` starts."""
         source = self._source or self._session.get_credentials()
         if source is None:
             raise NoCredentialsError

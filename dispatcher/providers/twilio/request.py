@@ -21,8 +21,8 @@ def form_of(email: OutgoingEmail, default_sender: str, callback_url: str | None,
 
     Args:
         default_sender: The sender of an SMS that has no sender; empty if no default is configured.
-        callback_url: The URL to which Twilio posts the SMS's status, without the SMS's id; None if Twilio must
-            post nothing.
+        callback_url: The URL to which Twilio posts the SMS's status, without the SMS's id; None if Twilio posts
+            nothing.
         expires_in: The seconds until the SMS expires; None if it never expires.
 
     Raises:
