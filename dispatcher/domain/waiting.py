@@ -288,7 +288,8 @@ def describe_problem(problem: ProviderProblem) -> str:
 
 
 def _also(facts: Facts) -> str:
-    """Sentences about providers that some workers cannot use: these problems may be part of the reason."""
+    """Sentences about providers that some workers cannot use. These problems may be part of the reason why the email
+    waits."""
     return "".join(f" {describe_problem(each)}" for each in facts.troubles)
 
 

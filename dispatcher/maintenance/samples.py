@@ -66,5 +66,5 @@ class HostReporting:
         self._host = host
 
     async def run_once(self) -> None:
-        """Records the processes once."""
+        """Records, once, which processes run on this host."""
         await report_processes(self._pool, self._holder, self._host, self._processes())

@@ -32,7 +32,7 @@ queue."""
 
 
 class LostMessages:
-    """A service of the leading relay: makes emails due again whose messages are lost."""
+    """A service of the leading relay: makes emails due again if their messages are lost."""
 
     def __init__(self, settings: Settings, outbox: Outbox, count_ready: Callable[[str], Awaitable[int]]) -> None:
         """
@@ -46,7 +46,7 @@ class LostMessages:
         self.interval_seconds = min(POLL_SECONDS, self._age_seconds)
 
     async def run_once(self) -> None:
-        """Makes emails due again whose messages are lost.
+        """Makes emails due again if their messages are lost.
 
         Raises:
             BrokerUnavailable: RabbitMQ does not report the length of a queue.

@@ -11,8 +11,8 @@ the email while the due time is unchanged. If the email becomes due again, it ha
 
 The relay scans the due rows in one of two ways. In each scan, `Shares` chooses which of the found emails are published:
 
-- In order: while all due rows fit into one page, each round reads all of them, longest due first. - By tenant: during a
-backlog, the relay finds the tenants that have due emails. Each batch reads from each tenant only
+- In order: while all due rows fit into one page, each round reads all of them, longest due first.
+- By tenant: during a backlog, the relay finds the tenants that have due emails. Each batch reads from each tenant only
   as many rows as the tenant has turns. The next batch continues at the due time at which the tenant's last batch ended.
   From time to time, the relay reads all rows before these due times again. So it finds rows that were committed late,
   with an earlier due time, and forgets emails that are no longer due. It spends at most a share of its time on these
@@ -95,7 +95,7 @@ class PointerPublisher:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether RabbitMQ has yet to confirm a published message."""
+        """Whether a published message still waits for RabbitMQ's confirm."""
         return bool(self._unconfirmed)
 
     @property
@@ -140,7 +140,7 @@ class PointerPublisher:
             await self._mark(outbox, dict(left[start : start + BATCH]))
 
     async def close(self) -> None:
-        """Cancels all open publishes. Idempotent."""
+        """Cancels the tasks that are still publishing messages. Idempotent."""
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)

@@ -61,7 +61,7 @@ class _Bucket:
 
 
 class Shares:
-    """Decides which lanes and tenants may publish, and how many emails each."""
+    """Decides how many due emails of each lane and tenant may be published now."""
 
     def __init__(self, queues: Mapping[str, SendQueue]) -> None:
         """
@@ -103,7 +103,7 @@ class Shares:
         Each turn reduces the room on the lane's queue, and uses a token if the tenant has a ceiling.
 
         Args:
-            waiting: How many due emails each tenant has, at most.
+            waiting: For each tenant, an upper bound of the number of its due emails.
             most: The most turns.
 
         Raises:

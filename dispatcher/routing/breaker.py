@@ -174,7 +174,8 @@ class CircuitBreaker:
         return max(0.0, self._until + SUSPECT_SECONDS - self._clock())
 
     def single_email_wait_seconds(self, email: OutgoingEmail) -> float:
-        """How many seconds to wait after a refusal of this email alone. Doubles with each refusal."""
+        """How many seconds an email waits after a refusal for which only this email is at fault. Doubles with each
+        refusal."""
         doublings = min(max(self._suspects.times(email) - 1, 0), _MAX_DOUBLINGS)
         return DEFAULT_PAUSE_SECONDS * 2.0**doublings * (0.5 + 0.5 * self._jitter())
 
@@ -254,9 +255,11 @@ class CircuitBreaker:
             self._open(reason)
 
     def open(self, trial: int, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """Opens the breaker, because the provider cannot be used (invalid credentials, for example).
+        """Opens the breaker, because the provider cannot be used (invalid credentials, for example), unless only this
+        email is at fault.
 
-        Returns whether the provider or the email is at fault. If this email alone is refused, the breaker stays closed.
+        Returns whether the provider or the email is at fault. An email is at fault if other emails have succeeded since
+        its first refusal. If the attempt began before the breaker last opened, changes nothing.
 
         Args:
             email: The refused email; None if the provider has not seen the email.

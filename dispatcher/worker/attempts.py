@@ -66,14 +66,15 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """The breaker opened, or the provider was paused, before the email was sent.
+    """Raised if the breaker opened, or the provider was paused, before the email was sent.
 
-    Raised through an adapter, and caught in this file.
+    `connection_acquired` raises this exception inside the adapter's call, and this file catches it.
     """
 
 
 class LedgerAttempt(Attempt):
-    """One attempt. When the adapter reports progress, changes the email's state and writes the in-flight ledger.
+    """One attempt to send an email. When the adapter reports its progress, this object changes the email's state and
+    writes the in-flight ledger.
 
     Attributes:
         trial: The number that the breaker gave to this attempt.
@@ -82,7 +83,7 @@ class LedgerAttempt(Attempt):
     __slots__ = ("_ledger", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
 
     def __init__(self, email: InFlightEmail, route: Route, ledger: Ledger, timeout_seconds: float) -> None:
-        """Starts the attempt's deadline."""
+        """Begins the attempt. Its deadline is `timeout_seconds` from now."""
         super().__init__(email.attempt_number, asyncio.get_running_loop().time() + timeout_seconds)
         self.email = email
         self.route = route
@@ -160,7 +161,7 @@ class LedgerAttempt(Attempt):
 
 
 class BulkAttempt(NamedTuple):
-    """An email's attempt in a bulk call, and a future of its outcome."""
+    """An email's attempt in a bulk call, and a future of the attempt's outcome."""
 
     attempt: LedgerAttempt
     outcome: asyncio.Future[Outcome]
@@ -170,7 +171,7 @@ class Attempts:
     """Makes attempts to send emails. Writes the in-flight ledger, but nothing to the database.
 
     Attributes:
-        has_bulk_calls: Whether a provider takes several emails per call. If not, `begin` always returns None.
+        has_bulk_calls: Whether any provider takes several emails per call. If none does, `begin` always returns None.
     """
 
     def __init__(
@@ -273,8 +274,8 @@ class Attempts:
     async def _try(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        """Tries a provider as soon as its rate and its connections allow. Returns None if the provider may no longer be
-        tried."""
+        """Tries the route's provider as soon as the provider's rate limit and connections allow. Returns None if the
+        provider may no longer be tried."""
         if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
             return None
         if (gate := route.gate) is not None and not gate.try_acquire():
@@ -364,7 +365,8 @@ class Attempts:
         return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
-        """The outcome of an attempt that makes no request. A pinned email keeps the provider to which it is pinned."""
+        """The outcome of an attempt that makes no request. If the email is pinned, the attempt is recorded for the
+        pinned provider."""
         email.begin_attempt(email.pin.provider if email.pin else NO_PROVIDER)
         return Rejected(reason, why)
 

@@ -152,7 +152,7 @@ class RecordStage:
 
         Args:
             ours: The emails whose lease this worker still had when it recorded them.
-            asked_at: When the statement was sent (`steady_clock`).
+            asked_at: When the statement that recorded the results was sent (`steady_clock`).
         """
         self._outage.end()
         finished: list[Delivery] = []
