@@ -289,7 +289,7 @@ class Consumer:
             await self._session.connection.close()
 
     async def _may_consume(self) -> bool:
-        """Waits until a pause ends; False if the consumer is stopping."""
+        """Waits until a pause ends. Returns False if the consumer is stopping."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         resumed = asyncio.ensure_future(self._resumed.wait())
         try:

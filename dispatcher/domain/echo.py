@@ -115,7 +115,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """The words of a text, without line breaks and punctuation, and in one case."""
+    """The words of a text, case-folded, without line breaks and punctuation."""
     return f" {' '.join(_WORD.findall(text.casefold()))} "
 
 

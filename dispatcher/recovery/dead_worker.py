@@ -64,7 +64,7 @@ class DeadWorkers:
         self._log = get_log()
 
     async def settle(self, path: Path) -> bool:
-        """Settles a ledger. Returns False if its worker, or a session of the worker, is alive. Idempotent.
+        """Settles a ledger. Returns False if the ledger's worker is alive, or still has a database session. Idempotent.
 
         Raises:
             StoreUnavailable: PostgreSQL is unreachable. Call again later.
@@ -153,7 +153,7 @@ class DeadWorkers:
     async def _blame(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
         """Counts a crash for each email that was being rendered. Returns how many of these emails are pending again.
 
-        The other emails have reached `MAX_CRASHES` and are failed.
+        The other emails have reached `MAX_CRASHES`, and become failed.
         """
         crashed = await note_crashes(connection, worker, suspects, MAX_CRASHES)
         for email in crashed:

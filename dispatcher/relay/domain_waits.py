@@ -71,7 +71,8 @@ def wait_factor(before: DomainLimit, now: DomainLimit) -> float:
 
 
 def _factor(before: float | None, now: float | None) -> float | None:
-    """The factor by which the change of one ceiling multiplies the waits for it. None if the ceiling was removed."""
+    """The factor by which the change of one ceiling multiplies the waits for this ceiling. None if the ceiling was
+    removed."""
     if now is None:
         return None
     return 1.0 if before is None else before / now

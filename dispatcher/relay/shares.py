@@ -143,7 +143,7 @@ class Shares:
         return [tenants[tenant_id] for tenant_id in order]
 
     def _allowed(self, tenant_id: str, emails: int) -> int:
-        """How many of these emails the tenant's pause and ceiling allow to publish now."""
+        """How many of these emails may be published now, given the tenant's pause and ceiling."""
         if self._controls.pause_of_tenant(tenant_id) is not None:
             return 0
         bucket = self._buckets.get(tenant_id)

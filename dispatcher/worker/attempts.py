@@ -1,8 +1,9 @@
 """One attempt to send one email, by the first provider that can send it and may be tried now.
 
-If a provider refuses for reasons of its own (credentials, throttling, an open breaker), no attempt is used. The next
-provider in order is then tried within the same attempt. The same happens if an adapter finds that its provider cannot
-send the email. If a provider may have accepted the email under an idempotency key, only this provider is tried.
+If the provider, and not the email, causes a refusal (credentials, throttling, an open breaker), the refusal uses up no
+attempt: the next provider in order is tried within the same attempt. The same happens if an adapter finds that its
+provider cannot send the email. If a provider may have accepted the email under an idempotency key, only this provider
+is tried.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class NoRoute(Exception):
 
 
 class TryLater(Exception):
-    """Raised if the email was not sent, and this worker must try again later. No attempt is used. Caught inside the
-    worker.
+    """Raised if the email was not sent, and this worker must try again later. This uses up no attempt. Caught inside
+    the worker.
 
     Attributes:
         seconds: The wait before the next try.
@@ -219,7 +220,7 @@ class Attempts:
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
         """The outcome of a bulk attempt that has ended, if the provider accepted the email.
 
-        None if the attempt has any other outcome, which is rare. Then call `make` to handle it.
+        None if the attempt has any other outcome, which is rare. Then call `make` to handle that outcome.
         """
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
@@ -236,11 +237,11 @@ class Attempts:
         """Makes one attempt and returns its outcome. Sets `email.provider` to the provider that was tried.
 
         Args:
-            bulk: The attempt, if it has begun in a bulk call.
+            bulk: The attempt in a bulk call, if `begin` returned one.
 
         Raises:
             NoRoute, TryLater, DomainFull, LeaseExpired, CancelledError: The email was not sent, or the provider
-                certainly did not accept it. No attempt is used.
+                certainly did not accept it. This uses up no attempt.
         """
         if bulk is None and (unsent := self._unsendable(email)):
             return unsent

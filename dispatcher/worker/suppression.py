@@ -71,7 +71,7 @@ class TenantMemory:
     Attributes:
         numbers: The entries of the last complete read, sorted: the first eight bytes of each hash, as a number.
         has_domains: Whether any entry is a whole domain.
-        recent: Entries that were read later.
+        recent: Entries that were read since the last complete read.
     """
 
     numbers: array[int] = field(default_factory=lambda: array("Q"))
