@@ -176,9 +176,9 @@ class Consumer:
         """Marks these deliveries as done, and acks each message of which every part is now done. A part is the delivery
         of one email of a message.
 
-        If a part of the message was rejected or requeued before, rejects or requeues the whole message instead of
-        acking it. Sends one ack frame for all messages before the first message that is not done, and one frame for
-        each later message.
+        If a part of such a message was rejected or requeued, rejects or requeues the whole message instead of acking
+        it. Sends one ack frame for all messages before the first message that is not done, and one frame for each later
+        message.
         """
         done = {each.tag for each in deliveries if self._settle_part(each)}
         if self._refused:

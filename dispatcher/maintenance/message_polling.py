@@ -135,8 +135,8 @@ class MessagePolling:
     ) -> tuple[list[ProviderEvent], datetime | None, PollRefused | None]:
         """Asks about messages, until the provider refuses to answer.
 
-        Returns the events; the instant after which the next round continues (None if it must start with the first
-        message again); and the refusal.
+        Returns the events; the instant after which the next round continues (None if the next round must start with the
+        first message again); and the refusal.
         """
         events: list[ProviderEvent] = []
         last: datetime | None = None

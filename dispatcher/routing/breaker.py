@@ -166,7 +166,8 @@ class CircuitBreaker:
         return self.room != 0 and not self.suspect_wait_seconds(email)
 
     def suspect_wait_seconds(self, email: OutgoingEmail) -> float:
-        """How many seconds this email must wait while other emails probe the provider; 0 if it is not suspect."""
+        """How many seconds this email must wait while other emails probe the provider; 0 if this email is not
+        suspect."""
         if not self._is_half_open or not self._is_suspect(email):
             return 0.0
         if self._probe is not None:

@@ -257,7 +257,8 @@ class Routes:
 
     @staticmethod
     def suspect_wait_seconds(able: Sequence[Route], email: OutgoingEmail) -> float:
-        """How many seconds an email must wait while other emails probe one of these routes; 0 if it is not suspect."""
+        """How many seconds an email must wait while other emails probe one of these routes; 0 if the email is not
+        suspect."""
         open_routes = (route for route in able if not route.is_paused)
         return max((route.breaker.suspect_wait_seconds(email) for route in open_routes), default=0.0)
 

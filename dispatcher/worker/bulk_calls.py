@@ -292,8 +292,8 @@ class _CallPlan:
         self._next_by_address: dict[str, int] = {}
 
     def add(self, member: _Member) -> None:
-        """Adds the email to the first call that has room for it and that comes after every call with one of its
-        addresses."""
+        """Adds the email to the first call that has room. Considers only calls after the last call with an email to one
+        of the same addresses."""
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):
             at += 1

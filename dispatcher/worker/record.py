@@ -151,7 +151,7 @@ class RecordStage:
         """Finishes recorded emails: clears ledger slots, acks messages, and passes deferred emails to the send stage.
 
         Args:
-            ours: The emails whose lease this worker still had when it recorded them.
+            ours: The emails whose leases this worker still had when it recorded their results.
             asked_at: When the statement that recorded the results was sent (`steady_clock`).
         """
         self._outage.end()

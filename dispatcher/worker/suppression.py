@@ -149,7 +149,7 @@ class SuppressedRecipients:
         return found
 
     async def opt_out(self, email: OutgoingEmail) -> None:
-        """Suppresses the recipients of an email, because its provider reports that they want no more messages.
+        """Suppresses the recipients of an email, because the email's provider reports that they want no more messages.
 
         If PostgreSQL is unavailable, stores nothing: the provider reports this again for the next message.
         """
