@@ -60,8 +60,8 @@ class QueueCredit:
 
     @property
     def emails(self) -> int:
-        """How many emails may be published now: so many that the queue reaches its target depth (see TARGET_SECONDS). 0
-        before the first count, and while the queue is filled to three quarters of the target or more.
+        """How many emails may be published now, until the queue reaches its target depth (see TARGET_SECONDS). 0 before
+        the first count, and while the queue is filled to three quarters of the target or more.
 
         While the queue is filled to at least half of the target, starts the next count in the background.
 

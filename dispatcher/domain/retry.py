@@ -25,7 +25,7 @@ class RetryLimits(NamedTuple):
         max_attempts: The most attempts before the email fails or is redelivered, by its lane's policy; None: the host's
             setting.
         redeliver_seconds: The seconds until the time for redelivery ends, or until the email expires if that is
-            earlier. The next redelivery must begin before that. Zero or less: no redelivery.
+            earlier. The next redelivery must begin within these seconds. Zero or less: no redelivery.
         redeliveries: How often the email has waited for a redelivery since it first became due or was last replayed.
     """
 

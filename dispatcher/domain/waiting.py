@@ -248,7 +248,8 @@ def find_unusable(facts: Facts, providers: Collection[str]) -> list[ProviderProb
 def problems_with_pauses(
     problems: Sequence[ProviderProblem], pauses: Sequence[Pause], *, now: datetime, workers: int
 ) -> list[ProviderProblem]:
-    """The problems and the operators' pauses of providers. A pause replaces the other problem of its provider."""
+    """The providers' problems, with the operators' pauses of providers added. A provider's pause replaces any other
+    problem of the provider."""
     paused = [
         ProviderProblem(
             pause.name,

@@ -82,7 +82,7 @@ class ProcessStatus:
 
 
 class ProcessTable:
-    """All rows. The parent creates one table for the host's processes."""
+    """The table with the rows of all processes of a host. The parent creates the table."""
 
     def __init__(self, roles: Sequence[str]) -> None:
         self._roles = tuple(roles)

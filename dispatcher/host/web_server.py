@@ -216,7 +216,7 @@ def _plain(status: HTTPStatus) -> WebResponse:
 
 
 def _octets(answer: WebResponse, *, is_head: bool) -> bytes:
-    """Encodes a response that ends the connection."""
+    """Encodes a response, after which the server closes the connection."""
     headers = [
         ("Content-Type", answer.content_type),
         ("Content-Length", str(len(answer.body))),

@@ -63,7 +63,8 @@ class DomainWaits:
 
 
 def wait_factor(before: DomainLimit, now: DomainLimit) -> float:
-    """The factor by which a change of a domain's ceilings multiplies the waits: from 0 to 1; 1 if none was raised."""
+    """The factor by which a change of a domain's ceilings multiplies the waits: from 0 to 1; 1 if no ceiling was
+    raised."""
     rates = _factor(before.per_second, now.per_second)
     slots = _factor(before.concurrent, now.concurrent)
     factors = [factor for factor in (rates, slots) if factor is not None]

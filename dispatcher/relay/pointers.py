@@ -59,7 +59,8 @@ _TENANT_OF: Final = attrgetter("lane", "tenant_id")
 
 
 class PointerPublisher:
-    """Publishes due emails, and remembers each email until its due mark is cleared. Use an object in one task only."""
+    """Publishes due emails, and remembers each email until its due mark is cleared. Do not share an object between
+    tasks."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class PointerPublisher:
         """Starts to publish a batch of due emails. Returns how many.
 
         Args:
-            is_last: Return 0 only if a new scan found no email that may be published now.
+            is_last: Whether to return 0 only if a new scan found no email that may be published now.
 
         Raises:
             BrokerUnavailable: An earlier batch failed, or RabbitMQ does not report how many messages are on a queue.
@@ -148,7 +149,7 @@ class PointerPublisher:
     async def _scan_in_order(self, outbox: Outbox) -> list[DuePointer]:
         """Reads all due rows, and returns those to publish now.
 
-        If the rows do not fit into one page, returns none, and the scans by tenant begin.
+        If the due rows do not fit into one page, returns no rows, and the scans by tenant begin.
         """
         began_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)

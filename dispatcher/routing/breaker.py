@@ -224,8 +224,8 @@ class CircuitBreaker:
         Args:
             email: The email of the attempt; None if the provider has not seen the email.
             in_a_row: How many failures, including this one, open the breaker.
-            by_recipient: The refusal concerns the recipients. Refusals of emails to the same recipients then count
-                once. A further refusal of the same email does not count if other emails have succeeded since the
+            by_recipient: Whether the refusal concerns the recipients. If so, refusals of emails to the same recipients
+                count once. A further refusal of the same email does not count if other emails have succeeded since the
                 email's first refusal.
         """
         self.abandon(trial)

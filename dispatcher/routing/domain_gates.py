@@ -89,7 +89,7 @@ class DomainGate:
 
     @property
     def domain(self) -> str:
-        """The domain."""
+        """The recipient domain that has the ceilings."""
         return self._domain
 
     @property
@@ -170,7 +170,7 @@ class DomainGate:
             raise
 
     def _admit(self) -> None:
-        """Gives tokens and slots to waiting emails, in order, while there are any."""
+        """Gives tokens and slots to waiting emails, in order, while tokens and slots are left."""
         while self._waiting and self._may_enter():
             granted = self._waiting.popleft().granted
             if not granted.done():

@@ -464,7 +464,7 @@ class Attempts:
         return None
 
     def _try_later_without_alternative(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
-        """Checks whether another provider may be tried now. If so, returns.
+        """Returns normally if another provider may be tried now.
 
         Raises:
             TryLater: No other provider may be tried.

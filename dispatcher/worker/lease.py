@@ -66,7 +66,7 @@ class LeaseStage:
     ) -> None:
         """
         Args:
-            leased: The next stage.
+            leased: The next stage, which gets the leased emails.
         """
         self._settings = settings
         self._store = store
