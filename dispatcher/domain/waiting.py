@@ -147,7 +147,7 @@ class WaitExplanation:
 def explain_wait(
     facts: Facts, *, providers: Collection[str] = (), recovery_seconds: float = 0.0, holders: Sequence[str] = ()
 ) -> WaitExplanation:
-    """Why an email waits: the first condition for sending it that is not met.
+    """Why an email waits: the first of the conditions for sending the email that is not met.
 
     Args:
         providers: The configured providers; empty if the caller does not know them.

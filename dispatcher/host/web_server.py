@@ -64,7 +64,7 @@ class WebServer:
         Args:
             pages: Pages by path.
             setting: The name of the setting that contains the address, for the remedy in error messages.
-            shares_port: Set SO_REUSEPORT, so that other processes of the same user may serve the same pages.
+            shares_port: Whether to set SO_REUSEPORT, so that other processes of the same user may serve the same pages.
             request_seconds: How long a client may take to send its request.
             retry_seconds: The first wait after the address could not be bound. Later waits are longer.
         """

@@ -114,7 +114,8 @@ class DeadWorkers:
                 await asyncio.sleep(0.02)  # poll, because PostgreSQL does not report that a session has ended
 
     async def _record(self, ledger: DeadLedger, store: LeaseStore) -> tuple[list[Result], set[UUID]]:
-        """Records the results in the ledger. Returns the recorded results, and the ids of skipped emails."""
+        """Records in PostgreSQL the results that the ledger contains. Returns the recorded results, and the ids of
+        skipped emails."""
         async with session(self._pool) as connection:
             histories = await find_histories(
                 connection,

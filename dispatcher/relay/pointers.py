@@ -203,7 +203,7 @@ class PointerPublisher:
             await self._check_published(outbox)
 
     async def _check_published(self, outbox: Outbox) -> None:
-        """Reads all rows again that are due no later than the published emails.
+        """Reads again all rows that are due no later than the published emails.
 
         Forgets emails that are no longer due. If a row was committed late, the next read of the row's tenant begins at
         this row.

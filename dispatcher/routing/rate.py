@@ -61,7 +61,7 @@ class RateLimit:
 
     @property
     def ceiling(self) -> float:
-        """Emails per second over all workers and hosts."""
+        """The ceiling in emails per second, over all workers and hosts."""
         return self._ceiling
 
     async def take(self, is_wanted: Callable[[], bool] = lambda: True, lane: str = NORMAL) -> bool:
