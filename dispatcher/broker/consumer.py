@@ -173,8 +173,8 @@ class Consumer:
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Marks these deliveries as done, and acks each message of which every part is now done. A part is the delivery
-        of one email of a message.
+        """Marks these deliveries as done, and acks each message that now has no open part. A part is the delivery of
+        one email of a message; it is open until it is done.
 
         If a part of such a message was rejected or requeued, rejects or requeues the whole message instead of acking
         it. Sends one ack frame for all messages before the first message that is not done, and one frame for each later
