@@ -194,7 +194,7 @@ def _batches(emails: Iterable[Message], traceparent: str | None) -> Iterator[lis
 
 
 def _octets(email: Message) -> int:
-    """The approximate size of an email's parameters."""
+    """The approximate size of the parameters with which an email is inserted, in octets."""
     return len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in email.attachments)
 
 

@@ -3,7 +3,7 @@ pika.
 
     pointer, dead_letter   encode and decode message bodies
     outgoing               a message to publish, as AMQP frames
-    confirmed              confirmed messages whose emails still carry a due mark
+    confirmed              confirmed messages whose emails still have a due mark
     connection             one connection and its channels, awaitable, with pika's exceptions translated
     pika_connection        extensions of pika's own connection
     topology               exchange and queues: declared by `init`, verified by `run`, counted by `status`

@@ -59,7 +59,7 @@ class ConfirmedMessages:
         """Up to `limit` emails whose due mark the caller must clear, each with its due time.
 
         Args:
-            before: Only emails that were confirmed, or found locked, by this time.
+            before: Only emails that were confirmed, or found locked, at this time or earlier.
         """
         old = takewhile(lambda item: item[1][1] <= before, self._since.items())
         return {email_id: due_at for email_id, (due_at, _) in islice(old, limit)}

@@ -1,9 +1,9 @@
 """Consumes the lanes' queues over one connection and one channel. Reconnects until it is stopped.
 
 Each lane has a consumer and a prefetch window of its own on the channel. So the messages of one lane never delay the
-messages of another lane.
-If a lane's queue does not exist, the other lanes are consumed, and this module looks for the queue once per second.
-RabbitMQ 3.10 does not always report that a queue was deleted, so this module also checks the queues that it consumes.
+messages of another lane. If a lane's queue does not exist, the other lanes are consumed, and this module looks for the
+queue once per second. RabbitMQ 3.10 does not always report that a queue was deleted, so this module also checks the
+queues that it consumes.
 
 A message that points to several emails is split into parts: one delivery for each email. The worker acks, rejects or
 requeues each part separately; until then, the part is open. When no part is open, this module acks, rejects or
@@ -146,8 +146,8 @@ class Consumer:
 
         Args:
             on_delivery: Called in the event loop with each delivery. Must be fast and must not raise.
-            on_lost: Called when the connection or channel has ended, and no current delivery can be acked any longer.
-                Not called on `close`.
+            on_lost: Called when the connection or channel has ended, so that no current delivery can be acked any
+                longer. Not called on `close`.
         """
         self._on_delivery, self._on_lost = on_delivery, on_lost
         while await self._may_consume():
@@ -173,10 +173,12 @@ class Consumer:
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Notes that these deliveries are done, and acks each message that now has no open part.
+        """Marks these deliveries as done, and acks each message that now has no open part. A part is the delivery of
+        one email of a message; it is open until it is done.
 
-        If a part of a message was rejected or requeued, rejects or requeues the whole message instead. Sends one ack
-        frame for all messages before the first message with an open part, and one frame for each later message.
+        If a part of such a message was rejected or requeued, rejects or requeues the whole message instead of acking
+        it. Sends one ack frame for all messages before the first message that is not done, and one frame for each later
+        message.
         """
         done = {each.tag for each in deliveries if self._settle_part(each)}
         if self._refused:
@@ -287,7 +289,7 @@ class Consumer:
             await self._session.connection.close()
 
     async def _may_consume(self) -> bool:
-        """Waits until a pause ends; False if the consumer is stopping."""
+        """Waits until a pause ends. Returns False if the consumer is stopping."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         resumed = asyncio.ensure_future(self._resumed.wait())
         try:

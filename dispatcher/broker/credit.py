@@ -60,10 +60,10 @@ class QueueCredit:
 
     @property
     def emails(self) -> int:
-        """How many emails may be published now. 0 before the first count, and while at most a quarter of the target is
-        left.
+        """How many emails may be published now, until the queue reaches its target depth (see TARGET_SECONDS). 0 before
+        the first count, and while the queue is filled to three quarters of the target or more.
 
-        If half of the target or less is left, starts the next count in the background.
+        While the queue is filled to at least half of the target, starts the next count in the background.
 
         Raises:
             BrokerUnavailable: RabbitMQ did not answer the last count.
@@ -86,7 +86,8 @@ class QueueCredit:
         self._published += emails
 
     def note_messages(self, messages: int) -> None:
-        """Notes how many messages contain the published emails. Later counts of messages are converted to emails."""
+        """Notes how many messages contain the published emails. RabbitMQ counts messages, and this object converts
+        later counts to emails."""
         self._messages += messages
 
     async def counted(self) -> None:

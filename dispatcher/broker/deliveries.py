@@ -103,7 +103,8 @@ def _delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
 
 
 def is_incomplete_delivery(buffer: bytes) -> bool:
-    """Whether the buffer starts with an incomplete delivery that this module may read when the rest has arrived."""
+    """Whether the buffer starts with an incomplete delivery, and nothing that has arrived so far prevents this module
+    from reading the delivery later."""
     if buffer[7:11] != _DELIVER or buffer[0] != spec.FRAME_METHOD:
         return False
     header_at = 8 + _FRAME.unpack_from(buffer)[2]
@@ -133,7 +134,8 @@ def _table(buffer: bytes, at: int, end: int, flags: int) -> bytes | None:
 
 
 def acks(channel_number: int, tags: Iterable[tuple[int, bool]]) -> list[bytes]:
-    """Frames that ack deliveries, by tag; True also acks all earlier deliveries."""
+    """The frames that ack deliveries. Each pair is a delivery's tag, and whether the ack includes all earlier
+    deliveries."""
     kind, method = spec.FRAME_METHOD, spec.Basic.Ack.INDEX
     return [
         _ACK.pack(kind, channel_number, _ACK_OCTETS, method, tag, is_for_all_before, _END)

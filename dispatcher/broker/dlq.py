@@ -7,7 +7,7 @@
 RabbitMQ has no call to browse a queue. So a scan consumes the messages that are on the queue when it starts, acks none,
 and closes its channel. RabbitMQ then returns the unacked messages to the head of the queue, in order. (`basic.nack` for
 many messages would not preserve the order: a quorum queue returns them in any order.) Each scan adds one to the
-`x-delivery-count` of every message; the limit of both queues is a million.
+`x-delivery-count` of every message; the limit of the DLQ is a million (see `topology.DELIVERY_LIMIT`).
 
 A concurrent scan would find an empty queue, so only one caller scans at a time (`ops.dead_letters`). A scan must read
 all messages: a quorum queue puts returned messages behind messages that were returned before, so a scan of only the

@@ -1,9 +1,9 @@
 """Checks RabbitMQ's report about our exchange and queues for faults that AMQP does not show.
 
-Most of these faults would lose messages.
+With most of these faults, messages would be lost.
 
-A queue's arguments, bindings and policies decide whether dead letters arrive and stay. A policy has the same effect as
-an argument: `effective_policy_definition` combines user policies and operator policies.
+A queue's arguments, bindings and policies decide whether dead letters reach the DLQ and stay there. A policy has the
+same effect as an argument: `effective_policy_definition` combines user policies and operator policies.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _QueueReport:
             yield f"the policy {named or 'of the queue'} sets {key} to {_shown(self.policy[key])}"
 
     def effective(self, key: str) -> Any:
-        """The effective value. An argument overrides a policy."""
+        """The value of the key that takes effect. An argument overrides a policy."""
         return self.arguments.get(f"x-{key}", self.policy.get(key))
 
 

@@ -55,7 +55,7 @@ class CountsUnavailable(BrokerUnavailable):
 
 
 class Management:
-    """A client for the HTTP API of one node or of a cluster. Prefers the node that answered last.
+    """A client for the HTTP API of one node or of a cluster. Prefers the node that most recently answered.
 
     Follows no redirect and uses no proxy, because a different server would then receive the password.
     """

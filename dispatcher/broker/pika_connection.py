@@ -105,7 +105,8 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             self._process_frame(value)
 
     def _take_deliveries(self) -> None:
-        """Passes on the deliveries at the start of the buffer that `deliveries` can read."""
+        """Passes the deliveries at the start of the buffer to their consumers, up to the first frame that `deliveries`
+        cannot read."""
         buffer, at = self._frame_buffer, 0
         while delivery := delivery_at(buffer, at):
             channel = self._channels.get(delivery.channel_number)

@@ -43,9 +43,10 @@ class Pointer(NamedTuple):
     """A pointer to one email. A tuple for speed: thousands are created per second.
 
     Attributes:
-        correlation_id: For the message's property. None if the email has none, and in pointers that `decode` returns.
-        traceparent: The W3C trace context, for the message's header. None if the email has none, and in pointers that
-            `decode` returns.
+        correlation_id: The email's correlation id, for the AMQP property of this name. None if the email has none, and
+            in pointers that `decode` returns.
+        traceparent: The email's W3C trace context, for the message's header of this name. None if the email has none,
+            and in pointers that `decode` returns.
     """
 
     email_id: UUID

@@ -53,7 +53,7 @@ class Address:
     """The parts of one email address.
 
     Attributes:
-        display_name: Unquoted; empty if the address has no name.
+        display_name: The name without quotes; empty if the address has no name.
         local: The part before the @, unchanged. If it is not ASCII, the provider must support SMTPUTF8.
         domain: The part after the @, unchanged. A domain that is not ASCII must be converted by IDNA (UTS 46) before it
             is sent to a server.

@@ -54,7 +54,8 @@ class Secret:
         return cls(match[1], match[2]) if match else None
 
     def text(self) -> str:
-        """The full key as text, such as `ed_k3v9q0xw2m7a_q1bU…`. Its owner sees it once, when it is created."""
+        """The full key as text, such as `ed_k3v9q0xw2m7a_q1bU…`. The key's owner sees this text once, when the key is
+        created."""
         return f"{shown(self.key_id)}_{self.secret}"
 
     def hashed(self) -> bytes:

@@ -59,7 +59,8 @@ class Capabilities:
     idempotency_key_seconds: float | None = None
 
     def unmet_requirement(self, email: AnyEmail) -> Requirement | None:
-        """The first requirement of the email that the provider does not meet; None if it can send the email."""
+        """The first requirement of the email that the provider does not meet; None if the provider can send the
+        email."""
         if email.channel != self.channel:
             return Requirement.CHANNEL
         if email.template_id is not None and not self.templates:

@@ -124,7 +124,7 @@ class TenantLimit:
 
 @dataclass(frozen=True, slots=True)
 class DomainLimit:
-    """What an operator set for a recipient domain. Counts only attempts of the provider `LIMITED_PROVIDER`.
+    """What an operator set for a recipient domain. Only attempts of the provider `LIMITED_PROVIDER` count.
 
     Attributes:
         domain: In lower case, without subdomains; an internationalized domain as A-labels.

@@ -2,7 +2,7 @@
 
 accepted                      → MarkSent
 deferred, attempts left       → RetryIn     keeps the lease
-deferred, none left           → Redeliver   if redelivery is on, and its time and the email's expiry are later
+deferred, none left           → Redeliver   if redelivery is on, unless its time limit or the email's expiry comes first
                                 MarkFailed  otherwise, with the deferral's reason
 rejected                      → MarkFailed
 uncertain, policy hold        → MarkHeld
@@ -13,8 +13,8 @@ If the provider has idempotency keys, an uncertain email is pinned: it is tried 
 same key. So a duplicate is impossible under either policy. A later rejection or deferral does not show what happened to
 the uncertain attempt. Only an acceptance does:
 
-pinned, attempts left         → RetryIn     for an uncertain outcome or a deferral, while the key lives
-pinned, deferred, none left   → Redeliver   as above, if the key is still alive then
+pinned, attempts left         → RetryIn     for an uncertain outcome or a deferral, until the key expires
+pinned, deferred, none left   → Redeliver   as above, if the key has not expired by then
 pinned, otherwise             → MarkHeld    also for a rejection: the earlier attempt may have been accepted
                                 Resend      by policy, if the key has expired and attempts are left
 """
@@ -186,8 +186,8 @@ def _decide_in_doubt(
 def _asked_seconds(outcome: Deferred, policy: RetryPolicy) -> float | None:
     """The wait that the provider asked for; None if it asked for none.
 
-    If the wait concerns the provider and not the email, it is at most the policy's cap. A longer wait would fail the
-    email.
+    If the wait concerns the provider and not the email, returns at most the policy's cap: a longer wait would end the
+    retries, and the email would fail.
     """
     if outcome.reason in CONCERNS_PROVIDER and outcome.retry_after is not None:
         return min(outcome.retry_after, policy.cap_seconds)

@@ -80,7 +80,8 @@ def words_without_echo(words: str, email: OutgoingEmail) -> str:
 
 
 def _names(email: OutgoingEmail) -> Iterator[str]:
-    """The names of mailboxes and of people, and the short fields, which are compared as a whole."""
+    """The parts of the email that are compared as a whole: names of mailboxes and of people, the subject, header values
+    and file names."""
     for address in (email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to):
         name, _, spec = address.rpartition("<")
         yield spec.partition("@")[0].lstrip("+")
@@ -115,7 +116,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """The words of a text, without line breaks and punctuation, and in one case."""
+    """The words of a text, case-folded, without line breaks and punctuation."""
     return f" {' '.join(_WORD.findall(text.casefold()))} "
 
 
@@ -133,7 +134,7 @@ def _without_quotes(words: str, email_words: str) -> str:
 
 
 def _quoted_length(plain: list[str], at: int, email_words: str) -> int:
-    """The number of words, starting at `at`, that are a quote; 0 if there is no quote at `at`."""
+    """The number of words, starting at `at`, that quote the email; 0 if no quote starts at `at`."""
     length = QUOTED_WORDS
     while at + length <= len(plain) and f" {' '.join(plain[at : at + length])} " in email_words:
         length += 1

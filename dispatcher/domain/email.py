@@ -33,7 +33,7 @@ class Email:
         template_id: The id of a provider's template that writes subject and body; None without a template.
         template_data: The values for the template.
         headers: Additional headers, read-only.
-        tags: For the provider's statistics. The tag `one_time_code` sets `erase_after_sending`, and no provider
+        tags: Labels for the provider's statistics. The tag `one_time_code` sets `erase_after_sending`, and no provider
             receives it.
         erase_after_sending: Whether the content, including attachments, is deleted about a minute after the email is
             sent.

@@ -74,7 +74,8 @@ def instant_of(field: str, text: object) -> datetime:
 
 
 def instant_text(instant: datetime) -> str:
-    """The RFC 3339 text of an instant that is in UTC, such as `2026-12-24T17:00:00Z`. Has microseconds if not zero."""
+    """The RFC 3339 text of an instant that is in UTC, such as `2026-12-24T17:00:00Z`. Contains the microseconds if they
+    are not zero."""
     return instant.isoformat().replace("+00:00", "Z")
 
 

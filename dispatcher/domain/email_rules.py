@@ -102,7 +102,9 @@ def tenant(value: object) -> str:
     if not 1 <= len(text) <= MAX_TENANT_CHARACTERS:
         raise InvalidEmail("tenant_id", f"must be 1 to {MAX_TENANT_CHARACTERS} characters long")
     if not _TENANT.fullmatch(text):
-        raise InvalidEmail("tenant_id", "must be an ASCII letter or digit, then letters, digits and . _ : -")
+        raise InvalidEmail(
+            "tenant_id", "must begin with an ASCII letter or digit; letters, digits and . _ : - may follow"
+        )
     return text
 
 
@@ -119,7 +121,7 @@ def policy(value: object) -> OnUncertain | None:
 def instant(field: str, value: object) -> datetime:
     """A point in time, converted to UTC. The value must have a zone, because hosts may have different zones.
 
-    The instant may be in the past: an application may repeat a call that was in time at first.
+    The instant may be in the past: an application may repeat a call that it first made before the instant.
     """
     if not isinstance(value, datetime):
         raise InvalidEmail(field, "must be a datetime")

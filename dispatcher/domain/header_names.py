@@ -1,8 +1,8 @@
 """Headers that an email may not set: headers that we or mail servers write, and headers that control a provider.
 
-Relays and providers obey certain headers: they add recipients, choose a template or an account, enable a sandbox, or
-bypass the spam filter. Permission to send an email is not permission to control the account that sends it. So these
-headers are refused unless an operator allows them by name.
+Certain headers make relays and providers add recipients, choose a template or an account, enable a sandbox, or bypass
+the spam filter. Permission to send an email is not permission to control the account that sends it. So these headers
+are refused unless an operator allows them by name.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ URGENT_SHARE: Final = 0.2
 
 
 class LaneWeights:
-    """The weight of each lane. If no operator has set it, it depends on the lane's position in DISPATCHER_LANES.
+    """The weight of each lane. A weight that no operator has set depends on the lane's position in DISPATCHER_LANES.
 
     Attributes:
         lanes: The names of the lanes, most urgent first.

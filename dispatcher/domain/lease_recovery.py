@@ -1,4 +1,4 @@
-"""How long after its end an expired lease of a lost host is recovered."""
+"""The times between the end of a lost host's lease and the recovery of its email."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A message whose delivery is unknown, so that we ask the provider about it."""
+"""A message whose delivery is unknown, so that we ask the provider about it. Here, a message is an SMS or another row
+that is not an email."""
 
 from __future__ import annotations
 

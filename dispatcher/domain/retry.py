@@ -24,8 +24,8 @@ class RetryLimits(NamedTuple):
     Attributes:
         max_attempts: The most attempts before the email fails or is redelivered, by its lane's policy; None: the host's
             setting.
-        redeliver_seconds: The next redelivery must begin within this many seconds. Then the time for redelivery ends,
-            or the email expires. Zero or less: no redelivery.
+        redeliver_seconds: The seconds until the time for redelivery ends, or until the email expires if that is
+            earlier. The next redelivery must begin within these seconds. Zero or less: no redelivery.
         redeliveries: How often the email has waited for a redelivery since it first became due or was last replayed.
     """
 
@@ -80,7 +80,7 @@ class RetryPolicy:
         return min(self.cap_seconds, max(0.0, asked) + jitter)
 
     def limited(self, limits: RetryLimits | None) -> RetryPolicy:
-        """This policy, with the number of attempts from the email's own limits if they have one."""
+        """This policy, with `max_attempts` from the email's own limits if these set it."""
         if limits is None or limits.max_attempts is None:
             return self
         return replace(self, max_attempts=limits.max_attempts)

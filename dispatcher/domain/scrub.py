@@ -18,7 +18,7 @@ _READ_CHARACTERS: Final = 8 * MAX_CHARACTERS
 """Only the start of the text, up to this length, is scrubbed and then truncated. A longer text takes no more time."""
 _AT: Final = re.compile(r"@|\uff20|\ufe6b|%40|=40|\+40")
 """The at sign, its look-alikes, and its forms in URLs, quoted-printable and variable envelope senders."""
-# White space except the space, C0 and C1 controls, zero-width and reordering marks, lone surrogates.
+# White space other than the space; C0 and C1 controls; zero-width and reordering marks; lone surrogates.
 _UNPRINTABLE: Final = re.compile(
     r"(?:[^\S ]|[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff])+"
 )

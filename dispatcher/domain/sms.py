@@ -90,7 +90,7 @@ def _packed(widths: Iterable[int], alone: int, each: int) -> int:
 
 
 def _foreign(text: str) -> str | None:
-    """The first character that is not in GSM-7; None if all characters are."""
+    """The first character that is not in GSM-7; None if every character is in GSM-7."""
     return next((each for each in text if each not in _GSM_7 and each not in _GSM_7_EXTENSION), None)
 
 

@@ -29,7 +29,7 @@ class Turns:
         self._now = 0.0
 
     def next(self, waiting: Iterable[str]) -> str:
-        """The name to serve next. After the caller has served the name, it must call `charge`.
+        """The name to serve next. The caller must call `charge` after it has served the name.
 
         Args:
             waiting: All names that wait now, at least one. If clocks are equal, the first of their names is next.

@@ -147,7 +147,7 @@ class WaitExplanation:
 def explain_wait(
     facts: Facts, *, providers: Collection[str] = (), recovery_seconds: float = 0.0, holders: Sequence[str] = ()
 ) -> WaitExplanation:
-    """Why an email waits: the first condition for sending it that is not met.
+    """Why an email waits: the first of the conditions for sending the email that is not met.
 
     Args:
         providers: The configured providers; empty if the caller does not know them.
@@ -248,7 +248,8 @@ def find_unusable(facts: Facts, providers: Collection[str]) -> list[ProviderProb
 def problems_with_pauses(
     problems: Sequence[ProviderProblem], pauses: Sequence[Pause], *, now: datetime, workers: int
 ) -> list[ProviderProblem]:
-    """The problems and the operators' pauses of providers. A pause replaces the other problem of its provider."""
+    """The providers' problems, with the operators' pauses of providers added. A provider's pause replaces any other
+    problem of the provider."""
     paused = [
         ProviderProblem(
             pause.name,
@@ -288,7 +289,8 @@ def describe_problem(problem: ProviderProblem) -> str:
 
 
 def _also(facts: Facts) -> str:
-    """Sentences about providers that some workers cannot use: these problems may be part of the reason."""
+    """Sentences about providers that some workers cannot use. These problems may be part of the reason why the email
+    waits."""
     return "".join(f" {describe_problem(each)}" for each in facts.troubles)
 
 

@@ -157,7 +157,7 @@ def _content(descriptor: int, max_bytes: int = MAX_BYTES) -> bytes:
     """Reads a ledger file. Refuses a copy of a ledger, because the worker may still be using the original."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise LedgerUnreadable("it cannot be read: it is not a file")
+        raise LedgerUnreadable("it cannot be read: it is not a regular file")
     try:
         content = os.pread(descriptor, min(found.st_size, max_bytes), 0)
     except OSError as error:

@@ -62,7 +62,8 @@ class ProcessStatus:
         confirm_wait_seconds: How long the process has waited for RabbitMQ's confirms; None if it is not waiting.
         served_seconds: Seconds since RabbitMQ last confirmed a message, or the process last acked one; None if never.
         age_seconds: Seconds since the process was forked; None while it waits to be started.
-        restarts: How many times the process has ended without a stop by the parent, since it was added to the table.
+        restarts: How many times the process has ended although the parent did not stop it, since it was added to the
+            table.
     """
 
     role: str
@@ -81,7 +82,7 @@ class ProcessStatus:
 
 
 class ProcessTable:
-    """All rows. The parent creates one table for the host's processes."""
+    """The table with the rows of all processes of a host. The parent creates the table."""
 
     def __init__(self, roles: Sequence[str]) -> None:
         self._roles = tuple(roles)
@@ -230,7 +231,7 @@ class ProcessSlot:
         self._cells[self._at + _Field.FAILED_BOOTS] = count
 
     def note_restart(self) -> None:
-        """Counts that the process has ended although the parent did not stop it."""
+        """Adds one to the number of restarts: the process has ended although the parent did not stop it."""
         self._cells[self._at + _Field.RESTARTS] += 1
 
     def free(self) -> None:

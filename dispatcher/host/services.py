@@ -77,7 +77,8 @@ class Task(Protocol):
     """Work that runs as long as its process."""
 
     async def run(self) -> None:
-        """Runs until cancelled. If it raises, the exception is logged and `run` is called again after a wait."""
+        """Runs until cancelled. If this method raises an exception, `run_tasks` logs it, and calls the method again
+        after a wait."""
         ...
 
 
@@ -118,8 +119,8 @@ async def _run_task(task: Task, process: str, first_wait_seconds: float) -> None
 
 
 def _described(error: Exception) -> str:
-    """Describes an exception for the log: our own by their message, others only by type and location, because their
-    messages may be private."""
+    """Describes an exception for the log: our own exceptions by their messages, all others only by type and location,
+    because their messages may be private."""
     if isinstance(error, DispatcherError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -64,7 +64,7 @@ class WebServer:
         Args:
             pages: Pages by path.
             setting: The name of the setting that contains the address, for the remedy in error messages.
-            shares_port: Set SO_REUSEPORT, so that other processes of the same user may serve the same pages.
+            shares_port: Whether to set SO_REUSEPORT, so that other processes of the same user may serve the same pages.
             request_seconds: How long a client may take to send its request.
             retry_seconds: The first wait after the address could not be bound. Later waits are longer.
         """
@@ -216,7 +216,7 @@ def _plain(status: HTTPStatus) -> WebResponse:
 
 
 def _octets(answer: WebResponse, *, is_head: bool) -> bytes:
-    """Encodes a response that ends the connection."""
+    """Encodes a response, after which the server closes the connection."""
     headers = [
         ("Content-Type", answer.content_type),
         ("Content-Length", str(len(answer.body))),

@@ -1,10 +1,10 @@
 """Remembers which notices each channel has sent. All monitors share this state in PostgreSQL, and each monitor keeps a
 copy in memory.
 
-One monitor alerts about a DLQ; the other monitors only wait. While PostgreSQL is unreachable, the monitors cannot agree
-on one monitor. So each monitor sends alerts, with the help of its own copy: ten notices are better than none. When
-PostgreSQL is reachable again, each monitor first stores the notices that it sent during the outage, so that they are
-not sent again.
+Normally, one monitor sends the alerts about a DLQ, and the other monitors only wait. While PostgreSQL is unreachable,
+the monitors cannot agree on one monitor. So each monitor sends alerts, with the help of its own copy: ten notices are
+better than none. When PostgreSQL is reachable again, each monitor first stores the notices that it sent during the
+outage, so that they are not sent again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class AlertState:
     """The notices that each channel has sent. Use it in one event loop. The methods may be called in any order.
 
     Attributes:
-        is_alone: Whether PostgreSQL does not answer, so that this monitor alerts without an agreement with the others.
+        is_alone: Whether PostgreSQL does not answer, so that this monitor sends alerts without an agreement with the
+            other monitors.
     """
 
     def __init__(self, store: AlertStore) -> None:
@@ -45,7 +46,7 @@ class AlertState:
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> bool:
-        """Reads the shared state. Returns whether this monitor must check and alert."""
+        """Reads the shared state. Returns whether this monitor must make the checks and send the alerts."""
         async with self._lock:
             try:
                 await self._save_all()

@@ -54,12 +54,12 @@ def depth_of_dlq(settings: Settings) -> Depth:
 
 
 def by_management(management: Management, queue: str, *, lag_seconds: float) -> Depth:
-    """A function that reads the depth from the management API.
+    """A function that reads the number of messages on a queue from the management API.
 
     Args:
         lag_seconds: If the figures are missing, the function tries once more after this time.
     """
-    # Do not use the loop's default executor: at its exit, the process would wait for a call that hangs.
+    # Do not use the loop's default executor: when the process exits, it would wait for a call that hangs.
     thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
 
     async def ask() -> int:

@@ -74,12 +74,13 @@ class MessagePolling:
             await session.close()
 
     async def run_once(self) -> float | None:
-        """Asks about the messages that have reached an age, unless another host does so.
+        """Asks about the messages that have reached one of AGES_SECONDS, unless another host does so.
 
         Returns the seconds until the next round; None for the usual interval.
 
         Raises:
-            StoreUnavailable: Some events may not be stored. A later round asks about their messages again.
+            StoreUnavailable: PostgreSQL is unreachable, and perhaps some events were not stored. A later round asks
+                about the messages of these events again.
         """
         try:
             session = await self._leading()
@@ -134,8 +135,8 @@ class MessagePolling:
     ) -> tuple[list[ProviderEvent], datetime | None, PollRefused | None]:
         """Asks about messages, until the provider refuses to answer.
 
-        Returns the events; the instant after which the next round continues (None if it must start with the first
-        message again); and the refusal.
+        Returns the events; the instant after which the next round continues (None if the next round must start with the
+        first message again); and the refusal.
         """
         events: list[ProviderEvent] = []
         last: datetime | None = None
@@ -176,7 +177,7 @@ class MessagePolling:
 
 
 def _up_to(requests: int, rows: list[PolledRow]) -> list[PolledRow]:
-    """The longest start of `rows` that contains at most `requests` open messages."""
+    """The first of these rows: as many as together contain at most `requests` open messages."""
     for at, row in enumerate(rows):
         if row.is_open and not requests:
             return rows[:at]

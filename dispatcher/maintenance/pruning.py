@@ -19,7 +19,8 @@ LOCK_WAIT_SECONDS: Final = 60.0
 
 
 class OneTimeCodePruning:
-    """A service of each monitor: deletes the content of one-time codes within a minute after they were sent."""
+    """A service of each monitor: deletes the content of one-time codes within a minute after they were sent or
+    cancelled."""
 
     interval_seconds = 60.0
 
@@ -78,7 +79,7 @@ def _log_done(done: Sequence[PrunedStep]) -> None:
 
 
 def _log_failed(step: FailedStep) -> float:
-    """Logs a failed part. Returns the seconds until the next try."""
+    """Logs a step of the pruning that failed. Returns the seconds until the next try."""
     # If the table is busy, a report or a backup uses it. Try again later, because while this session waits for the
     # lock, all other sessions that need the table would wait, too.
     is_busy = isinstance(step.fault, StoreBusy)

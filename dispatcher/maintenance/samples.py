@@ -22,7 +22,10 @@ DLQ: Final = "dlq"
 
 
 class MinuteSampling:
-    """Writes a sample per minute. A service of each monitor: the first monitor whose round is due writes the sample."""
+    """Writes, once per minute, a sample of the figures that the operators' page shows.
+
+    A service of each monitor: the first monitor whose round is due writes the sample.
+    """
 
     interval_seconds = SAMPLE_SECONDS
 
@@ -66,5 +69,5 @@ class HostReporting:
         self._host = host
 
     async def run_once(self) -> None:
-        """Records the processes once."""
+        """Records, once, which processes run on this host."""
         await report_processes(self._pool, self._holder, self._host, self._processes())

@@ -115,7 +115,7 @@ def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
-    """The DLQ probe, and one alert sender per channel. The log is also a channel."""
+    """The tasks for alerts: the DLQ probe, and one alert sender per channel. The log is also a channel."""
     state = AlertState(store)
     checks = AlertChecks(
         settings.dlq,

@@ -69,7 +69,8 @@ async def _relay(settings: Settings, context: ChildContext) -> None:
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1, lock_seconds=BATCH_LOCK_SECONDS)
     await pool.open()
     name = f"dispatcher relay {settings.host_name}:{os.getpid()}"
-    # If one queue confirms no messages, its messages must not fill the window: the other lanes need it, too.
+    # If RabbitMQ confirms no message for one queue, this queue's messages must not fill the window: the other lanes
+    # need the window, too.
     window = WINDOW * len(settings.lanes)
     publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file, window=window)
     ledgers = LedgerRecovery(settings, pool)

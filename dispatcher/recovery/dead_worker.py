@@ -64,7 +64,7 @@ class DeadWorkers:
         self._log = get_log()
 
     async def settle(self, path: Path) -> bool:
-        """Settles a ledger. Returns False if its worker, or a session of the worker, is alive. Idempotent.
+        """Settles a ledger. Returns False if the ledger's worker is alive, or still has a database session. Idempotent.
 
         Raises:
             StoreUnavailable: PostgreSQL is unreachable. Call again later.
@@ -114,7 +114,8 @@ class DeadWorkers:
                 await asyncio.sleep(0.02)  # poll, because PostgreSQL does not report that a session has ended
 
     async def _record(self, ledger: DeadLedger, store: LeaseStore) -> tuple[list[Result], set[UUID]]:
-        """Records the results in the ledger. Returns the recorded results, and the ids of skipped emails."""
+        """Records in PostgreSQL the results that the ledger contains. Returns the recorded results, and the ids of
+        skipped emails."""
         async with session(self._pool) as connection:
             histories = await find_histories(
                 connection,
@@ -153,7 +154,7 @@ class DeadWorkers:
     async def _blame(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
         """Counts a crash for each email that was being rendered. Returns how many of these emails are pending again.
 
-        The other emails have reached `MAX_CRASHES` and are failed.
+        The other emails have reached `MAX_CRASHES`, and become failed.
         """
         crashed = await note_crashes(connection, worker, suspects, MAX_CRASHES)
         for email in crashed:

@@ -11,7 +11,8 @@ from dispatcher.telemetry.log import get_log
 
 
 class LostCommits:
-    """A service of the leading relay. Its first round runs before anything is published."""
+    """A service of the leading relay: marks the emails that are in doubt after a promotion. The first round runs before
+    anything is published."""
 
     interval_seconds = 1.0
 

@@ -23,10 +23,11 @@ BATCH: Final = 500
 
 
 class LostHosts:
-    """A service of the leading relay, created each time the relay takes the lead.
+    """A service of the leading relay: recovers the emails of lost hosts. Created anew each time the relay takes the
+    lead.
 
-    Each instance begins to observe the leases anew. So live workers can renew their leases before this service recovers
-    an email, even if PostgreSQL was unreachable for longer than a lease's length.
+    Each new instance must first observe the leases for a while. So live workers can renew their leases before this
+    service recovers an email, even if PostgreSQL was unreachable for longer than a lease's length.
     """
 
     def __init__(self, settings: Settings, outbox: Outbox, workers_here: Callable[[], Collection[str] | None]) -> None:

@@ -5,7 +5,7 @@ published, and one of two conditions is true. Either the send queue of the email
 send emails whose messages came to the same queue long after this message. Emails on other queues prove nothing. No
 worker receives the messages of a paused lane, so a paused lane is checked only after the pause.
 
-A message also looks lost while it waits in a worker's prefetch window, before the worker leases its email. Then the
+A message also looks lost while it waits in a worker's prefetch window, before the worker leases the email. Then the
 email gets a second message, which is harmless. Second messages cannot accumulate: they fill the prefetch windows, and
 then the queue is no longer empty. With bundles, a window holds several times as many emails. The workers of a slow
 provider may then receive second messages, and this module counts these emails as emails with lost messages.
@@ -32,7 +32,7 @@ queue."""
 
 
 class LostMessages:
-    """A service of the leading relay: makes emails due again whose messages are lost."""
+    """A service of the leading relay: makes emails due again if their messages are lost."""
 
     def __init__(self, settings: Settings, outbox: Outbox, count_ready: Callable[[str], Awaitable[int]]) -> None:
         """
@@ -46,7 +46,7 @@ class LostMessages:
         self.interval_seconds = min(POLL_SECONDS, self._age_seconds)
 
     async def run_once(self) -> None:
-        """Makes emails due again whose messages are lost.
+        """Makes emails due again if their messages are lost.
 
         Raises:
             BrokerUnavailable: RabbitMQ does not report the length of a queue.

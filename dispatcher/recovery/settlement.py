@@ -44,7 +44,8 @@ class Settlement:
     def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
         """
         Args:
-            fate: What happened to the worker, such as "The worker died". Begins the detail of every uncertain outcome.
+            fate: What happened to the worker, such as "The worker died". The detail of every uncertain outcome begins
+                with this text.
         """
         self.locked = LockedRows(pool, retry_seconds=RETRY_REFUSED_SECONDS)
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)

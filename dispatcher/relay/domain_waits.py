@@ -63,7 +63,8 @@ class DomainWaits:
 
 
 def wait_factor(before: DomainLimit, now: DomainLimit) -> float:
-    """The factor by which a change of a domain's ceilings multiplies the waits: from 0 to 1; 1 if none was raised."""
+    """The factor by which a change of a domain's ceilings multiplies the waits: from 0 to 1; 1 if no ceiling was
+    raised."""
     rates = _factor(before.per_second, now.per_second)
     slots = _factor(before.concurrent, now.concurrent)
     factors = [factor for factor in (rates, slots) if factor is not None]
@@ -71,7 +72,8 @@ def wait_factor(before: DomainLimit, now: DomainLimit) -> float:
 
 
 def _factor(before: float | None, now: float | None) -> float | None:
-    """The factor by which the change of one ceiling multiplies the waits for it. None if the ceiling was removed."""
+    """The factor by which the change of one ceiling multiplies the waits for this ceiling. None if the ceiling was
+    removed."""
     if now is None:
         return None
     return 1.0 if before is None else before / now

@@ -11,8 +11,8 @@ the email while the due time is unchanged. If the email becomes due again, it ha
 
 The relay scans the due rows in one of two ways. In each scan, `Shares` chooses which of the found emails are published:
 
-- In order: while all due rows fit into one page, each round reads all of them, longest due first. - By tenant: during a
-backlog, the relay finds the tenants that have due emails. Each batch reads from each tenant only
+- In order: while all due rows fit into one page, each round reads all of them, longest due first.
+- By tenant: during a backlog, the relay finds the tenants that have due emails. Each batch reads from each tenant only
   as many rows as the tenant has turns. The next batch continues at the due time at which the tenant's last batch ended.
   From time to time, the relay reads all rows before these due times again. So it finds rows that were committed late,
   with an earlier due time, and forgets emails that are no longer due. It spends at most a share of its time on these
@@ -59,7 +59,8 @@ _TENANT_OF: Final = attrgetter("lane", "tenant_id")
 
 
 class PointerPublisher:
-    """Publishes due emails, and remembers each email until its due mark is cleared. Use an object in one task only."""
+    """Publishes due emails, and remembers each email until its due mark is cleared. Do not share an object between
+    tasks."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class PointerPublisher:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether RabbitMQ has yet to confirm a published message."""
+        """Whether a published message still waits for RabbitMQ's confirm."""
         return bool(self._unconfirmed)
 
     @property
@@ -107,7 +108,7 @@ class PointerPublisher:
         """Starts to publish a batch of due emails. Returns how many.
 
         Args:
-            is_last: Return 0 only if a new scan found no email that may be published now.
+            is_last: Whether to return 0 only if a new scan found no email that may be published now.
 
         Raises:
             BrokerUnavailable: An earlier batch failed, or RabbitMQ does not report how many messages are on a queue.
@@ -140,7 +141,7 @@ class PointerPublisher:
             await self._mark(outbox, dict(left[start : start + BATCH]))
 
     async def close(self) -> None:
-        """Cancels all open publishes. Idempotent."""
+        """Cancels the tasks that are still publishing messages. Idempotent."""
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
@@ -148,7 +149,7 @@ class PointerPublisher:
     async def _scan_in_order(self, outbox: Outbox) -> list[DuePointer]:
         """Reads all due rows, and returns those to publish now.
 
-        If the rows do not fit into one page, returns none, and the scans by tenant begin.
+        If the due rows do not fit into one page, returns no rows, and the scans by tenant begin.
         """
         began_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
@@ -202,7 +203,7 @@ class PointerPublisher:
             await self._check_published(outbox)
 
     async def _check_published(self, outbox: Outbox) -> None:
-        """Reads all rows again that are due no later than the published emails.
+        """Reads again all rows that are due no later than the published emails.
 
         Forgets emails that are no longer due. If a row was committed late, the next read of the row's tenant begins at
         this row.

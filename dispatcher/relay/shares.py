@@ -61,7 +61,7 @@ class _Bucket:
 
 
 class Shares:
-    """Decides which lanes and tenants may publish, and how many emails each."""
+    """Decides how many due emails of each lane and tenant may be published now."""
 
     def __init__(self, queues: Mapping[str, SendQueue]) -> None:
         """
@@ -103,7 +103,7 @@ class Shares:
         Each turn reduces the room on the lane's queue, and uses a token if the tenant has a ceiling.
 
         Args:
-            waiting: How many due emails each tenant has, at most.
+            waiting: For each tenant, an upper bound of the number of its due emails.
             most: The most turns.
 
         Raises:
@@ -143,7 +143,7 @@ class Shares:
         return [tenants[tenant_id] for tenant_id in order]
 
     def _allowed(self, tenant_id: str, emails: int) -> int:
-        """How many of these emails the tenant's pause and ceiling allow to publish now."""
+        """How many of these emails may be published now, given the tenant's pause and ceiling."""
         if self._controls.pause_of_tenant(tenant_id) is not None:
             return 0
         bucket = self._buckets.get(tenant_id)

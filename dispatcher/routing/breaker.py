@@ -166,7 +166,8 @@ class CircuitBreaker:
         return self.room != 0 and not self.suspect_wait_seconds(email)
 
     def suspect_wait_seconds(self, email: OutgoingEmail) -> float:
-        """How many seconds this email must wait while other emails probe the provider; 0 if it is not suspect."""
+        """How many seconds this email must wait while other emails probe the provider; 0 if this email is not
+        suspect."""
         if not self._is_half_open or not self._is_suspect(email):
             return 0.0
         if self._probe is not None:
@@ -174,7 +175,8 @@ class CircuitBreaker:
         return max(0.0, self._until + SUSPECT_SECONDS - self._clock())
 
     def single_email_wait_seconds(self, email: OutgoingEmail) -> float:
-        """How many seconds to wait after a refusal of this email alone. Doubles with each refusal."""
+        """How many seconds an email waits after a refusal for which only this email is at fault. Doubles with each
+        refusal."""
         doublings = min(max(self._suspects.times(email) - 1, 0), _MAX_DOUBLINGS)
         return DEFAULT_PAUSE_SECONDS * 2.0**doublings * (0.5 + 0.5 * self._jitter())
 
@@ -222,8 +224,8 @@ class CircuitBreaker:
         Args:
             email: The email of the attempt; None if the provider has not seen the email.
             in_a_row: How many failures, including this one, open the breaker.
-            by_recipient: The refusal concerns the recipients. Refusals of emails to the same recipients then count
-                once. A further refusal of the same email does not count if other emails have succeeded since the
+            by_recipient: Whether the refusal concerns the recipients. If so, refusals of emails to the same recipients
+                count once. A further refusal of the same email does not count if other emails have succeeded since the
                 email's first refusal.
         """
         self.abandon(trial)
@@ -254,9 +256,11 @@ class CircuitBreaker:
             self._open(reason)
 
     def open(self, trial: int, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """Opens the breaker, because the provider cannot be used (invalid credentials, for example).
+        """Opens the breaker, because the provider cannot be used (invalid credentials, for example), unless only this
+        email is at fault.
 
-        Returns whether the provider or the email is at fault. If this email alone is refused, the breaker stays closed.
+        Returns whether the provider or the email is at fault. An email is at fault if other emails have succeeded since
+        its first refusal. If the attempt began before the breaker last opened, changes nothing.
 
         Args:
             email: The refused email; None if the provider has not seen the email.

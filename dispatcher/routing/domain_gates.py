@@ -89,7 +89,7 @@ class DomainGate:
 
     @property
     def domain(self) -> str:
-        """The domain."""
+        """The recipient domain that has the ceilings."""
         return self._domain
 
     @property
@@ -124,7 +124,7 @@ class DomainGate:
         """Frees the email's slot.
 
         Args:
-            seconds: How long the attempt took; None if it was not made or did not end.
+            seconds: How long the attempt took; None if no attempt was made, or if the attempt did not end.
         """
         if seconds is not None:
             self._seconds += NEW_SHARE * (seconds - self._seconds)
@@ -170,7 +170,7 @@ class DomainGate:
             raise
 
     def _admit(self) -> None:
-        """Gives tokens and slots to waiting emails, in order, while there are any."""
+        """Gives tokens and slots to waiting emails, in order, while tokens and slots are left."""
         while self._waiting and self._may_enter():
             granted = self._waiting.popleft().granted
             if not granted.done():

@@ -56,8 +56,8 @@ class Refusals:
 
         Args:
             email: The refused email; None if the provider has not seen the email.
-            by_recipient: The refusal concerns the recipients: emails to the same recipients count once. It also shows
-                that the provider is reachable.
+            by_recipient: Whether the refusal concerns the recipients. If so, refusals of emails to the same recipients
+                count once, and the refusal shows that the provider is reachable.
         """
         self.total += 1
         if by_recipient:

@@ -22,7 +22,7 @@ class Gate:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {lane: deque() for lane in weights.lanes}
 
     def try_acquire(self) -> bool:
-        """Takes a slot if one is free. Returns whether it did. Call `release` when the attempt has ended."""
+        """Takes a slot if one is free. Returns whether a slot was free. Call `release` when the attempt has ended."""
         if not self._free:
             return False
         self._free -= 1

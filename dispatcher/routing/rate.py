@@ -61,7 +61,7 @@ class RateLimit:
 
     @property
     def ceiling(self) -> float:
-        """Emails per second over all workers and hosts."""
+        """The ceiling in emails per second, over all workers and hosts."""
         return self._ceiling
 
     async def take(self, is_wanted: Callable[[], bool] = lambda: True, lane: str = NORMAL) -> bool:
@@ -119,7 +119,7 @@ class RateLimit:
         self._is_throttled = True
 
     async def _refill(self) -> None:
-        """Takes tokens from the bucket. If the bucket is empty, waits until it may contain tokens."""
+        """Takes tokens from the bucket. If the bucket is empty, waits until the bucket may contain tokens again."""
         wanted = max(1, math.ceil(self._ceiling * CHUNK_SECONDS))
         burst = max(1.0, self._ceiling * BURST_SECONDS)
         try:

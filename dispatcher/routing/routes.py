@@ -113,7 +113,7 @@ class Route:
             case Accepted():
                 self.breaker.succeed(trial)
             case Uncertain():
-                # The provider did not answer. If the breaker ignored missing answers, and the provider never answers,
+                # The provider did not answer. If the breaker ignored missing answers and the provider never answered,
                 # every email of the queue would become held.
                 self.breaker.time_out(trial, outcome.reason)
             case Deferred() if outcome.concern is not Concern.EMAIL:
@@ -224,7 +224,7 @@ class Routes:
         return capability_gap(email, {route.name: route.capabilities for route in self._routes})
 
     def serve(self, channel: str) -> bool:
-        """Whether any provider has this channel."""
+        """Whether any provider sends messages of this channel."""
         return any(route.capabilities.channel == channel for route in self._routes)
 
     def capable(self, email: OutgoingEmail, unable: Collection[str] = ()) -> list[Route]:
@@ -257,7 +257,8 @@ class Routes:
 
     @staticmethod
     def suspect_wait_seconds(able: Sequence[Route], email: OutgoingEmail) -> float:
-        """How many seconds an email must wait while other emails probe one of these routes; 0 if it is not suspect."""
+        """How many seconds an email must wait while other emails probe one of these routes; 0 if the email is not
+        suspect."""
         open_routes = (route for route in able if not route.is_paused)
         return max((route.breaker.suspect_wait_seconds(email) for route in open_routes), default=0.0)
 
@@ -279,8 +280,8 @@ class Routes:
 
     @property
     def change_seconds(self) -> float | None:
-        """Seconds until the next blocked route may be tried; None if no route is blocked, or operators paused all that
-        are."""
+        """Seconds until the next blocked route may be tried; None if no route is blocked, or if operators paused all
+        blocked routes."""
         waits = [seconds for route in self._routes if (seconds := route.wait_seconds) and seconds < math.inf]
         return min(waits, default=None)
 

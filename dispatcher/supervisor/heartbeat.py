@@ -24,8 +24,9 @@ class HangWatch:
     """Measures how long processes have sent no heartbeat."""
 
     def __init__(self, hang_seconds: float) -> None:
-        """Args:
-        hang_seconds: The longest time without a heartbeat; 0 disables the check.
+        """
+        Args:
+            hang_seconds: The longest time without a heartbeat; 0 disables the check.
         """
         self._hang_seconds = hang_seconds
         self.check_seconds = min(CHECK_SECONDS, hang_seconds / 4) if hang_seconds else CHECK_SECONDS

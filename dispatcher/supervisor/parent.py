@@ -55,13 +55,14 @@ class Parent:
         counts: bool = True,
         load_roles: Callable[[], Sequence[Role]] | None = None,
     ) -> None:
-        """Args:
-        roles: The roles to run, in the order of their start.
-        hang_seconds: The longest time for which a process's event loop may hang; 0 disables the check.
-        metrics_folder: The directory for the metrics of all processes; None for no metrics. The parent deletes files
-            of an earlier run.
-        counts: Whether processes record metrics.
-        load_roles: Reads the settings again and returns the roles; raises ConfigurationError.
+        """
+        Args:
+            roles: The roles to run, in the order of their start.
+            hang_seconds: The longest time for which a process's event loop may hang; 0 disables the check.
+            metrics_folder: The directory for the metrics of all processes; None for no metrics. The parent deletes
+                files of an earlier run.
+            counts: Whether processes record metrics.
+            load_roles: Reads the settings again and returns the roles; raises ConfigurationError.
         """
         self._run_dir = run_dir
         self._metrics_folder = metrics_folder

@@ -42,8 +42,9 @@ class ProcessManager:
     """
 
     def __init__(self, roles: Sequence[Role], *, drain_seconds: float, lifeline: int) -> None:
-        """Args:
-        lifeline: The read end of a pipe that reports EOF to each child when the parent is dead.
+        """
+        Args:
+            lifeline: The read end of a pipe that reports EOF to each child when the parent is dead.
         """
         self.processes: list[Process] = []
         self.generation = 0

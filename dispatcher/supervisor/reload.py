@@ -19,7 +19,7 @@ from dispatcher.telemetry.log import get_log
 
 
 class RollingReplacement:
-    """Replaces processes one after the other; knows which replacement is in progress."""
+    """Replaces processes one after the other. Keeps track of the replacement that is in progress."""
 
     def __init__(self, manager: ProcessManager) -> None:
         self._manager = manager

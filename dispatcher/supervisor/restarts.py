@@ -19,8 +19,8 @@ class Restarts:
     Attributes:
         first_wait_seconds: The first wait before a restart. It doubles with each further end.
         free: How many ends in a row are followed by a restart without a wait.
-        in_a_row: How often the process has ended since it was last healthy (if it was up), or since it was last up
-            (during boot).
+        in_a_row: For ends after the process was up: how often it has ended since it was last healthy. For ends during
+            its boot: how often it has ended since it was last up.
     """
 
     first_wait_seconds: float = 0.1

@@ -52,12 +52,12 @@ class Process:
 
     Attributes:
         number: The slot's number, unique among the running processes of a role.
-        pid: None while the process waits for its start.
+        pid: The process id; None while the process waits for its start.
         start_at: When to start the process; None while it runs.
         generation: The generation of the settings with which the process was forked.
         ending: Why the parent stopped the process; None if the parent did not stop it.
         kill_at: When to kill the process if it has not ended by then.
-        is_hung: The process's event loop hung, and the parent aborted the process.
+        is_hung: Whether the process's event loop hung, so that the parent aborted the process.
         silent_seconds: How long the process's heartbeat counter has stayed at `beats`.
     """
 

@@ -1,8 +1,9 @@
 """One attempt to send one email, by the first provider that can send it and may be tried now.
 
-If a provider refuses for reasons of its own (credentials, throttling, an open breaker), no attempt is used. The next
-provider in order is then tried within the same attempt. The same happens if an adapter finds that its provider cannot
-send the email. If a provider may have accepted the email under an idempotency key, only this provider is tried.
+If the provider, and not the email, causes a refusal (credentials, throttling, an open breaker), the refusal uses up no
+attempt: the next provider in order is tried within the same attempt. The same happens if an adapter finds that its
+provider cannot send the email. If a provider may have accepted the email under an idempotency key, only this provider
+is tried.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class NoRoute(Exception):
 
 
 class TryLater(Exception):
-    """Raised if the email was not sent, and this worker must try again later. No attempt is used. Caught inside the
-    worker.
+    """Raised if the email was not sent, and this worker must try again later. This uses up no attempt. Caught inside
+    the worker.
 
     Attributes:
         seconds: The wait before the next try.
@@ -66,14 +67,15 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """The breaker opened, or the provider was paused, before the email was sent.
+    """Raised if the breaker opened, or the provider was paused, before the email was sent.
 
-    Raised through an adapter, and caught in this file.
+    `connection_acquired` raises this exception inside the adapter's call, and this file catches it.
     """
 
 
 class LedgerAttempt(Attempt):
-    """One attempt. When the adapter reports progress, changes the email's state and writes the in-flight ledger.
+    """One attempt to send an email. When the adapter reports its progress, this object changes the email's state and
+    writes the in-flight ledger.
 
     Attributes:
         trial: The number that the breaker gave to this attempt.
@@ -82,7 +84,7 @@ class LedgerAttempt(Attempt):
     __slots__ = ("_ledger", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
 
     def __init__(self, email: InFlightEmail, route: Route, ledger: Ledger, timeout_seconds: float) -> None:
-        """Starts the attempt's deadline."""
+        """Begins the attempt. Its deadline is `timeout_seconds` from now."""
         super().__init__(email.attempt_number, asyncio.get_running_loop().time() + timeout_seconds)
         self.email = email
         self.route = route
@@ -160,7 +162,7 @@ class LedgerAttempt(Attempt):
 
 
 class BulkAttempt(NamedTuple):
-    """An email's attempt in a bulk call, and a future of its outcome."""
+    """An email's attempt in a bulk call, and a future of the attempt's outcome."""
 
     attempt: LedgerAttempt
     outcome: asyncio.Future[Outcome]
@@ -170,7 +172,7 @@ class Attempts:
     """Makes attempts to send emails. Writes the in-flight ledger, but nothing to the database.
 
     Attributes:
-        has_bulk_calls: Whether a provider takes several emails per call. If not, `begin` always returns None.
+        has_bulk_calls: Whether any provider takes several emails per call. If none does, `begin` always returns None.
     """
 
     def __init__(
@@ -218,7 +220,7 @@ class Attempts:
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
         """The outcome of a bulk attempt that has ended, if the provider accepted the email.
 
-        None if the attempt has any other outcome, which is rare. Then call `make` to handle it.
+        None if the attempt has any other outcome, which is rare. Then call `make` to handle that outcome.
         """
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
@@ -235,11 +237,11 @@ class Attempts:
         """Makes one attempt and returns its outcome. Sets `email.provider` to the provider that was tried.
 
         Args:
-            bulk: The attempt, if it has begun in a bulk call.
+            bulk: The attempt in a bulk call, if `begin` returned one.
 
         Raises:
             NoRoute, TryLater, DomainFull, LeaseExpired, CancelledError: The email was not sent, or the provider
-                certainly did not accept it. No attempt is used.
+                certainly did not accept it. This uses up no attempt.
         """
         if bulk is None and (unsent := self._unsendable(email)):
             return unsent
@@ -273,8 +275,8 @@ class Attempts:
     async def _try(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        """Tries a provider as soon as its rate and its connections allow. Returns None if the provider may no longer be
-        tried."""
+        """Tries the route's provider as soon as the provider's rate limit and connections allow. Returns None if the
+        provider may no longer be tried."""
         if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
             return None
         if (gate := route.gate) is not None and not gate.try_acquire():
@@ -364,7 +366,8 @@ class Attempts:
         return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
-        """The outcome of an attempt that makes no request. A pinned email keeps the provider to which it is pinned."""
+        """The outcome of an attempt that makes no request. If the email is pinned, the attempt is recorded for the
+        pinned provider."""
         email.begin_attempt(email.pin.provider if email.pin else NO_PROVIDER)
         return Rejected(reason, why)
 
@@ -461,7 +464,7 @@ class Attempts:
         return None
 
     def _try_later_without_alternative(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
-        """Checks whether another provider may be tried now. If so, returns.
+        """Returns normally if another provider may be tried now.
 
         Raises:
             TryLater: No other provider may be tried.

@@ -1,4 +1,4 @@
-"""Acts on changes of circuit breakers: logs them, and publishes them to other hosts.
+"""Acts on changes of circuit breakers: logs the changes, and publishes them to other hosts.
 
 If no provider may be tried, the worker stops consuming and returns its messages to RabbitMQ. RabbitMQ delivers them to
 hosts with a working provider.
@@ -39,7 +39,7 @@ class BreakerListener:
         self._unpublished: dict[str, tuple[BreakerState, str | None, float]] = {}
 
     def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> CircuitBreaker:
-        """Creates a breaker and listens to it.
+        """Creates the breaker of a provider, and acts on its changes.
 
         Args:
             window: How many emails this worker may have on the wire to the provider at the same time.

@@ -37,7 +37,7 @@ class _CallAborted(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """An email in a bulk call, and a future of its outcome.
+    """An email in a bulk call, and a future of the email's outcome.
 
     Attributes:
         seconds: The longest time that the email's call may take.
@@ -95,7 +95,8 @@ class BulkSender:
         return await (self._provider.send(email, attempt) if outcome is None else outcome)
 
     def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
-        """Adds the email to a bulk call; returns a future for its outcome. None if the email must be sent alone.
+        """Adds the email to a bulk call, and returns a future of the email's outcome. Returns None if the email must be
+        sent alone.
 
         Needs no task. To stop the email, cancel the future; this has no effect once the email is on the wire.
         """
@@ -118,7 +119,7 @@ class BulkSender:
         await self._provider.close()
 
     def _flush_when_idle(self) -> None:
-        """Starts the calls when an iteration of the event loop has added no email."""
+        """Starts calls for the pending emails as soon as an iteration of the event loop has added no email."""
         if len(self._pending) > self._seen_count:
             self._seen_count = len(self._pending)
             asyncio.get_running_loop().call_soon(self._flush_when_idle)
@@ -244,7 +245,8 @@ def _end_all(members: Iterable[_Member], outcome: BaseException) -> None:
 
 
 def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[list[_Member]]:
-    """Splits a refused call: each suspected email alone and all other emails together, or two halves."""
+    """Splits a refused call: into one call for each suspected email and one call for all other emails, or, without
+    suspects, into two halves."""
     if 0 < len(suspects) <= MAX_SUSPECTS and len(suspects) < len(members):
         others = [member for position, member in enumerate(members) if position not in suspects]
         return [*([members[position]] for position in sorted(suspects)), others]
@@ -253,7 +255,10 @@ def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[li
 
 
 def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Member]]:
-    """Plans calls in order of arrival. A call's emails have the same key and no common address, and fit the limits."""
+    """Plans calls for the emails, in the order of their arrival.
+
+    The emails of one call have the same `BulkEntry.key` and no address in common, and together fit the limits.
+    """
     by_key: dict[object, _CallPlan] = {}
     for member in members:
         by_key.setdefault(member.part.key, _CallPlan(limits)).add(member)
@@ -279,7 +284,7 @@ class _PlannedCall:
 
 
 class _CallPlan:
-    """The planned calls for emails with the same key."""
+    """The planned calls for emails with the same `BulkEntry.key`."""
 
     def __init__(self, limits: BulkLimits) -> None:
         self.calls: list[_PlannedCall] = []
@@ -287,8 +292,8 @@ class _CallPlan:
         self._next_by_address: dict[str, int] = {}
 
     def add(self, member: _Member) -> None:
-        """Adds the email to the first call that has room for it and that comes after every call with one of its
-        addresses."""
+        """Adds the email to the first call that has room. Considers only calls after the last call with an email to one
+        of the same addresses."""
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):
             at += 1

@@ -219,7 +219,7 @@ class InFlightEmail:
         return (self.state, event) in TRANSITIONS
 
     def begin_attempt(self, provider: str) -> None:
-        """Starts the clock of an attempt at this provider."""
+        """Notes the provider of a new attempt, and when the attempt began."""
         self.provider = provider
         self.started_at, self._started_steadily_at = time.time(), steady_clock()
 

@@ -44,8 +44,8 @@ class _LaneQueues:
 class LaneInbox(BatchQueue[Arrival]):
     """Passes arrivals to the lease stage in batches. If several lanes have arrivals, the lanes take turns.
 
-    The most urgent lane may lease more emails than fit into the window. So its emails need not wait while emails of
-    other lanes fill the window, because they wait for an answer or for a token of a rate limit.
+    The most urgent lane may lease more emails than fit into the window. So its emails need not wait while the window is
+    full of other lanes' emails, which wait for an answer or for a token of a rate limit.
     """
 
     def __init__(self, weights: LaneWeights) -> None:

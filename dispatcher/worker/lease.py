@@ -66,7 +66,7 @@ class LeaseStage:
     ) -> None:
         """
         Args:
-            leased: The next stage.
+            leased: The next stage, which gets the leased emails.
         """
         self._settings = settings
         self._store = store
@@ -161,7 +161,7 @@ class LeaseStage:
             await self._settle(without_lease)
 
     def _is_first(self, arrival: Arrival, waiting: dict[UUID, Arrival]) -> bool:
-        """Whether to lease the email of this message; adds it to `waiting` if so.
+        """Whether to lease the email of this message. If so, adds the message to `waiting`.
 
         Never leases an email that is in flight in this worker. If the reply to a second lease statement were lost, the
         worker would release an email that is on the wire.
@@ -318,8 +318,8 @@ class LeaseStage:
                 asyncio.get_running_loop().call_soon(self._broker.requeue, delivery)
             return False
         # In all other cases, the worker need not send the email: the email is finished or not due yet; or another
-        # worker has leased it, and that worker or recovery will finish it; or no worker may lease it, and the relay
-        # will finish it.
+        # worker has leased it, and that worker or recovery will finish it; or no worker may lease it, for example
+        # because an event proved that it was sent, and the relay will finish it.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True

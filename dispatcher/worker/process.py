@@ -62,7 +62,8 @@ class WorkerIdentity:
 
     Attributes:
         slot: Host and slot number. The worker's replacement has the same slot.
-        worker: Unique per process; at most 63 octets, so that it fits PostgreSQL's application_name.
+        worker: The worker's name. Unique per process; at most 63 octets, so that the name fits PostgreSQL's
+            application_name.
     """
 
     slot: str

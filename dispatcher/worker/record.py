@@ -37,11 +37,11 @@ FULL_SHARE: Final = 2
 
 
 class RecordStage:
-    """Keeps every result until it is committed. Acks only after the commit.
+    """Keeps every result until the result is committed. Acks an email's message only after the commit.
 
     Attributes:
         finished_count: How many leases this stage has ended.
-        sent_count: How many emails it has recorded as sent.
+        sent_count: How many emails this stage has recorded as sent.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class RecordStage:
         while True:
             try:
                 if batch[0].email.state is EmailState.IN_DOUBT and await self._store.is_recorded(batch[0].result):
-                    # Without the lost reply, the worker does not know which leases it still has. So it treats the lease
-                    # of a deferred email as lost.
+                    # The reply was lost, so the worker does not know which leases it still has. It treats the lease of
+                    # a deferred email as lost.
                     self._close(batch, (), 0.0)
                     break
                 batch = await self._without_locked(batch, is_busy=is_busy)
@@ -151,8 +151,8 @@ class RecordStage:
         """Finishes recorded emails: clears ledger slots, acks messages, and passes deferred emails to the send stage.
 
         Args:
-            ours: The emails whose lease this worker still had when it recorded them.
-            asked_at: When the statement was sent (`steady_clock`).
+            ours: The emails whose leases this worker still had when it recorded their results.
+            asked_at: When the statement that recorded the results was sent (`steady_clock`).
         """
         self._outage.end()
         finished: list[Delivery] = []
@@ -161,8 +161,8 @@ class RecordStage:
             if email.ledger_slot is not None:
                 self._ledger.clear(email.ledger_slot)
                 email.ledger_slot = None
-            # Ack the message even if the email is retried: the lease is enough, and an unacked message would only
-            # occupy the prefetch window.
+            # Ack the message even if the email is retried: this worker keeps the lease, and needs the message no
+            # longer. An unacked message would occupy the prefetch window.
             finished.append(email.delivery)
             if result.status is not Status.SENDING:
                 email.on(EmailEvent.FINISH)

@@ -108,8 +108,9 @@ class SendStage:
     def stop(self, email: InFlightEmail) -> None:
         """Prevents an email from being sent, and releases the email when its attempt has ended.
 
-        This method must queue the release itself: a cancelled timer does not queue it, and neither does a task that is
-        cancelled before its first step.
+        For an email in a task or a timer, this method makes sure that the release is queued: a cancelled timer does not
+        queue it, and neither does a task that is cancelled before its first step. For an email in a bulk call,
+        `_end_bulk` starts a task, which queues the release.
         """
         email.on(EmailEvent.STOP)
         work = email.work

@@ -4,9 +4,9 @@
                  └ yes ─▶ one query for all such emails ─▶ attempt, without the suppressed recipients
                                                         └▶ all are suppressed: failed, nothing is sent
 
-The memory contains the first eight bytes of every suppressed hash, by tenant. It lacks entries that were added in the
-last two seconds at most. Entries that were removed or have expired stay in memory until the next complete read. They
-cause only a needless query: the query decides, so a removal takes effect at once.
+The memory contains the first eight bytes of every suppressed hash, by tenant. Entries that were added within the last
+two seconds may be missing from it. Entries that were removed or have expired stay in memory until the next complete
+read. They cause only a needless query: the query decides, so a removal takes effect at once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TenantMemory:
     Attributes:
         numbers: The entries of the last complete read, sorted: the first eight bytes of each hash, as a number.
         has_domains: Whether any entry is a whole domain.
-        recent: Entries that were read later.
+        recent: Entries that were read since the last complete read.
     """
 
     numbers: array[int] = field(default_factory=lambda: array("Q"))
@@ -85,7 +85,7 @@ class TenantMemory:
 
 
 class SuppressedRecipients:
-    """Finds suppressed recipients, with the entries of all tenants that this worker has read."""
+    """Finds the suppressed recipients of emails. Keeps the suppression entries of all tenants in memory."""
 
     def __init__(self, store: SuppressionReader, outage: StoreOutage) -> None:
         self._store = store
@@ -112,7 +112,7 @@ class SuppressedRecipients:
         return self._hasher
 
     def may_concern(self, email: OutgoingEmail, tenant_id: str) -> bool:
-        """Whether a recipient of the email may be suppressed for this tenant. Nearly always False. Needs no I/O.
+        """Whether a recipient of the email is perhaps suppressed for this tenant. Nearly always False. Needs no I/O.
 
         If True, call `find`, which reads the database and decides.
         """
@@ -149,7 +149,7 @@ class SuppressedRecipients:
         return found
 
     async def opt_out(self, email: OutgoingEmail) -> None:
-        """Suppresses the recipients of an email, because its provider reports that they want no more messages.
+        """Suppresses the recipients of an email, because the email's provider reports that they want no more messages.
 
         If PostgreSQL is unavailable, stores nothing: the provider reports this again for the next message.
         """

@@ -27,7 +27,7 @@ class Window:
     """The emails under lease in this worker.
 
     Attributes:
-        emails: By id, from the lease until the commit that ends the lease is confirmed.
+        emails: The emails by id, each from its lease until the commit that ends the lease is confirmed.
         is_held: Whether no email may be leased, because operators paused every lane, or the pauses are not read yet.
     """
 

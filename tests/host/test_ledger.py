@@ -566,7 +566,7 @@ class TestInvalidLedgerFiles:
     def test_a_pipe_does_not_block(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "x.ledger")
 
-        with pytest.raises(LedgerUnreadable, match="it is not a file"):
+        with pytest.raises(LedgerUnreadable, match="it is not a regular file"):
             read(tmp_path / "x.ledger")
 
     def test_a_socket(self, tmp_path: Path) -> None:
@@ -579,7 +579,7 @@ class TestInvalidLedgerFiles:
     def test_an_endless_device(self, tmp_path: Path) -> None:
         (tmp_path / "x.ledger").symlink_to("/dev/zero")
 
-        with pytest.raises(LedgerUnreadable, match="it is not a file"):
+        with pytest.raises(LedgerUnreadable, match="it is not a regular file"):
             read(tmp_path / "x.ledger")
 
     def test_a_file_that_fails_while_it_is_read(self, tmp_path: Path) -> None:
