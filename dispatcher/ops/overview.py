@@ -102,7 +102,7 @@ class OverviewReader:
         self._tenants: OrderedDict[str, SharedReading[Overview]] = OrderedDict()
 
     async def get(self, tenant_id: str | None) -> Answer[Overview]:
-        """The Overview, at most about two seconds old, except `Trends` (five seconds) and the attempts per day (a minute).
+        """The Overview, at most about two seconds old. `Trends` may be five seconds old, and the attempts per day a minute.
 
         Args:
             tenant_id: The visitor's tenant; None for a visitor who may see all tenants.
