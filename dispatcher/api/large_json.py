@@ -41,7 +41,7 @@ _BETWEEN_SCALARS: Final = re.compile(rb"[ \t\n\r{}\[\],:]")
 def parse(body: bytearray) -> Any:
     """Parses a body, and empties it before returning, so body and result are not in memory at the same time.
 
-    A string that is longer than any email allows is truncated, but stays longer than allowed.
+    A string that is longer than any email allows is truncated, but stays too long, so that validation refuses it.
 
     Raises:
         Problem: `malformed-json`: the body is not JSON, is nested too deeply, or repeats a name in one object.
@@ -175,8 +175,8 @@ def _count_wide(body: bytearray, begin: int, end: int) -> int:
         if body.find(b"\\", start, until) >= 0:
             escapes = body.count(rb"\u", start, min(end, until + 1))
             is_wide = is_wide or escapes > 0
-            # An escape such as \u00e4 has six characters for one. In \\u, the first backslash escapes the second, so
-            # the `u` does not belong to an escape.
+            # An escape such as \u00e4 takes six characters, and stands for one. In \\u, the first backslash escapes the
+            # second, so the `u` does not belong to an escape.
             count -= 5 * (escapes - body.count(rb"\\u", start, min(end, until + 2)))
     return count if is_wide else 0
 
@@ -215,7 +215,7 @@ def _decode(body: bytearray, start: int, end: int, max_characters: int) -> str:
 
 
 def _whole_characters(piece: bytes) -> int:
-    """How many bytes of the piece are whole characters, without a character that is incomplete at the piece's end.
+    """The piece's length, without a character that is incomplete at the piece's end; in bytes.
 
     The piece must begin with a whole character.
     """

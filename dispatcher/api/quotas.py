@@ -92,7 +92,7 @@ class Quotas:
         return QuotaExhausted(max(1, math.ceil(chunk.day_ends_at - self._clock())))
 
     async def return_unused(self, reservation: Reservation, recipients: int) -> None:
-        """Returns unused recipients to this process's chunk, and recipients above the chunk's size to the database.
+        """Returns unused recipients to this process's chunk; if the chunk becomes too large, the rest to the database.
 
         Has no effect if the day of the reservation is over.
         """
@@ -147,7 +147,7 @@ class Quotas:
         return True
 
     async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
-        """Reserves the missing recipients, or a whole chunk if a chunk has more recipients.
+        """Reserves the recipients that the chunk lacks, or a whole new chunk if that is more.
 
         Returns False if the quota has too few recipients left.
         """
@@ -169,5 +169,5 @@ class Quotas:
 
 
 def _chunk_size(key: ApiKey) -> int:
-    """The most recipients that a process reserves ahead for later requests."""
+    """How many recipients a process reserves at a time, unless one request needs more."""
     return min(MAX_CHUNK, (key.recipients_per_day or 0) // 50)

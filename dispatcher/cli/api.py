@@ -53,7 +53,7 @@ def command(address: str | None, *, share_port: bool) -> int:
 
 
 def api_settings() -> Settings:
-    """The settings of the API. Reads providers' settings only if the API needs them, because providers load slowly."""
+    """The API's settings. Reads providers' own settings only if the API needs them, because providers load slowly."""
     settings = load_settings(*API_NEEDS)
     # The operators' page needs the settings with the folders of captured emails and SMS. The verification of Twilio's
     # callbacks needs the setting with Twilio's token.

@@ -252,7 +252,7 @@ def callback_url(text: str) -> str:
 def twilio_sid(prefix: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(f"{prefix}[0-9a-f]{{32}}", text):
-            raise ValueError(f"must be {prefix} and 32 hexadecimal digits")
+            raise ValueError(f"must be {prefix} followed by 32 hexadecimal digits")
         return text
 
     return parse
@@ -290,7 +290,7 @@ def webhook_url(text: str) -> str:
     if parts.scheme != "https" or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("must be a URL that begins with https://, such as https://host/path")
     if parts.username is not None or parts.fragment:
-        raise ValueError("must have no user, password or #fragment; the receiver verifies the request's signature")
+        raise ValueError("must have no user, password or #fragment; the receiver knows us by our signature")
     return text
 
 

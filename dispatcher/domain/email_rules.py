@@ -102,7 +102,7 @@ def tenant(value: object) -> str:
     if not 1 <= len(text) <= MAX_TENANT_CHARACTERS:
         raise InvalidEmail("tenant_id", f"must be 1 to {MAX_TENANT_CHARACTERS} characters long")
     if not _TENANT.fullmatch(text):
-        raise InvalidEmail("tenant_id", "must be an ASCII letter or digit, then letters, digits and . _ : -")
+        raise InvalidEmail("tenant_id", "must begin with an ASCII letter or digit; then also . _ : - may follow")
     return text
 
 

@@ -64,8 +64,8 @@ HELD: Final = Counter(
 )
 CANCELLED: Final = Counter(
     "dispatcher_cancelled_emails_total",
-    "Emails that were cancelled: before they were sent, by the HTTP API, the operators' page or expiry; while held, by "
-    "expiry. Does not count the command dispatcher cancel.",
+    "Emails that the HTTP API or the operators' page cancelled, or that expired before they were sent or while held. "
+    "Does not count the command dispatcher cancel.",
     ("reason",),
     (("cancelled",), ("expired",)),
     panel=Panel.SENDING,

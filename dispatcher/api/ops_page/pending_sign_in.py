@@ -52,7 +52,7 @@ class PendingSignIn:
 
 
 class PendingCookie:
-    """Sends and reads the cookie.
+    """Sends and reads the cookie that keeps a pending sign-in.
 
     The cookie is SameSite=Lax: when the issuer's site redirects to ours, browsers do not send a strict cookie. The
     cookie is signed with a key that is derived from the client secret, so that every process on every host can check
