@@ -118,8 +118,9 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     Needs DISPATCHER_DATABASE_URL. Run `dispatcher init` first. The command is safe to repeat: a second enqueue with the
     same key and content reports "already known" and changes nothing. The same key with different content is refused.
 
-    This comparison includes send_at and expires_at. Without --send-at, --expires-in counts from now: a repeated command
-    then has a different expires_at, and is refused. To be able to repeat such a command, use --expires-at.
+    An email with a different send_at or expires_at has different content, too. Without --send-at, --expires-in counts
+    from now: a repeated command then has a different expires_at, and is refused. To be able to repeat such a command,
+    use --expires-at.
 
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
     template_id and template_data (for providers with templates: resend, sendgrid, ses), headers, attachments (filename,

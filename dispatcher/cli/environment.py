@@ -45,7 +45,7 @@ def read_settings(*needs: str, reads_own: bool = False) -> Settings:
 
 
 def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Like `config.examine`, but for the env file: its values have the source `env-file`, its mistakes a line number."""
+    """Like `config.examine`, but for an env file: its values have the source `env-file`, its mistakes a line number."""
     settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes

@@ -290,7 +290,7 @@ def webhook_url(text: str) -> str:
     if parts.scheme != "https" or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("must be a URL that begins with https://, such as https://host/path")
     if parts.username is not None or parts.fragment:
-        raise ValueError("must have no user, password or #fragment; the receiver knows us by our signature")
+        raise ValueError("must have no user, password or #fragment; a signature authenticates our requests")
     return text
 
 

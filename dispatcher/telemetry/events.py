@@ -55,10 +55,10 @@ EVENTS: Final = MappingProxyType(
         "email_ids (the first few), lock_holders (the sessions that wait).",
         "store.promoted": "PostgreSQL runs on a new timeline: a standby was promoted, or a backup was restored. If "
         "commits may be lost (lossy is true), emails that were leased or due before may already be sent. Fields: "
-        "timeline, previous_timeline, lossy, leases (of such emails), messages (of such due emails).",
+        "timeline, previous_timeline, lossy, leases (how many were leased), messages (how many were due).",
         "provider.paused": "A worker sends no email through this provider for now, because the provider cannot be "
-        "reached, throttles, or refuses every email. Fields: provider, state (of the circuit breaker), reason, seconds "
-        "(until the next try).",
+        "reached, throttles us, or refuses every email. Fields: provider, state (of the circuit breaker), reason, "
+        "seconds (until the next try).",
         "provider.resumed": "A worker sends emails through this provider again. Field: provider.",
         "broker.queue_missing": "The send queue of a lane does not exist. The worker consumes the queues of all other "
         "lanes, and consumes this queue as soon as the queue exists. Fields: queue, lane, remedy.",

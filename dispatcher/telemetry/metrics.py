@@ -174,7 +174,7 @@ BREAKERS: Final = Gauge(
 # Metrics of the events that providers report after they have accepted an email.
 EVENTS: Final = Counter(
     "dispatcher_provider_events_total",
-    "Events that providers reported. kind: as in docs/events.md; bounces as bounced_hard, bounced_soft or "
+    "Events that providers reported. kind: a kind from docs/events.md; a bounce is bounced_hard, bounced_soft or "
     "bounced_blocked. result: new, duplicate, unknown (no such email). These results have the kind unknown: refused "
     "(by PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind; and forged and stale, which "
     "count whole requests or messages. mailbox: the company that runs the recipient's mailbox, known by the domain: "
