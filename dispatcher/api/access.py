@@ -268,8 +268,8 @@ class AccessControl:
         called_at = time.monotonic()
         async with self._refresh_lock:
             if self._failed_at >= called_at:
-                # The refresh failed while this call waited. If every waiting call now refreshed, too, one call after
-                # the other would time out.
+                # The refresh failed while this call waited. If every waiting call now began a refresh of its own, the
+                # calls would time out one after the other.
                 raise StoreUnavailable("The API keys could not be read.")
             if self._refreshed_at < called_at:
                 await asyncio.sleep(self._refreshed_at + MIN_REFRESH_INTERVAL_SECONDS - time.monotonic())
