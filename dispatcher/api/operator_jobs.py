@@ -102,7 +102,7 @@ class OperatorJobs:
             self._start("sweep", self._clean_dlq)
 
     async def stop(self) -> None:
-        """Cancels all work. Replays can be resumed."""
+        """Cancels all work. The interrupted replays can be resumed."""
         running = list(self._running.values())
         for task in running:
             task.cancel()

@@ -295,8 +295,8 @@ class _Feed:
 
     Attributes:
         cursor: The caller has handled all events up to this cursor. The next loop continues after this cursor, and so
-            does `events(after=cursor)`, even in another process. None: the next loop begins with the oldest event that is
-            kept.
+            does `events(after=cursor)`, even in another process. None: the next loop begins with the oldest event that
+            is kept.
     """
 
     def __init__(self, cursor: str | None) -> None:

@@ -462,7 +462,7 @@ def header_names(text: str) -> tuple[str, ...]:
 
 
 def secrets(text: str) -> tuple[str, ...]:
-    """Secrets, separated by commas."""
+    """The secrets in a comma-separated list."""
     return tuple(api_key(each.strip()) for each in text.split(",") if each.strip())
 
 

@@ -90,7 +90,7 @@ SERVER_GAUGES: Final = tuple(each for each in globals().copy().values() if isins
 
 
 class ServerGauges(Collector):
-    """Collects the gauges, for a Prometheus registry."""
+    """Collects the gauges of this module, for a Prometheus registry."""
 
     def __init__(
         self, settings: Settings, store: Poll[MonitorCounts], broker: Poll[dict[str, FoundQueue]], health: Health

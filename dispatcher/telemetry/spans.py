@@ -116,7 +116,7 @@ class _CountingExporter(SpanExporter):
         self._reported = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Delivers a batch."""
+        """Delivers a batch of spans."""
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             self._lost += len(spans)

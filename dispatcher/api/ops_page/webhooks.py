@@ -93,7 +93,7 @@ class WebhookPages:
         return await self._change(request, visitor, form, webhooks.remove, "removed")
 
     async def replay(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Delivers again all events since an instant."""
+        """Delivers again all events since the time in the form."""
         try:
             since = fields.since_of(form.get("since", "").strip() or "nothing")
         except Mistake as mistake:
