@@ -110,15 +110,15 @@ def replay(
 
     Select emails by ids or message keys, by a filter, by --from-queue, or with --all. The command first shows the
     number of selected emails and the ids of a few, and asks for confirmation. Without a terminal (in a script or a
-    pipe) it changes nothing unless --yes is given.
+    pipe) the command changes nothing unless --yes is given.
 
     Each email becomes pending and due in its own transaction, at the rate given by --rate. The email gets all its
     attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
     --resume continues the replay.
 
-    If two replays select the same email, the email is sent once. Before it starts, the
-    command lists the running replays that include some of the same emails. From then on, this replay and those replays
-    share one rate, the lowest of their rates. With --force, this replay keeps its own rate.
+    If two replays select the same email, the email is sent once. Before the
+    replay starts, the command lists the running replays that include some of the same emails. From then on, the new
+    replay and those replays share one rate, the lowest of their rates. With --force, the new replay keeps its own rate.
 
     A poison message (p-…) points to no email. With --body, the command publishes a corrected message in its place.
 
