@@ -1,7 +1,7 @@
 """Daily quotas of recipients per API key, shared by all API processes.
 
 The database counts each key's recipients per day. A process reserves recipients in chunks of a fiftieth of the quota,
-at most 500, so most requests need no SQL statement. A quota is never exceeded. It may be exhausted early, because other
+at most 500, so most requests need no SQL statement. A quota is never exceeded. It can be exhausted early, because other
 processes have unused recipients in their chunks, or because a process was killed before it returned its chunk.
 
 The database's clock determines which day it is and when the day ends. The host's clock is not used.
