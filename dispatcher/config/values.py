@@ -174,7 +174,7 @@ def url(*schemes: str) -> Callable[[str], str]:
 
 
 def addresses(text: str) -> list[str]:
-    """The URLs of a comma-separated list. Only a comma before a URL separates, because passwords may contain commas."""
+    """The URLs of a comma-separated list. A comma separates only if a URL follows, because passwords can contain commas."""
     return re.split(r"\s*,\s*(?=[a-z]+://)", text)
 
 

@@ -102,7 +102,7 @@ async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[D
 
 
 async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collection[UUID] | None = None) -> int:
-    """Removes stale dead letters from the DLQ; returns how many.
+    """Removes stale dead letters from the DLQ; returns how many it removed.
 
     Raises the errors of `scan`. The sweep may have removed some dead letters before the error; a later sweep removes
     the others.

@@ -235,7 +235,7 @@ async def run(
 
 
 async def _replay_all(session: AsyncSession, replay: Replay, note: _Note, lock_seconds: float) -> int:
-    """Replays until no email is left or all remaining emails stay locked; returns how many stayed locked."""
+    """Replays emails until none is left, or until all remaining emails stay locked; returns how many stayed locked."""
     loop = asyncio.get_running_loop()
     give_up_at = None
     while True:

@@ -210,10 +210,10 @@ class _NullValue:
     """Replaces the value of a sample that cannot be stored, because its file cannot grow."""
 
     def inc(self, amount: float) -> None:
-        """Does nothing."""
+        """Ignores the amount."""
 
     def set(self, value: float) -> None:
-        """Does nothing."""
+        """Ignores the value."""
 
 
 def _take_name(folder: Path, slot: str) -> tuple[str, int]:
