@@ -131,7 +131,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self.resume_writing()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn leaves this timer running if the client reset the connection
-        # Breaks the reference cycles, so that the memory is freed without the garbage collector.
+        # The next lines break reference cycles, so that the memory is freed without the garbage collector.
         self.pipeline.clear()
         self.headers = []
         del self._trailers, self.cycle

@@ -95,7 +95,7 @@ def _load(text: bytearray) -> Any:
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_duplicate_name(text, value):
-        # If an object has a name twice, some parsers use the first value, and others the last value. A proxy may have
+        # If an object has a name twice, some parsers use the first value, and others the last value. A proxy might have
         # checked one of the values, and this API would use the other value.
         raise Problem("malformed-json", "An object has the same name twice.")
     return value
@@ -138,7 +138,7 @@ def _text_end(body: bytes | bytearray, start: int) -> int:
     position = body.find(b"\\", start + 1, quote) if quote >= 0 else start + 1
     if position < 0:
         return quote  # the common case: no backslash before the first quote
-    step = 64  # starts small: most strings are short, and each step is copied
+    step = 64  # small at first, because most strings are short, and each step is copied
     while True:
         piece = _without_escapes(body[position : position + step])
         if (found := piece.find(b'"')) >= 0:

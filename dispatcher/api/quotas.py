@@ -109,7 +109,7 @@ class Quotas:
             except StoreBusy:
                 chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
-                # The database may have counted the returned recipients. If this process kept them, too, the
+                # The database might have counted the returned recipients. If this process kept them, too, the
                 # quota could be exceeded.
                 pass
 

@@ -174,7 +174,7 @@ def url(*schemes: str) -> Callable[[str], str]:
 
 
 def addresses(text: str) -> list[str]:
-    """The URLs of a comma-separated list. A comma separates only if a URL follows, because passwords can contain commas."""
+    """The URLs of a comma-separated list. Passwords can contain commas, so a comma separates only before a URL."""
     return re.split(r"\s*,\s*(?=[a-z]+://)", text)
 
 

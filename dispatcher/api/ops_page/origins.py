@@ -55,7 +55,7 @@ def client_address(request: Request) -> str:
     client = request.scope.get("client")
     address = client[0] if client else ""
     if address in LOOPBACKS:
-        # The client may send this header, too. A proxy adds its own line after the client's line, so the last line
+        # A client can send this header, too. The proxy adds its own line after the client's line, so the last line
         # counts.
         forwarded = request.headers.getlist("x-forwarded-for")
         address = (forwarded[-1].rpartition(",")[2].strip() if forwarded else "") or address
