@@ -8,7 +8,7 @@ A request to enqueue an email passes through these modules, in this order:
     enqueue_endpoints.py     the endpoints for one email and for a batch
     access.py                authenticates the key, and checks its scope and rate
     body_reader.py           reads the body within limits; fair_limiter.py gives one caller at most half of each limit
-    validation.py            validates the email: rules of the domain, of this API (policy.py), of the key (access.py)
+    validation.py            checks the email by the rules of `dispatcher.domain`, policy.py and the key (access.py)
     insert_batcher.py        inserts the emails of concurrent requests with one statement
     immediate_publisher.py   publishes the emails' messages; if that fails, the relay publishes them
 

@@ -82,8 +82,8 @@ class Caller:
 
     @property
     def lane(self) -> str | None:
-        """The lane of emails that name no lane. None if the key has no lane: then the sender's rule decides; without a
-        rule, the lane is `normal`."""
+        """The lane of emails that name no lane. None if the key has no lane: then the rule for the email's sender
+        decides; if there is no such rule, the lane is `normal`."""
         return None if self.key is None else self.key.lane
 
     def check_lane(self, lane: str | None, prefix: str = "") -> None:
@@ -231,7 +231,7 @@ class AccessControl:
         return key if key is not None and key.revoked_at is None else None
 
     async def find(self, secret: Secret) -> ApiKey | None:
-        """The key with this secret; None if it does not exist, its secret is wrong, or it was revoked.
+        """The key with this secret; None if the key does not exist or was revoked, or if the secret is wrong.
 
         Raises:
             StoreUnavailable: the keys could not be read.
@@ -268,8 +268,8 @@ class AccessControl:
         called_at = time.monotonic()
         async with self._refresh_lock:
             if self._failed_at >= called_at:
-                # The refresh failed while this call waited. If every waiting call now refreshed, too, one call after
-                # the other would time out.
+                # The refresh failed while this call waited. If every waiting call now began a refresh of its own, the
+                # calls would time out one after the other.
                 raise StoreUnavailable("The API keys could not be read.")
             if self._refreshed_at < called_at:
                 await asyncio.sleep(self._refreshed_at + MIN_REFRESH_INTERVAL_SECONDS - time.monotonic())

@@ -67,7 +67,7 @@ class EventEndpoints:
 
         Args:
             fetch: Sends requests to Amazon SNS; by default over the network.
-            pool: Database sessions for SMS from recipients.
+            pool: Sessions in which the suppressions are stored that SMS from recipients ask for.
         """
         keys, topics, seconds = (
             settings.sendgrid_events_keys,
@@ -130,7 +130,7 @@ class EventEndpoints:
         return Response(status_code=204)
 
     async def receive_twilio_sms(self, request: Request) -> Response:
-        """Suppresses a recipient's number if the SMS says STOP. Ends the suppression if it says START."""
+        """Reads an SMS from a recipient: STOP suppresses the recipient's number, START ends the suppression."""
         assert self.pool is not None
         with _as_problems(twilio.NAME):
             form = await self._twilio_form(request, inbound_url(self.twilio_url))

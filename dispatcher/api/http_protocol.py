@@ -7,7 +7,7 @@ requests, are closed too.
 The parser has two weaknesses. First, it appends headers that follow a chunked body (trailers) to the request's headers,
 without a limit, so an `Authorization` trailer would be valid. Second, it stops parsing after a request for a different
 protocol, so the request's body would be parsed as the next request. This module refuses both kinds of requests with 400
-and closes the connection. It also refuses each request that a proxy may frame differently: with no `Host` header or
+and closes the connection. It also refuses each request that a proxy might frame differently: with no `Host` header or
 several, with chunks in HTTP/1.0, or with a transfer coding except `chunked`.
 """
 
@@ -131,7 +131,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self.resume_writing()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn leaves this timer running if the client reset the connection
-        # Breaks the reference cycles, so that the memory is freed without the garbage collector.
+        # The next lines break reference cycles, so that the memory is freed without the garbage collector.
         self.pipeline.clear()
         self.headers = []
         del self._trailers, self.cycle
@@ -187,7 +187,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._unanswered.append(self.cycle)
 
     def _check_framing(self) -> None:
-        """Refuses framing that a proxy in front of the API may read differently."""
+        """Refuses framing that a proxy in front of the API might read differently."""
         version = self.parser.get_http_version()
         names = [name for name, _ in self.headers]
         if version not in ("1.1", "1.0"):

@@ -2,10 +2,10 @@
 
 This saves time, but no email depends on this module. The publisher publishes an email only if the email's lane is not
 paused, the lane's queue has few messages, and the tenant has neither a pause nor a ceiling. All other emails are due
-immediately, and the relay publishes them: lanes and tenants take turns. If RabbitMQ is unreachable, or if the process
-exits before it publishes an email, the email stays due, and the relay publishes it five seconds after the insert. One
-second after RabbitMQ has confirmed messages, one statement clears the due marks of the emails that no worker has leased
-yet.
+immediately, and the relay publishes them, so that lanes and tenants take turns. If RabbitMQ is unreachable, or if the
+process exits before it publishes an email, the email stays due, and the relay publishes it five seconds after the
+insert. One second after RabbitMQ has confirmed messages, one statement clears the due marks of the emails that no
+worker has leased yet.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class ImmediatePublisher:
             group.create_task(raise_on_stray_cancel(Periodic(self).run))
 
     async def finish(self) -> None:
-        """Returns when the queue is empty and the due marks of confirmed emails are cleared."""
+        """Returns when no email is queued any more, and the due marks of confirmed emails are cleared."""
         await self._batches.finish()
         for credit in self._credits.values():
             await credit.close()

@@ -48,7 +48,7 @@ class _RequestResults:
 
 @dataclass(frozen=True, slots=True)
 class _QueuedDraft:
-    """One email in the queue, and the request that gets its result."""
+    """One email that waits for its insert, and the request that gets its result."""
 
     draft: Draft
     request: _RequestResults

@@ -41,7 +41,7 @@ _BETWEEN_SCALARS: Final = re.compile(rb"[ \t\n\r{}\[\],:]")
 def parse(body: bytearray) -> Any:
     """Parses a body, and empties it before returning, so body and result are not in memory at the same time.
 
-    A string that is longer than any email allows is truncated, but stays longer than allowed.
+    A string that is longer than any email allows is truncated, but stays too long, so that validation refuses it.
 
     Raises:
         Problem: `malformed-json`: the body is not JSON, is nested too deeply, or repeats a name in one object.
@@ -95,7 +95,7 @@ def _load(text: bytearray) -> Any:
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_duplicate_name(text, value):
-        # If an object has a name twice, some parsers use the first value, and others the last value. A proxy may have
+        # If an object has a name twice, some parsers use the first value, and others the last value. A proxy might have
         # checked one of the values, and this API would use the other value.
         raise Problem("malformed-json", "An object has the same name twice.")
     return value
@@ -138,7 +138,7 @@ def _text_end(body: bytes | bytearray, start: int) -> int:
     position = body.find(b"\\", start + 1, quote) if quote >= 0 else start + 1
     if position < 0:
         return quote  # the common case: no backslash before the first quote
-    step = 64  # starts small: most strings are short, and each step is copied
+    step = 64  # small at first, because most strings are short, and each step is copied
     while True:
         piece = _without_escapes(body[position : position + step])
         if (found := piece.find(b'"')) >= 0:
@@ -175,8 +175,8 @@ def _count_wide(body: bytearray, begin: int, end: int) -> int:
         if body.find(b"\\", start, until) >= 0:
             escapes = body.count(rb"\u", start, min(end, until + 1))
             is_wide = is_wide or escapes > 0
-            # An escape such as \u00e4 has six characters for one. In \\u, the first backslash escapes the second, so
-            # the `u` does not belong to an escape.
+            # An escape such as \u00e4 takes six characters, and stands for one. In \\u, the first backslash escapes the
+            # second, so the `u` does not belong to an escape.
             count -= 5 * (escapes - body.count(rb"\\u", start, min(end, until + 2)))
     return count if is_wide else 0
 
@@ -215,7 +215,7 @@ def _decode(body: bytearray, start: int, end: int, max_characters: int) -> str:
 
 
 def _whole_characters(piece: bytes) -> int:
-    """How many bytes of the piece are whole characters, without a character that is incomplete at the piece's end.
+    """The piece's length, without a character that is incomplete at the piece's end; in bytes.
 
     The piece must begin with a whole character.
     """

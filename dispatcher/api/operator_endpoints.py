@@ -251,7 +251,7 @@ def act_of(caller: Caller, reason: str) -> Act:
 
 
 def _selection(given: Mapping[str, Any], tenant: str) -> Selection:
-    """A selection within one tenant: no tenant can see another tenant's replay."""
+    """The request's selection, of one tenant's emails only: no tenant can see another tenant's replay."""
     ids = given.get("email_ids")
     return Selection(
         status=Status(given["status"]) if "status" in given else None,

@@ -102,7 +102,7 @@ class OperatorJobs:
             self._start("sweep", self._clean_dlq)
 
     async def stop(self) -> None:
-        """Cancels all work. Replays can be resumed."""
+        """Cancels all work. The interrupted replays can be resumed."""
         running = list(self._running.values())
         for task in running:
             task.cancel()
@@ -127,7 +127,7 @@ class OperatorJobs:
             task.add_done_callback(partial(self._forget, name))
 
     def _forget(self, name: str, task: asyncio.Task[Any]) -> None:
-        if self._running.get(name) is task:  # not so if a new task with this name has started
+        if self._running.get(name) is task:  # false if a new task with this name has started
             del self._running[name]
 
     async def _run_replay(self, replay_id: int, tenant: str) -> None:

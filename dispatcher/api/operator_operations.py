@@ -130,7 +130,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             "paced_with": {
                 "type": "array",
                 "items": {"type": "integer"},
-                "description": "Running replays with some of the same emails. All these replays together keep to the "
+                "description": "Running replays with some of the same emails. All these replays share one rate, the "
                 "lowest `per_second` among them.",
             },
             "reason": {"type": "string"},

@@ -34,7 +34,7 @@ class Policy:
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
-        """Takes the limits from the settings."""
+        """The limits in the settings."""
         allowed = [name.lower() for name in settings.api_allowed_headers]
         return cls(
             recipients=settings.api_max_recipients,

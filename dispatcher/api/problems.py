@@ -102,7 +102,7 @@ class Problem(Exception):
         code: A key of `PROBLEM_TYPES`.
         detail: A sentence about this request; None if the title says enough.
         errors: The mistakes in the request.
-        retry_after: Seconds after which the same request may succeed.
+        retry_after: Seconds after which the same request can succeed.
         email_status: The status of the email that the request is about; None if the status is not the cause.
         closes: Whether the response closes the connection, because part of the request was not read.
     """

@@ -1,7 +1,7 @@
 """Daily quotas of recipients per API key, shared by all API processes.
 
 The database counts each key's recipients per day. A process reserves recipients in chunks of a fiftieth of the quota,
-at most 500, so most requests need no SQL statement. A quota is never exceeded. It may be exhausted early, because other
+at most 500, so most requests need no SQL statement. A quota is never exceeded. It can be exhausted early, because other
 processes have unused recipients in their chunks, or because a process was killed before it returned its chunk.
 
 The database's clock determines which day it is and when the day ends. The host's clock is not used.
@@ -92,7 +92,7 @@ class Quotas:
         return QuotaExhausted(max(1, math.ceil(chunk.day_ends_at - self._clock())))
 
     async def return_unused(self, reservation: Reservation, recipients: int) -> None:
-        """Returns unused recipients to this process's chunk, and recipients above the chunk's size to the database.
+        """Returns unused recipients to this process's chunk; if the chunk becomes too large, the rest to the database.
 
         Has no effect if the day of the reservation is over.
         """
@@ -109,7 +109,7 @@ class Quotas:
             except StoreBusy:
                 chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
-                # The database may have counted the returned recipients. If this process kept them, too, the
+                # The database might have counted the returned recipients. If this process kept them, too, the
                 # quota could be exceeded.
                 pass
 
@@ -147,7 +147,7 @@ class Quotas:
         return True
 
     async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
-        """Reserves the missing recipients, or a whole chunk if a chunk has more recipients.
+        """Reserves the recipients that the chunk lacks, or a whole new chunk if that is more.
 
         Returns False if the quota has too few recipients left.
         """
@@ -169,5 +169,5 @@ class Quotas:
 
 
 def _chunk_size(key: ApiKey) -> int:
-    """The most recipients that a process reserves ahead for later requests."""
+    """How many recipients a process reserves at a time, unless one request needs more."""
     return min(MAX_CHUNK, (key.recipients_per_day or 0) // 50)

@@ -124,8 +124,8 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
 def _return_freed_blocks() -> None:
     """Makes glibc return large freed blocks to the operating system.
 
-    By default, glibc raises its mmap threshold with each freed block, up to 32 MiB, and keeps blocks below it. After a
-    few large bodies the process would stay hundreds of megabytes larger.
+    By default, glibc keeps freed blocks that are smaller than its mmap threshold, and each larger freed block raises
+    the threshold, up to 32 MiB. After a few large bodies the process would stay hundreds of megabytes larger.
     """
     with suppress(AttributeError):  # C libraries other than glibc have no mallopt, and do not need it
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
@@ -365,7 +365,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures no signals."""
+        """Does nothing, so that uvicorn captures no signals."""
         yield
 
 

@@ -96,7 +96,7 @@ def _sender(text: str) -> str:
 
 
 def _parsed(text: str) -> Recipient:
-    """Parses an address or a domain. Errors do not repeat the text."""
+    """Parses an address or a domain. An error does not repeat the text."""
     if len(text) > MAX_ADDRESS_CHARACTERS:
         raise ValueError(f"must have at most {MAX_ADDRESS_CHARACTERS} characters")
     try:
@@ -116,7 +116,7 @@ def limit_of(text: str) -> int:
     """Parses the number of rows per page.
 
     Raises:
-        ValueError: The text is not such a number. The error's text has no subject.
+        ValueError: The text is not such a number. The error's text is a predicate, such as `must be …`.
     """
     if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MAX_PAGE_EMAILS:
         raise ValueError(f"must be a whole number from 1 to {MAX_PAGE_EMAILS}")

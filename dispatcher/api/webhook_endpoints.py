@@ -54,7 +54,7 @@ class WebhookEndpoints:
     settings: Settings
 
     async def create(self, request: Request) -> Response:
-        """Adds a webhook. Its secret is in this response only."""
+        """Adds a webhook. Only this response contains the webhook's secret."""
         required = ("reason", "url")
         async with operator_request(self.access, self.bodies, request, _NEW, required) as (caller, given):
             try:
@@ -108,7 +108,7 @@ class WebhookEndpoints:
         return json_response({"is_accepted": result.is_accepted, "detail": result.detail})
 
     async def rotate(self, request: Request) -> Response:
-        """Gives a webhook a new secret, which is in this response only."""
+        """Gives a webhook a new secret. Only this response contains the new secret."""
         async with self._changed(request, DECISION) as (connection, webhook, act, _):
             secret = await webhooks.rotate(connection, webhook.webhook_id, act)
             return json_response({**document(webhook), "secret": secret})
@@ -120,7 +120,7 @@ class WebhookEndpoints:
             return json_response(document(await _found(connection, webhook.webhook_id, webhook.tenant_id)))
 
     async def replay(self, request: Request) -> Response:
-        """Delivers earlier events again."""
+        """Delivers again all events since the time in the request."""
         async with self._changed(request, _REPLAY, "since") as (connection, webhook, act, given):
             await webhooks.replay(connection, webhook.webhook_id, parse_instant(given["since"]), act)
             return json_response(document(await _found(connection, webhook.webhook_id, webhook.tenant_id)))
@@ -129,7 +129,7 @@ class WebhookEndpoints:
     async def _own(
         self, request: Request, reason: str = "over HTTP"
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act]]:
-        """Yields a session, the tenant's webhook in the path, and the caller's act, for a request without a body."""
+        """Yields a session, the tenant's webhook in the path, and the caller's act. For a request without a body."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             async with session(self.pool) as connection:

@@ -53,10 +53,10 @@ def command(address: str | None, *, share_port: bool) -> int:
 
 
 def api_settings() -> Settings:
-    """The settings of the API. Reads providers' settings only if the API needs them, because providers load slowly."""
+    """The API's settings. Reads providers' own settings only if the API needs them, because providers load slowly."""
     settings = load_settings(*API_NEEDS)
-    # The operators' page needs the settings with the folders of captured emails and SMS. The verification of Twilio's
-    # callbacks needs the setting with Twilio's token.
+    # Two parts of the API need providers' own settings: the operators' page (the folders of captured emails and SMS),
+    # and the verification of Twilio's callbacks (Twilio's token).
     if settings.sms_providers or (settings.ops and CAPTURE in settings.providers):
         return read_settings(*API_NEEDS, reads_own=True)
     return settings

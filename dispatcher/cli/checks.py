@@ -157,7 +157,7 @@ def volatility(folder: Path, mounts: str) -> str | None:
         if folder.is_relative_to(cleaned):
             return f"the system deletes old files in {cleaned}"
     # Each line begins with a device, a mount point and a type. If several mount points contain the folder, the longest
-    # of them counts, and if several lines have this mount point, the last line.
+    # of them counts. If several lines have this mount point, the last line counts.
     entries = [line.split()[1:3] for line in mounts.splitlines() if len(line.split()) > 2]
     enclosing = [(len(mount_point), kind) for mount_point, kind in entries if folder.is_relative_to(mount_point)]
     _, kind = max(reversed(enclosing), key=lambda each: each[0], default=(0, ""))
@@ -172,7 +172,7 @@ def _mounts() -> str:
 
 
 def check_postgresql(settings: Settings) -> Iterator[Finding]:
-    """Checks the version, the durability, the number of connections, the tables, and whether a write commits."""
+    """Checks PostgreSQL: its version, durability, number of connections and tables, and whether a write commits."""
     from dispatcher.store.connections import connected
     from dispatcher.store.server import describe_server
 
@@ -305,7 +305,7 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
 
 
 def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
-    """Checks the server, the exchange, the queues, and the management API if its URL is set."""
+    """Checks RabbitMQ: the server, the exchange, the queues, and the management API if its URL is set."""
     from dispatcher.broker.topology import Topology, verify
 
     topology = Topology.of(settings)
@@ -422,7 +422,7 @@ def check_event_sources(settings: Settings) -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Checks that each provider from an installed package can be loaded, and that its name is not a built-in one."""
+    """Checks that each provider from an installed package can be loaded, and has no built-in provider's name."""
     from dispatcher.config.plugins import clash, installed, packages_of, provider_class
 
     for name in installed():

@@ -29,7 +29,7 @@ class ShownSetting:
     Attributes:
         value: The value in use, secrets masked; None if the setting is not set.
         source: `env-file`, `environment`, `file` (a secret's *_FILE) or `default`.
-        default: None if the setting has no default.
+        default: The default as text; None if the setting has no default.
     """
 
     variable: str
@@ -52,8 +52,8 @@ def command(as_json: bool, example: bool) -> int:
       dispatcher config --example > dispatcher.env
 
     Settings are environment variables, or lines of an env file (--env-file or DISPATCHER_ENV_FILE). The env file
-    overrides the environment. To read a secret from a file, append _FILE to its variable, and set that variable to the
-    file's path.
+    overrides the environment. To read a secret such as DISPATCHER_AMQP_URL from a file, set
+    DISPATCHER_AMQP_URL_FILE to the file's path instead.
 
     The command reports every mistake that would stop `dispatcher run`. It opens no connection: for checks of the
     servers, use `dispatcher doctor`.
@@ -102,7 +102,7 @@ def _written(value: object) -> str:
 
 
 def _show(lines: list[ShownSetting]) -> None:
-    """Prints a table. On a terminal, it has descriptions. For programs such as `grep`, it has one line per setting."""
+    """Prints a table: on a terminal, with descriptions; otherwise one line per setting, for programs such as `grep`."""
     is_terminal = sys.stdout.isatty()
     table = Table("variable", "source", "value", fold=2)
     for line in lines:

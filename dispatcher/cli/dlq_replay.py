@@ -110,15 +110,15 @@ def replay(
 
     Select emails by ids or message keys, by a filter, by --from-queue, or with --all. The command first shows the
     number of selected emails and the ids of a few, and asks for confirmation. Without a terminal (in a script or a
-    pipe) it changes nothing unless --yes is given.
+    pipe) the command changes nothing unless --yes is given.
 
     Each email becomes pending and due in its own transaction, at the rate given by --rate. The email gets all its
     attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
     --resume continues the replay.
 
-    If two replays select the same email, the email is sent once. The command first lists each running replay that
-    includes some of the same emails. This replay and the listed replays together keep to the lowest of their rates.
-    With --force, this replay keeps its own rate.
+    If two replays select the same email, the email is sent once. Before the
+    replay starts, the command lists the running replays that include some of the same emails. From then on, the new
+    replay and those replays share one rate, the lowest of their rates. With --force, the new replay keeps its own rate.
 
     A poison message (p-…) points to no email. With --body, the command publishes a corrected message in its place.
 
@@ -230,7 +230,7 @@ def _say_overlaps(overlapping: list[OverlappingReplay], *, force: bool) -> None:
         say(
             "This replay keeps its own rate."
             if force
-            else "All these replays together keep to the lowest of their rates. To keep your own rate, add --force."
+            else "All these replays share one rate, the lowest of their rates. To keep your own rate, add --force."
         )
 
 
@@ -240,8 +240,8 @@ def run_replay(
     """Runs a replay until it ends, is stopped, or is interrupted; returns the exit code.
 
     Args:
-        resumed_by: The options given with `--resume`; an option that is None keeps its earlier value. None for a new
-            replay.
+        resumed_by: The options given with `--resume`, where None keeps an option's earlier value. For a new replay,
+            `resumed_by` is None.
     """
     try:
         ended, skipped = run_with_dlq("dlq", partial(_run_replay, replay_id, resumed_by), settings)

@@ -48,7 +48,8 @@ def command(*, for_api: bool, as_json: bool) -> int:
                    policies, quorum and consumer timeout
       events       how providers report bounces, complaints and deliveries
       providers    whether each provider accepts our credentials, and whether pending
-                   emails would fail
+                   emails will fail because no provider can send them, or because a
+                   header is not allowed
 
     Creates missing folders, and changes nothing else.
 

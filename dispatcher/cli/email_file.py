@@ -113,7 +113,7 @@ class Tally:
         known: The number of emails that an earlier enqueue has stored.
         refusals: Every refusal. In each batch, invalid lines are listed first, then emails that the enqueue refused.
         conflicts: How many emails were refused because their key belongs to another email.
-        fault: The error that stopped the run before the end of the file.
+        fault: The error that stopped the run before the end of the file; None if the whole file was read.
     """
 
     accepted: int = 0
@@ -163,7 +163,8 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
 
 
 def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[tuple[FileEntry, Message]]]:
-    """Yields batches of emails. Refuses invalid lines, and emails that no configured provider can send."""
+    """Yields batches of valid emails. Counts and prints the refusals: invalid lines, and emails that no configured
+    provider can send."""
     configured = capabilities_of(settings.providers)
     batch: list[tuple[FileEntry, Message]] = []
     octets = 0
@@ -201,9 +202,9 @@ def _enqueue(connection: Session, batch: list[tuple[FileEntry, Message]], tally:
 
 @contextmanager
 def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """A progress bar, if stderr is a terminal and the file has a size.
+    """Shows a progress bar if stderr is a terminal and the file has a size.
 
-    Yields a function that takes the number of bytes done so far.
+    Yields a function that updates the bar: call it with the number of bytes done so far.
     """
     if not (sys.stderr.isatty() and stat.S_ISREG((status := os.fstat(file.fileno())).st_mode)):
         yield lambda _: None

@@ -118,6 +118,10 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     Needs DISPATCHER_DATABASE_URL. Run `dispatcher init` first. The command is safe to repeat: a second enqueue with the
     same key and content reports "already known" and changes nothing. The same key with different content is refused.
 
+    An email with a different send_at or expires_at has different content, too. Without --send-at, --expires-in counts
+    from now: a repeated command then has a different expires_at, and is refused. To be able to repeat such a command,
+    use --expires-at.
+
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
     template_id and template_data (for providers with templates: resend, sendgrid, ses), headers, attachments (filename,
     content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain, erase_after_sending,
@@ -125,13 +129,10 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     command reports each invalid line by its number, and enqueues all valid lines. After an interruption, enqueue the
     same file again.
 
-    The content includes send_at and expires_at. Without --send-at, --expires-in counts from now, so a repeated command
-    has another expiry, and is refused. To repeat such a command safely, use --expires-at.
-
     If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, an email
     with a template if only smtp is configured.
 
-    Exit codes: 0 no email was refused (each was accepted or is already known); 1 all emails were refused, or the
+    Exit codes: 0 no email was refused (each is new or already known); 1 all emails were refused, or the
     command stopped before the end of the file; 3 only some emails were refused.
     """
     if file is None:

@@ -1,8 +1,8 @@
 """The env file: a file of settings that the process reads when it starts, and again at SIGHUP.
 
-A supervisor passes its own environment on to a process. If that environment came from a sourced file, an edit of the
-file has no effect until the supervisor restarts. So the process reads the file itself. The file's lines override the
-environment, which may still have values from an earlier version of the file.
+A supervisor passes its own environment on to a process. If a shell has read that environment from a file, an edit of
+the file has no effect until the supervisor restarts. So the process reads the file itself. The file's lines override
+the environment, which may still have values from an earlier version of the file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EnvFile:
         self._overridden: dict[str, str | None] = {}
 
     def read(self) -> None:
-        """Copies the file's values into the environment, and removes values that an earlier call has copied.
+        """Copies the file's values into the environment. Before that, undoes what an earlier call copied.
 
         Raises:
             ConfigurationError: the file cannot be read, or has mistakes; the environment is unchanged.
@@ -99,7 +99,7 @@ class EnvFile:
         return sorted(name for name in (ours & self._lines.keys()) | named if self._lines[name].value)
 
     def locate(self, mistakes: Iterable[str]) -> list[str]:
-        """The mistakes, each prefixed with file and line if it is about a variable that the file sets."""
+        """The mistakes. A mistake about a variable that the file sets begins with the file and the line."""
         return [self._located(mistake) for mistake in mistakes]
 
     def _located(self, mistake: str) -> str:

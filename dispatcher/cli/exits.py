@@ -9,7 +9,7 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 
 
 class Exit(IntEnum):
-    """How a command ended. Scripts and supervisors rely on the numbers."""
+    """How a command ended. The values are exit codes, on which scripts and supervisors rely."""
 
     DONE = 0
     FAILED = 1

@@ -181,7 +181,7 @@ def filter_options(*, takes_keys: bool = True, **fixed: Any) -> Callable[[Callab
 
 
 def unsent_filter_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds the options of a filter for pending and waiting emails; see `filter_options`."""
+    """Like `filter_options`, for a filter that selects pending and waiting emails."""
 
     def select(values: dict[str, Any]) -> UnsentFilter:
         from dispatcher.store.unsent import UnsentFilter
@@ -225,11 +225,11 @@ def require_names_or_filter(
 ) -> None:
     """Checks that the command line selects emails by names or by a filter, not by both.
 
-    With names, `--tenant` is not a filter: it says which tenant the message keys belong to.
+    If the command line has names, `--tenant` is not a filter: it says which tenant the message keys belong to.
 
     Args:
         ways: The ways to select emails, for the error message.
-        is_chosen: Whether a different option, such as `--all`, selects emails.
+        is_chosen: Whether a different option, such as `--all`, already selects emails.
 
     Raises:
         UsageError: both were given, or neither.

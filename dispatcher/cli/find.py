@@ -152,7 +152,7 @@ def command(status: str | None, limit: int, cursor: UUID | None, as_json: bool, 
     JSON: {"emails": [{"email_id": …, "status": …, "recipients": ["a•••@example.org"], …}], "next_cursor": null,
            "was_cut": false, "recipients_since": null}
 
-    Exit codes: 0 the page has emails, or --cursor continues the search; 1 no email matches.
+    Exit codes: 0 the page has emails, or the search is not finished (--cursor continues it); 1 no email matches.
     """
     from dispatcher.ops.lookup import EmailQuery, find, masked_recipients
 

@@ -53,7 +53,8 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
 
     The command reads the recipients of every email that has content: about a minute per million emails. You may
     interrupt and repeat it. Emails that are not finished are listed and not changed: run the command again when they
-    are finished. `dispatcher cancel` finishes pending and waiting emails immediately.
+    are finished. You need not wait for pending and waiting emails: cancel them with `dispatcher cancel`, and they are
+    finished.
 
     The command cannot reach copies outside this database: at the provider, in backups, in logs of other systems.
     See "A person asks for erasure" in docs/runbook.md.

@@ -102,7 +102,7 @@ def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -
 
 
 def _decision_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Adds the arguments and options that `held confirm` and `held release` share."""
+    """A decorator that adds the arguments and options that `held confirm` and `held release` share."""
     for option in (
         json_option("Print one line of JSON: the result for each email."),
         click.option(

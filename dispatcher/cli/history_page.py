@@ -101,7 +101,7 @@ def _email(row: Record) -> dict[str, Any]:
     names = {"last_error": answer, "settled_at": "status since"}
     fields = {names.get(name, name): value for name, value in row.items() if name not in _EXPLAINED}
     if row["status"] not in (Status.FAILED, Status.HELD, Status.CANCELLED):
-        del fields["status since"]  # `settled_at` is then the time at which an earlier status began
+        del fields["status since"]  # in this status, `settled_at` belongs to an earlier status
     return {**fields, **_explained_fields(row)}
 
 

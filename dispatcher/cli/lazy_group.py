@@ -17,7 +17,7 @@ class LazyGroup(click.Group):
 
     Args:
         parts: The commands by name, in the order of `--help`: `module:function` in this package, and a summary.
-        brief: Names of short commands. They run without garbage collection: their memory is freed when they exit.
+        brief: The names of short commands, which run without garbage collection: the exit frees their memory.
     """
 
     def __init__(

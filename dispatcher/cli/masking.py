@@ -29,13 +29,13 @@ def without_login(text: str) -> str:
 
 
 def without_path(text: str) -> str:
-    """A URL with everything masked except scheme and host: many webhooks have a secret path or query."""
+    """A URL with everything masked except scheme and host, because many webhooks' URLs have a secret path or query."""
     found = _HOST.match(text)
     return f"{found[0]}/{MASK}" if found else MASK
 
 
 def masked(text: str) -> str:
-    """A secret setting's value with passwords masked. If it is not a URL or a libpq string, all of it is masked."""
+    """A secret setting's value with passwords masked; all of it, if it is neither a URL nor a libpq string."""
     urls = addresses(text)
     # The list is split only if every URL has a login: otherwise part of a password could be mistaken for a URL.
     if len(urls) > 1 and all("@" in url for url in urls):

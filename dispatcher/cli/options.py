@@ -118,7 +118,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 @contextmanager
 def progress(label: str, *, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-    """A progress bar, if stderr is a terminal. Yields a function that advances the bar by one."""
+    """Shows a progress bar if stderr is a terminal. Yields a function that advances the bar by one."""
     with click.progressbar(
         length=total, label=label, show_pos=True, file=sys.stderr, hidden=not sys.stderr.isatty()
     ) as bar:

@@ -45,7 +45,7 @@ def command(scope: str, name: str | None, seconds: float | None, act: Act | None
     Examples:
       dispatcher pause provider sendgrid --for 2h --reason "planned maintenance"
       dispatcher pause tenant acme --reason "complaints: see ticket 4711"
-      dispatcher pause lane bulk --reason "the sale waits for legal"
+      dispatcher pause lane bulk --reason "the legal department checks the sale"
       dispatcher pause all --for 30m --reason "database move"
       dispatcher pause list
 

@@ -43,12 +43,12 @@ def command(dry_run: bool, as_json: bool) -> int:
       DISPATCHER_RETAIN_AUDIT_DAYS     the audit log: which operator did what, when, why
       DISPATCHER_RETAIN_EVENTS_DAYS    the events for webhooks and for applications that poll
 
-    Pending and in-flight emails are never pruned. An email is undecided if it is failed or held, and no operator has
-    replayed, confirmed, released or discarded it.
+    Emails that are pending, waiting or sending are never pruned. An email is undecided if it is failed or held, and no
+    operator has replayed, confirmed, released or discarded it.
 
     Rows are deleted one weekly partition at a time, so a row may be deleted up to seven days late. A partition with an
     email that must be kept is not dropped: only the content of its other emails is deleted. The command also deletes
-    the content of sent emails with `erase_after_sending`.
+    the content of sent and cancelled emails with `erase_after_sending`.
 
     The monitor of every host prunes once an hour. You need this command only if no monitor runs, or if the dispatcher's
     PostgreSQL role does not own the tables: then run the command with the role that owns them. Needs

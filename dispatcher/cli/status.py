@@ -81,9 +81,6 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     by a provider. The percentiles are computed from the sent emails that were enqueued in the last ten minutes. If
     there are more than 1,000 such emails, only the newest 1,000 are used.
 
-    The table shows `oldest_pending_seconds` as "oldest pending", `longest_due_seconds` as "oldest unpublished", and
-    `expiring` as "undecided, expiring".
-
     If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
     it. Its state is `paused` (the provider throttles us; `pauses` lists what operators paused), `open` (all requests
     fail), or `half_open` (one email tests the provider).
@@ -91,14 +88,19 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     A host has vanished if it has leases but no worker with a PostgreSQL session, or if its monitor has not reported for
     DISPATCHER_ALERT_AFTER_SECONDS and did not shut down cleanly. `settled_in_seconds` is the time within which another
     host marks the vanished host's emails `held`, or resends them (see DISPATCHER_ON_UNCERTAIN). It is null if the
-    vanished host has no leases.
+    vanished host has no leases. `silent_seconds` is the time since the monitor of the vanished host last reported. It
+    is null if that monitor reports as it should, or shut down cleanly.
 
     `unready` is a text that names the processes of this host's `dispatcher run` that do not work, and the reasons. The
     text comes from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor
     answers.
 
-    If no operator resolves a failed or held email, its content is deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS.
-    `expiring` counts the emails whose content will be deleted within a week; it is null if content is kept for ever.
+    An email is undecided if it is failed or held, and no operator has resolved it. The content of an undecided email is
+    deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS. `expiring` counts the undecided emails whose content will be deleted
+    within a week; it is null if their content is kept for ever.
+
+    The table shows `oldest_pending_seconds` as "oldest pending", `longest_due_seconds` as "oldest unpublished", and
+    `expiring` as "undecided, expiring".
 
     With --history, the command counts attempts by provider and outcome: per hour if TIME is at most 2d, otherwise per
     day, in UTC. The first hour or day is counted in full. An email counts once per attempt, so a deferred

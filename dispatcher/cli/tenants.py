@@ -31,8 +31,8 @@ def command() -> None:
       dispatcher tenants unset acme
 
     A tenant is an application or a customer that `dispatcher enqueue --tenant` or an API key names. Within a lane,
-    tenants take turns: a tenant with weight 2 sends twice as many emails as a tenant with weight 1, while the two
-    tenants have due emails. A tenant for which nothing is set has weight 1, and no ceiling for its emails per second.
+    tenants take turns: a tenant with weight 2 sends twice as many emails as a tenant with weight 1, while both
+    have due emails. A tenant for which nothing is set has weight 1, and no ceiling for its emails per second.
     """
 
 

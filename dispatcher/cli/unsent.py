@@ -40,7 +40,7 @@ _MAX_LISTED: Final = 20
 
 
 def _selecting(command: Callable[..., int]) -> Callable[..., int]:
-    """Adds the arguments and options that `cancel` and `reschedule` share."""
+    """A decorator that adds the arguments and options that `cancel` and `reschedule` share."""
     for option in (
         json_option("Print one line of JSON: the number of emails by result, and the emails that were not changed."),
         click.option(
@@ -96,7 +96,7 @@ def reschedule(send_at: datetime | None, send_in: float | None, is_now: bool, **
 
     \b
     Examples:
-      dispatcher reschedule order-17-reminder --tenant shop --send-at 2026-12-24T18:00:00+01:00 --reason "asked for it"
+      dispatcher reschedule order-17-reminder --tenant shop --send-at 2026-12-24T18:00:00+01:00 --reason "new date"
       dispatcher reschedule --tenant shop --status waiting --now --reason "the mail server is back" --yes
       dispatcher reschedule --lane bulk --send-in 2h --reason "traffic peak" --dry-run
 
@@ -209,5 +209,6 @@ def _report(results: list[Changed], *, as_json: bool) -> int:
 
 
 def _status(result: Changed) -> Status | None:
-    """The status if the result's text contains it; otherwise None, so that all such results are counted together."""
+    """The email's status if the result's text contains it. Otherwise None, so that results with equal texts are counted
+    together."""
     return result.status if "{status}" in _TEXTS[result.change] else None

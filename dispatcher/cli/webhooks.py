@@ -155,8 +155,8 @@ def list_(tenant_id: str | None, as_json: bool) -> int:
       dispatcher webhooks list --json | jq '.[] | select(.state == "disabled")'
 
     "retries" counts the events that are posted again because the receiver refused them. "given up" counts the refused
-    events that are not posted again. The lag is the age of the oldest event that the receiver has not accepted, apart
-    from the events that "retries" and "given up" count.
+    events that are not posted again. The lag is the age of the oldest event that the receiver has neither accepted nor
+    refused.
     """
     from dispatcher.ops.webhooks import list_webhooks
 
@@ -304,7 +304,7 @@ def disable(number: int, act: Act | None) -> int:
 )
 @audit_options(is_required=False)
 def replay(number: int, since: datetime, act: Act | None) -> int:
-    """Post all events since a given time again. The events keep their ids.
+    """Post again all events since a given time. The events keep their ids.
 
     The database keeps events for DISPATCHER_RETAIN_EVENTS_DAYS.
 

@@ -66,7 +66,8 @@ def send(email: Email | Sms) -> ApiCall[Receipt]:
     document = _document(email)
     headers = [_JSON]
     path = "/v1/sms" if isinstance(email, Sms) else "/v1/emails"
-    # A header can contain only ASCII. A key in the header, unlike a key in the body, is visible to proxies and logs.
+    # Proxies can log a key in the header, so the header is preferred. It can contain only ASCII; any other key stays in
+    # the body.
     if email.message_key.isascii():
         del document["message_key"]
         escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')

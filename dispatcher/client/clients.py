@@ -294,9 +294,9 @@ class _Feed:
     """The cursor of an iterator over events. `Events` and `AsyncEvents` share this code.
 
     Attributes:
-        cursor: The caller has handled all events up to this cursor. The next loop continues after it, and so does
-            `events(after=cursor)`, even in another process. None: the next loop begins with the oldest event that is
-            kept.
+        cursor: The caller has handled all events up to this cursor. The next loop continues after this cursor, and so
+            does `events(after=cursor)`, even in another process. None: the next loop begins with the oldest event that
+            is kept.
     """
 
     def __init__(self, cursor: str | None) -> None:

@@ -287,7 +287,7 @@ class EventPage:
 
     Attributes:
         next: The cursor for the next request.
-        has_more: Whether a request that is sent now may return more events.
+        has_more: Whether to request the next page immediately. If false, wait a few seconds first.
     """
 
     events: tuple[FeedEvent, ...]

@@ -7,8 +7,8 @@ plugins    the providers, built in or from installed packages, and the settings 
 rules      checks that involve several settings
 
 Each setting is one field, which declares its variable (by default `DISPATCHER_` and the field's name in capitals), its
-default, parser and help. `dispatcher config` prints all settings. A secret may also be read from a file: append `_FILE`
-to the variable's name, and set that variable to the file's path.
+default, parser and help. `dispatcher config` prints all settings. A secret may also be read from a file: set the
+variable `NAME_FILE` to the file's path, instead of the variable `NAME`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def examine(
         else:
             usable.append(name)
     reading.mistakes += _wrong_channels(settings)
-    # Routing finds the channel of each provider in its capabilities, so all providers are in one list from here on.
+    # From here on, the providers of emails and of SMS are in one list: routing reads each provider's channel from that
+    # provider's capabilities.
     providers = tuple(dict.fromkeys(name for name in configured if name in usable))
     unset = [name for name in needs if name in _REMEDIES and reading.origins[_variable(name)].text is None]
     if settings.sms_providers:

@@ -55,7 +55,7 @@ def queue_url(text: str) -> str:
 
 
 def bounce_mailbox(text: str) -> str:
-    """An address whose local part, the part before the @, is short enough for an additional token."""
+    """An address whose local part (the part before the @) has room for an additional token."""
     from dispatcher.domain.bounce_address import MAX_MAILBOX_OCTETS  # loaded late, because few commands need it
 
     found = mailbox(text)

@@ -1,4 +1,4 @@
-"""The environment file that explains every setting: `dispatcher config --example`, deploy/dispatcher.env."""
+"""The environment file that explains every setting: deploy/dispatcher.env, printed by `dispatcher config --example`."""
 
 from __future__ import annotations
 

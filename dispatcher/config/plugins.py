@@ -26,7 +26,7 @@ _METHODS: Final = ("open", "send", "check", "close")
 
 @cache
 def installed() -> Mapping[str, tuple[EntryPoint, ...]]:
-    """The entry points of installed packages, by the provider's name. Two packages may declare the same name."""
+    """The entry points of installed packages, by the provider's name. Several packages can declare the same name."""
     from importlib.metadata import entry_points  # imported late: the import takes 20 ms, and few commands need it
 
     found: dict[str, tuple[EntryPoint, ...]] = {}
@@ -50,7 +50,7 @@ def verify_name(name: str) -> None:
 
 @cache
 def provider_class(name: str) -> Any:
-    """The class of a provider. It is typed Any because a package's class may not follow `contract.ProviderClass`.
+    """The class of a provider. It is typed Any, because a package's class might not follow `contract.ProviderClass`.
 
     Raises:
         ValueError: The provider is unknown, cannot be loaded, or does not follow the contract. The text continues a

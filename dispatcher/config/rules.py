@@ -75,7 +75,7 @@ def _openid_gaps(settings: Settings) -> list[str]:
 
 
 def _alert_gaps(settings: Settings) -> list[str]:
-    """A sentence for each alert channel that is only partly configured, so that alerts through it would fail."""
+    """A sentence for each alert channel that is only partly configured, so that it could send no alert."""
     gaps = []
     if settings.alert_webhook_url and not settings.alert_webhook_secret:
         gaps.append(

@@ -55,7 +55,7 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A declared setting; see `setting`.
+    """A declared setting. The function `setting` explains the other attributes.
 
     Attributes:
         name: The name of the field.
@@ -78,7 +78,8 @@ class Origin:
     Attributes:
         variable: The environment variable.
         text: The text that was read; None if the default is used.
-        source: `environment`, `file` or `default`; for the command line also `env-file`.
+        source: `environment`, `file` (the variable's `_FILE` names it) or `default`; for the command line also
+            `env-file`.
     """
 
     variable: str

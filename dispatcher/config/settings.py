@@ -513,5 +513,5 @@ class Settings:
         return send_queue(self.queue, lane)
 
     def of(self, kind: type[P]) -> P:
-        """The settings of one provider, selected by their class; the defaults if no provider has this class."""
+        """A provider's own settings, selected by their class; the defaults if no provider has such settings."""
         return next((found for found in self.own.values() if type(found) is kind), None) or kind()

@@ -174,7 +174,7 @@ def url(*schemes: str) -> Callable[[str], str]:
 
 
 def addresses(text: str) -> list[str]:
-    """The URLs of a comma-separated list. Only a comma before a URL separates, because passwords may contain commas."""
+    """The URLs of a comma-separated list. Passwords can contain commas, so a comma separates only before a URL."""
     return re.split(r"\s*,\s*(?=[a-z]+://)", text)
 
 
@@ -252,7 +252,7 @@ def callback_url(text: str) -> str:
 def twilio_sid(prefix: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(f"{prefix}[0-9a-f]{{32}}", text):
-            raise ValueError(f"must be {prefix} and 32 hexadecimal digits")
+            raise ValueError(f"must be {prefix} followed by 32 hexadecimal digits")
         return text
 
     return parse
@@ -290,7 +290,7 @@ def webhook_url(text: str) -> str:
     if parts.scheme != "https" or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("must be a URL that begins with https://, such as https://host/path")
     if parts.username is not None or parts.fragment:
-        raise ValueError("must have no user, password or #fragment; the receiver verifies the request's signature")
+        raise ValueError("must have no user, password or #fragment; a signature authenticates our requests")
     return text
 
 
@@ -462,7 +462,7 @@ def header_names(text: str) -> tuple[str, ...]:
 
 
 def secrets(text: str) -> tuple[str, ...]:
-    """Secrets, separated by commas."""
+    """The secrets in a comma-separated list."""
     return tuple(api_key(each.strip()) for each in text.split(",") if each.strip())
 
 

@@ -80,7 +80,7 @@ SEND_QUEUE_WORKERS: Final = ServerGauge(
     "dispatcher_send_queue_workers", "Workers of all hosts that consume from the lane's send queue.", ("lane",)
 )
 FAILING: Final = ServerGauge("dispatcher_failing_checks", "1 if the check of /readyz fails, otherwise 0.", ("check",))
-AGE: Final = ServerGauge("dispatcher_readings_age_seconds", "Age of the data last read from the server.", ("server",))
+AGE: Final = ServerGauge("dispatcher_readings_age_seconds", "Time since the monitor last read the server.", ("server",))
 BUILD: Final = ServerGauge(
     "dispatcher_build_info", "Always 1; the labels contain the running versions.", ("version", "python")
 )
@@ -90,7 +90,7 @@ SERVER_GAUGES: Final = tuple(each for each in globals().copy().values() if isins
 
 
 class ServerGauges(Collector):
-    """Collects the gauges, for a Prometheus registry."""
+    """Collects the gauges of this module, for a Prometheus registry."""
 
     def __init__(
         self, settings: Settings, store: Poll[MonitorCounts], broker: Poll[dict[str, FoundQueue]], health: Health

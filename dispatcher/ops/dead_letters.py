@@ -102,9 +102,10 @@ async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[D
 
 
 async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collection[UUID] | None = None) -> int:
-    """Removes stale dead letters from the DLQ; returns how many.
+    """Removes stale dead letters from the DLQ; returns how many it removed.
 
-    Raises the errors of `scan`. Some dead letters may then have been removed; a later sweep removes the others.
+    Raises the errors of `scan`. The sweep may have removed some dead letters before the error; a later sweep removes
+    the others.
 
     Args:
         email_ids: Remove only the dead letters of these emails; None for all emails.

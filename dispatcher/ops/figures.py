@@ -144,7 +144,7 @@ class Counts:
 class Overview:
     """The figures of the Overview for one visitor.
 
-    If the visitor may see only one tenant, all fields after `pauses` are empty.
+    If the visitor may see only one tenant, only `taken_at`, `counts` and `pauses` are filled.
 
     Attributes:
         counts: Counts of all tenants, or of the visitor's tenant.

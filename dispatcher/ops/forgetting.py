@@ -130,8 +130,9 @@ class Forgetting:
     async def _forget_contents(self) -> None:
         """Erases the emails with content that have the address among their recipients. Reads emails in order of ids."""
         local = self._address.rpartition("@")[0]
-        # PostgreSQL preselects emails by the local part only if this part is plain ASCII: PostgreSQL treats fewer forms
-        # of a letter as equal than Python does, and JSON escapes some characters.
+        # PostgreSQL preselects emails by the local part, but only if this part is plain ASCII. With other letters,
+        # PostgreSQL would miss emails: it treats fewer forms of a letter as equal than Python does, and JSON escapes
+        # some characters.
         part = local if _PLAIN_LOCAL.fullmatch(local) else ""
         after: UUID | None = _FIRST
         while after is not None:

@@ -103,7 +103,7 @@ def shares(controls: Controls, settings: Settings) -> list[LaneShare]:
 async def set_policy(
     session: AsyncSession, lane: str, values: Mapping[str, Any], act: Act, settings: Settings
 ) -> LanePolicy:
-    """Changes a lane's policy to the given values, and returns it. A value of None keeps the present value.
+    """Changes the given values of a lane's policy; returns the whole policy. A value of None keeps the present value.
 
     Args:
         lane: One of DISPATCHER_LANES.

@@ -56,8 +56,8 @@ class EmailQuery:
     Attributes:
         recipient: An address in To, Cc or Bcc, with or without a display name; case does not matter.
         domain: The domain of a recipient.
-        sender: An address, or a domain as `@example.com`. Not found after the content was deleted.
-        tag: One of the email's tags. Not found after the content was deleted.
+        sender: An address, or a domain as `@example.com`. Does not match emails whose content was deleted.
+        tag: One of the email's tags. Does not match emails whose content was deleted.
         since: Enqueued at this time or later.
         until: Enqueued before this time.
         provider: The provider of the last attempt.
@@ -86,7 +86,8 @@ class FoundPage:
 
     Attributes:
         cursor: The value to pass to `find` for the next page; None if this is the last page.
-        was_cut: The page is short because it read as many rows as a page may read. More emails may follow.
+        was_cut: Whether the page is short because the search has read as many rows as it may read for one page. More
+            emails may follow.
         recipients_since: Set if the query has a recipient or a domain, and cannot find emails that were enqueued before
             this instant; otherwise None.
     """

@@ -102,7 +102,7 @@ class OverviewReader:
         self._tenants: OrderedDict[str, SharedReading[Overview]] = OrderedDict()
 
     async def get(self, tenant_id: str | None) -> Answer[Overview]:
-        """The Overview, at most about two seconds old. `Trends` may be five seconds old, and the attempts per day a minute.
+        """The Overview, at most two seconds old. `Trends` may be five seconds old, and the attempts per day a minute.
 
         Args:
             tenant_id: The visitor's tenant; None for a visitor who may see all tenants.
@@ -139,7 +139,7 @@ class OverviewReader:
 
     async def _read_all(self) -> Overview:
         days, trends = await self._days.get(), await self._trends.get()
-        if trends.fault is not None:  # visitors get the last Overview with its age
+        if trends.fault is not None:  # then `SharedReading` returns the last Overview
             raise StoreUnavailable(trends.fault)
         async with self._open_session() as session:
             return await read_overview(session, self._settings, days.value, trends.value)
@@ -243,7 +243,7 @@ def hosts_of(workers: Sequence[WorkerSeen], reports: Sequence[HostReport], setti
 
 
 def _processes(reports: Sequence[HostReport], workers: Sequence[WorkerSeen]) -> list[ProcessFigures]:
-    """The processes that a host reports, and workers with a session or leases that the host does not report."""
+    """The processes that a host reports, and the workers that it does not report but that have a session or leases."""
     by_pid = {_pid(worker): worker for worker in workers}
     found = []
     for report in reports:

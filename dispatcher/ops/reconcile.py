@@ -77,8 +77,8 @@ async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None
 
     Raises the errors of `dead_letters.scan`.
     """
-    # Read the rows before the queue. Then every dead letter that the rows require is already on the queue, and a dead
-    # letter that is published later is not reported as a difference.
+    # Read the rows before the queue. Every dead letter that these rows require was published before, so it is on the
+    # queue unless it was lost. A dead letter that is published later is not reported as a difference.
     announced = await find_dead_lettered(session)
     found = await _compare(session, dlq, announced)
     if act and found.count:

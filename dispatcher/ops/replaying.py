@@ -119,7 +119,7 @@ async def create(
     Args:
         source: How the emails were selected: `filter`, `ids` or `queue`. With `filter`, ids are the emails that the
             operator was shown and confirmed.
-        force: Keep this replay's own pace even if a running replay includes some of the same emails.
+        force: Whether the replay keeps its own pace even if a running replay includes some of the same emails.
         at_most: The number of emails that the operator was shown; None if the operator was shown the emails themselves.
 
     Raises:
@@ -235,7 +235,7 @@ async def run(
 
 
 async def _replay_all(session: AsyncSession, replay: Replay, note: _Note, lock_seconds: float) -> int:
-    """Replays until no email is left or all remaining emails stay locked; returns how many stayed locked."""
+    """Replays emails until none is left, or until all remaining emails stay locked; returns how many stayed locked."""
     loop = asyncio.get_running_loop()
     give_up_at = None
     while True:

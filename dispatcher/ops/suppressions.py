@@ -135,7 +135,7 @@ async def list_entries(
     """A page of a tenant's entries, newest first. A page may be empty although more entries follow (`next` is set).
 
     Raises:
-        ValueError: `before` is the cursor of another list. The error's text has no subject.
+        ValueError: `before` is the cursor of another list. The error's text is a predicate, such as `must be …`.
     """
     return await operators_lists.list_suppressions(
         session, tenant_id, reason=reason, since=since, before=before, limit=limit

@@ -74,7 +74,7 @@ def checked_url(text: str, *, allow_private: bool) -> str:
             the loopback. Host names are resolved and checked before each post.
 
     Raises:
-        ValueError: The URL is not allowed. The error's text has no subject, such as `must begin with https://`, and
+        ValueError: The URL is not allowed. The error's text is a predicate, such as `must begin with https://`, and
             does not contain the URL.
     """
     if len(text) > MAX_URL_CHARACTERS:
@@ -188,7 +188,7 @@ async def disable(session: AsyncSession, webhook_id: int, act: Act) -> None:
 
 
 async def replay(session: AsyncSession, webhook_id: int, since: datetime, act: Act) -> None:
-    """Delivers all events since an instant again. Each event keeps its id.
+    """Delivers again all events since an instant. Each event keeps its id.
 
     Raises:
         UnknownWebhook: There is no such webhook.

@@ -54,11 +54,11 @@ EVENTS: Final = MappingProxyType(
         "store.commits_waiting": "Commits wait for a synchronous standby and keep email rows locked. Fields: count, "
         "email_ids (the first few), lock_holders (the sessions that wait).",
         "store.promoted": "PostgreSQL runs on a new timeline: a standby was promoted, or a backup was restored. If "
-        "commits may be lost (lossy is true), the emails that were leased or published before are uncertain. Fields: "
-        "timeline, previous_timeline, lossy, leases and messages (how many are uncertain).",
+        "commits may be lost (lossy is true), emails that were leased or due before may already be sent. Fields: "
+        "timeline, previous_timeline, lossy, leases (how many were leased), messages (how many were due).",
         "provider.paused": "A worker sends no email through this provider for now, because the provider cannot be "
-        "reached, throttles, or refuses every email. Fields: provider, state (of the circuit breaker), reason, seconds "
-        "(until the next try).",
+        "reached, throttles us, or refuses every email. Fields: provider, state (of the circuit breaker), reason, "
+        "seconds (until the next try).",
         "provider.resumed": "A worker sends emails through this provider again. Field: provider.",
         "broker.queue_missing": "The send queue of a lane does not exist. The worker consumes the queues of all other "
         "lanes, and consumes this queue as soon as the queue exists. Fields: queue, lane, remedy.",
@@ -120,7 +120,7 @@ EVENTS: Final = MappingProxyType(
         "relay.leading": "This relay publishes for the database; the relays of other hosts are on standby.",
         "relay.handed_over": "This relay cannot reach RabbitMQ, so from now on the relay of another host publishes.",
         "relay.stopped": "The relay exits.",
-        "relay.published": "The relay published messages to the send queue. Field: count.",
+        "relay.published": "The relay published messages to the send queues. Field: count.",
         "relay.republished": "RabbitMQ lost messages, for example because the queue was purged. Their emails are due "
         "again. Fields: count, queue, reason.",
         "relay.dead_lettered": "The relay published dead letters to the DLQ. Field: count.",
@@ -147,7 +147,8 @@ EVENTS: Final = MappingProxyType(
         "config.restart_required": "The parent received SIGHUP. Some changed settings take effect only after a "
         "restart. Field: variables (these settings).",
         "config.suspicious": "Settings are valid, but their combination is probably not intended. Field: reason.",
-        "emails.pruned": "Data older than the retention settings was deleted. Fields: partitions, and counts by kind.",
+        "emails.pruned": "Data that was older than the retention settings allow was deleted. Fields: partitions, and "
+        "counts by kind.",
         "emails.pruning_postponed": "Another transaction has locked data that is due for deletion; the deletion is "
         "retried. Fields: what (a table or a kind of data), reason, retry_in_seconds.",
         "emails.pruning_failed": "Some old data could not be deleted; all other old data was deleted. Fields: what (a "

@@ -14,7 +14,7 @@ class FinishedAttempt:
         traceparent: W3C trace context of the enqueue; None starts a new trace.
         started_at: The start in Unix seconds.
         finished_at: The end in Unix seconds.
-        error_type: A value of `domain.outcome.Reason`; None if the provider accepted.
+        error_type: A value of `domain.outcome.Reason`; None if the provider accepted the email.
     """
 
     traceparent: str | None

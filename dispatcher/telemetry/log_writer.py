@@ -43,11 +43,11 @@ class LogWriter:
         self._descriptor = stream.fileno()
         self._write = _writer(self._descriptor)
         self._lost = 0
-        self._rest = b""  # the rest of a line that was written in part
+        self._rest = b""  # the part of a line that is not written yet
         self._may_wait_at = 0.0
 
     def write(self, line: bytes, count: int = 1) -> None:
-        """Writes `count` lines, which are joined in `line`. If the reader accepts nothing, counts the lines as lost."""
+        """Writes `line`, which contains `count` log lines. If the reader accepts nothing, counts them as lost."""
         if self._rest:
             self._rest = self._put(self._rest)
         if self._rest:

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms (meters). They count nothing until a process binds them to its files.
+"""Counters, gauges and histograms (meters). A meter counts nothing until a process binds it to a file.
 
 A call of an unbound meter costs one comparison. This module reads no file and loads no library, so any code may use a
 meter. `metric_files` decides which process counts, and in which files. A meter keeps one value per combination of label
@@ -50,8 +50,8 @@ class Meter:
     Attributes:
         kind: The Prometheus type. The names of the metric's files begin with it.
         labels: Label names. Their values come from closed vocabularies, never from an email.
-        known: Combinations of label values that have the value zero from the start. Without a zero, Prometheus would
-            not see the first event as an increase.
+        known: Combinations of label values whose count is zero from the start. Without a zero, Prometheus would not
+            see the first event as an increase.
         panel: The dashboard row that shows the metric. Processes do not count meters without a panel.
         is_bound: Whether this process counts with the meter.
     """
@@ -127,7 +127,7 @@ class Histogram(Meter):
     continues its counts.
 
     Attributes:
-        bounds: Upper bounds of the buckets; the last bound is infinite.
+        bounds: The upper bounds of the buckets; the last bound is infinite.
     """
 
     kind = "histogram"

@@ -2,8 +2,9 @@
 
 prometheus-client names its files by process id and never deletes them. We name them by slot: the number of files does
 not grow when workers die, and a counter continues where the previous process in its slot stopped. While a worker is
-being replaced, two processes run in one slot. Each process locks its own name (`w0-0`, or `w0-1` if that is taken, and
-so on), and the kernel releases the lock when the process exits. A gauge counts only while its process has the lock.
+being replaced, two processes run in one slot. Each process therefore locks a name of its own (`w0-0`, or `w0-1` if
+`w0-0` is taken, and so on), and the kernel releases the lock when the process exits. A gauge counts only while its
+process has the lock.
 
 Writing to a memory map on a full disk kills the process with SIGBUS. So the pages of a file are written before they are
 mapped, even when the file grows. If anything fails here, the process stops counting and continues to send.
@@ -163,7 +164,7 @@ def is_current(path: Path) -> bool:
 
 
 def _is_ours(metric: Metric) -> bool:
-    """Whether the metric matches its declaration, or may belong to a provider that this process has not loaded."""
+    """Whether the metric matches its declaration, or might belong to a provider that this process has not loaded."""
     meter = next((each for each in Meter.declared if each.name == metric.name), None)
     if meter is None:
         return metric.name.startswith(_PREFIX)
@@ -209,14 +210,14 @@ class _NullValue:
     """Replaces the value of a sample that cannot be stored, because its file cannot grow."""
 
     def inc(self, amount: float) -> None:
-        """Does nothing."""
+        """Ignores the amount."""
 
     def set(self, value: float) -> None:
-        """Does nothing."""
+        """Ignores the value."""
 
 
 def _take_name(folder: Path, slot: str) -> tuple[str, int]:
-    """A name that no other process in the slot uses, for this process; and the descriptor that locks this name."""
+    """A name for this process, which no other process in the slot uses, and the descriptor that locks the name."""
     for generation in range(API_GENERATIONS if slot == API else GENERATIONS):
         name = f"{slot}-{generation}"
         descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -236,7 +237,7 @@ def _prepare(path: Path, *, keep: bool) -> None:
     """Makes sure that the file exists, is valid, and has all its pages on disk.
 
     Args:
-        keep: Keep the file's values if they are valid.
+        keep: Whether to keep the file's values if they are valid.
     """
     with suppress(BadFile, OSError):
         if keep and not path.is_symlink():
@@ -256,7 +257,7 @@ def _prepare(path: Path, *, keep: bool) -> None:
 
 
 def _make_room(path: Path, octets: int) -> None:
-    """Doubles the size of a file if these bytes do not fit into the file.
+    """Doubles the size of a file if `octets` more bytes do not fit into the file.
 
     prometheus-client would extend the file without writing the new pages.
     """

@@ -64,8 +64,8 @@ HELD: Final = Counter(
 )
 CANCELLED: Final = Counter(
     "dispatcher_cancelled_emails_total",
-    "Emails that were cancelled: before they were sent, by the HTTP API, the operators' page or expiry; while held, by "
-    "expiry. Does not count the command dispatcher cancel.",
+    "Emails that the HTTP API or the operators' page cancelled, or that expired before they were sent or while held. "
+    "Does not count the command dispatcher cancel.",
     ("reason",),
     (("cancelled",), ("expired",)),
     panel=Panel.SENDING,
@@ -174,7 +174,7 @@ BREAKERS: Final = Gauge(
 # Metrics of the events that providers report after they have accepted an email.
 EVENTS: Final = Counter(
     "dispatcher_provider_events_total",
-    "Events that providers reported. kind: as in docs/events.md; bounces as bounced_hard, bounced_soft or "
+    "Events that providers reported. kind: a kind from docs/events.md; a bounce is bounced_hard, bounced_soft or "
     "bounced_blocked. result: new, duplicate, unknown (no such email). These results have the kind unknown: refused "
     "(by PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind; and forged and stale, which "
     "count whole requests or messages. mailbox: the company that runs the recipient's mailbox, known by the domain: "

@@ -100,7 +100,7 @@ class Spans:
         return self._exporter.take_lost()
 
     def end(self, seconds: float) -> None:
-        """Delivers buffered spans for at most this many seconds. Spans that are not delivered by then are lost."""
+        """Delivers the buffered spans within this many seconds. Spans that are not delivered by then are lost."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(seconds)
@@ -116,7 +116,7 @@ class _CountingExporter(SpanExporter):
         self._reported = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Delivers a batch."""
+        """Delivers a batch of spans."""
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             self._lost += len(spans)
@@ -134,7 +134,7 @@ class _CountingExporter(SpanExporter):
 
 
 def _resource(instance: str) -> Resource:
-    """This service's attributes. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES may set a different service name."""
+    """This service's attributes. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES can set a different service name."""
     ours = Resource({"service.version": VERSION, "service.instance.id": instance})
     configured = Resource.create()
     named = not str(configured.attributes.get("service.name", "unknown_service")).startswith("unknown_service")

@@ -54,7 +54,7 @@ class StormLimit:
 
 
 class CountedLine:
-    """Limits an event to one line per period. Each line has the count since the previous line."""
+    """Limits an event to one line per period. Each line contains the number of events since the previous line."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -63,7 +63,7 @@ class CountedLine:
         self._due_at = -math.inf
 
     def due(self, count: int = 1) -> int:
-        """Adds to the count. If a line is due, returns the count and starts again; otherwise returns 0."""
+        """Adds to the count. If a line is due, returns the count and resets it to 0; otherwise returns 0."""
         self._count += count
         now = self._clock()
         if not self._count or now < self._due_at:

@@ -32,7 +32,7 @@ class EnqueueSpan:
     """A context manager for the enqueue of one request. It does nothing if tracing is off.
 
     Attributes:
-        traceparent: The trace context for the request's emails: the span's, or the caller's if there is no span.
+        traceparent: The trace context for the request's emails: that of the span; without a span, that of the caller.
     """
 
     __slots__ = ("_span", "traceparent")

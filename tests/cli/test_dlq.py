@@ -355,7 +355,7 @@ def test_a_replay_names_a_running_replay_of_the_same_emails_before_it_starts(
     assert asked.code == 2
     assert (
         "Replay 1 by ann (SES is back; 0.01/s) is running and still has to replay 2 of these emails.\n"
-        "All these replays together keep to the lowest of their rates. To keep your own rate, add --force.\n"
+        "All these replays share one rate, the lowest of their rates. To keep your own rate, add --force.\n"
     ) in asked.stderr
     assert "This replay keeps its own rate." in forced.stderr
     assert (forced.code, dead_emails.books.statuses()) == (0, {"pending": 3})

@@ -239,7 +239,7 @@ def test_the_settings_need_an_account_and_never_show_its_token(tmp_path: Path) -
     [
         ({"DISPATCHER_PROVIDERS": "twilio"}, "list it in DISPATCHER_SMS_PROVIDERS"),
         ({"DISPATCHER_SMS_PROVIDERS": "smtp"}, "list it in DISPATCHER_PROVIDERS"),
-        ({"DISPATCHER_TWILIO_ACCOUNT_SID": "SK" + "0" * 32}, "must be AC and 32 hexadecimal digits"),
+        ({"DISPATCHER_TWILIO_ACCOUNT_SID": "SK" + "0" * 32}, "must be AC followed by 32 hexadecimal digits"),
         ({"DISPATCHER_TWILIO_SENDER": "a name of many words"}, "DISPATCHER_TWILIO_SENDER must be a number"),
         ({"DISPATCHER_TWILIO_CALLBACK_URL": "http://mail.example.org/"}, "https"),
     ],

@@ -18,8 +18,8 @@ MAX_CLIENTS: Final = 10_000
 class AttemptLimiter:
     """Counts the failed attempts that this process has seen.
 
-    The limit per client is much lower than the limit for all clients together, so a single client cannot reach the
-    second limit. A client that has already signed in from its address does not wait because of other clients' failures.
+    The limit per client is much lower than the limit for all clients together, so a single client cannot block all
+    clients. A client that has already signed in from its address does not wait because of other clients' failures.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class AttemptLimiter:
 
 
 class _Failures:
-    """A number of failures that decreases by one per `seconds`. `most` failures are allowed."""
+    """A number of failures, which decreases by one every `seconds` seconds. `most` failures are allowed."""
 
     __slots__ = ("_at", "_count", "_most", "_seconds")
 

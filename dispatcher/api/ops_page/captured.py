@@ -1,4 +1,4 @@
-"""The page Try it: messages that a capture provider has written to a folder instead of delivering them.
+"""The page "Try it": messages that a capture provider has written to a folder instead of delivering them.
 
 For development.
 """

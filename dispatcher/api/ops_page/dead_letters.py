@@ -66,7 +66,7 @@ class DeadLetterPages:
         )
 
     async def show_held(self, request: Request, visitor: Visitor) -> Response:
-        """The page with held emails, oldest first, and everything that may show whether they arrived."""
+        """The page with held emails, oldest first, and everything that helps to decide whether they arrived."""
         after = email_id_of(request, "after")
         wanted, mistake = _filter_of(request, visitor)
         rows = []

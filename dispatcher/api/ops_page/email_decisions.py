@@ -289,7 +289,7 @@ def _changed(changed: unsent.Changed) -> Result:
 
 
 async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> Result:
-    """Replays one email at once. The email's dead letter stays on the DLQ until the next sweep."""
+    """Replays one email immediately. Leaves the email's dead letter on the DLQ; the caller removes it."""
     selection = Selection(email_ids=(email_id,), discarded=None)
     replay = await replaying.create(session, selection, act, include_held=True, per_second=None, source="ids")
     try:

@@ -70,7 +70,7 @@ class SearchForm:
 
     @property
     def kinds(self) -> tuple[By, ...]:
-        """What the text may be, in the order in which the search tries it. Empty without a text."""
+        """The kinds that the text can be, in the order in which the search tries them. Empty without a text."""
         if not self.text:
             return ()
         return guess(self.text) if self.by is By.ANYTHING else (self.by,)
@@ -94,8 +94,8 @@ class SearchForm:
 
 
 def guess(text: str) -> tuple[By, ...]:
-    """What a text may be, the most likely kind first. A text such as `@example.com` can only be a domain; every other
-    text may also be a key or a correlation id."""
+    """The kinds that a text can be, the most likely first. A text such as `@example.com` can only be a domain; every
+    other text can also be a key or a correlation id."""
     if as_id(text) is not None:
         return By.ID, By.KEY, By.CORRELATION
     if text.startswith("@") and is_domain(text[1:]):

@@ -340,7 +340,7 @@ class _EmailPages:
 
 
 async def _look_up(session: AsyncSession, form: SearchForm) -> _Found:
-    """Searches for the text as each kind that it may be, until emails are found."""
+    """Searches by each kind that the text can be, such as a key or an address, until emails are found."""
     found = _Found()
     for kind in form.kinds:
         if kind is By.ID:

@@ -37,7 +37,7 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class KeyPages:
-    """The handlers of the pages Keys."""
+    """The handlers of the page Keys, and of the page of one key."""
 
     site: Site
 

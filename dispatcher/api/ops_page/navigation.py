@@ -1,4 +1,4 @@
-"""The entries of the navigation."""
+"""The navigation of the operators' page: its entries, and which entries a visitor sees."""
 
 from __future__ import annotations
 

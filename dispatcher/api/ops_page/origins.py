@@ -13,8 +13,8 @@ from dispatcher.config.values import LOOPBACKS
 def is_cross_site(request: Request, ops_url: str | None) -> bool:
     """Whether another website made the browser send the request, by the rules of Go's `http.CrossOriginProtection`.
 
-    Browsers send `Sec-Fetch-Site` over HTTPS and to the loopback. Without this header, `Origin`
-    must be the host of the request. A request without both headers is not from a browser.
+    Browsers send `Sec-Fetch-Site` over HTTPS and to the loopback. Without this header, `Origin` must name the host of
+    the request. A request that has neither header is not from a browser.
 
     Args:
         ops_url: DISPATCHER_OPS_URL. A proxy may replace the Host header, so this URL's host is accepted, too.
@@ -48,14 +48,14 @@ def is_for_loopback(request: Request) -> bool:
 
 
 def client_address(request: Request) -> str:
-    """The client's address, for limits: an IPv4 address or an IPv6 network, since a client may have a whole /64.
+    """The client's address, for limits: an IPv4 address, or an IPv6 network (/64), because a client can have all of it.
 
-    Behind a proxy on this host, it is the last address in `X-Forwarded-For`, which the proxy has added.
+    Behind a proxy on this host, the proxy has added the client's address as the last one in `X-Forwarded-For`.
     """
     client = request.scope.get("client")
     address = client[0] if client else ""
     if address in LOOPBACKS:
-        # The client may send this header, too. A proxy adds its own line after the client's line, so the last line
+        # A client can send this header, too. The proxy adds its own line after the client's line, so the last line
         # counts.
         forwarded = request.headers.getlist("x-forwarded-for")
         address = (forwarded[-1].rpartition(",")[2].strip() if forwarded else "") or address

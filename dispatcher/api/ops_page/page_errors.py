@@ -39,7 +39,7 @@ class PageError(Exception):
         status: The HTTP status.
         message: What happened, in one sentence.
         remedy: What the visitor can do.
-        retry_after: Seconds after which a second attempt may succeed.
+        retry_after: Seconds after which a second attempt can succeed.
     """
 
     def __init__(self, status: int, message: str, remedy: str = "", *, retry_after: int | None = None) -> None:

@@ -34,7 +34,7 @@ class PendingSignIn:
         state: A random text that the issuer returns with the authorization code. It shows that this browser began the
             sign-in.
         nonce: A random text that the ID token must contain. It shows that the issuer made the token for this sign-in.
-        verifier: The secret of PKCE. The browser sent only its hash to the issuer, so a stolen code is useless.
+        verifier: The secret of PKCE. The issuer got only the verifier's hash, so a stolen code is useless.
         target: The page to show afterwards, below `site.path`.
     """
 
@@ -52,7 +52,7 @@ class PendingSignIn:
 
 
 class PendingCookie:
-    """Sends and reads the cookie.
+    """Sends and reads the cookie that keeps a pending sign-in.
 
     The cookie is SameSite=Lax: when the issuer's site redirects to ours, browsers do not send a strict cookie. The
     cookie is signed with a key that is derived from the client secret, so that every process on every host can check

@@ -104,7 +104,8 @@ class PoisonPages:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[AsyncSession, DeadLetterQueue]]:
-        """Yields a session and the queue. The session may wait until no other session reads the queue.
+        """Yields the queue, and a new session to read it with. Only one session at a time can read the queue, so the
+        session may have to wait.
 
         Raises:
             PageError: The queue is too deep for a page.

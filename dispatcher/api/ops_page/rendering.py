@@ -33,8 +33,8 @@ _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 @cache
 def rendering(path: str) -> Rendering:
-    """The templates for pages below a path. All APIs of a process share the templates: to compile a template at its
-    first use takes tens of milliseconds."""
+    """The templates for pages below a path. All APIs of a process share them, because compiling a template takes tens
+    of milliseconds."""
     return Rendering(path)
 
 

@@ -105,7 +105,7 @@ def target_of(text: str) -> str:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text is a path, perhaps with a query: without a host and without control characters."""
+    """Whether a text is a path, with or without a query. A path has no host and no control characters."""
     return (
         text.startswith("/")
         and not text.startswith("//")

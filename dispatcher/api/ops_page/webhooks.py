@@ -93,7 +93,7 @@ class WebhookPages:
         return await self._change(request, visitor, form, webhooks.remove, "removed")
 
     async def replay(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Delivers the events since an instant again."""
+        """Delivers again all events since the time in the form."""
         try:
             since = fields.since_of(form.get("since", "").strip() or "nothing")
         except Mistake as mistake:
@@ -106,7 +106,7 @@ class WebhookPages:
         return await self._change(request, visitor, form, rewind, "replayed")
 
     async def rotate(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Gives a webhook a new secret, which is on this page only."""
+        """Gives a webhook a new secret. Only the returned page shows the secret."""
         try:
             act = fields.act_of(visitor, form)
         except Mistake as mistake:
