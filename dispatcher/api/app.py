@@ -81,6 +81,8 @@ def make_app(
     app.add_middleware(ErrorMiddleware, refusals=refusals)
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
+    if ops is not None:  # routes are tried in order, and open pages send more requests than applications do
+        _mount(app, ops, ops.paths[0])
     _add(app, "POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE)
     _add(app, "POST", "/v1/sms", enqueueing.create_sms, enqueue_operations.CREATE_SMS)
     _add(app, "POST", "/v1/emails/batch", enqueueing.create_many, enqueue_operations.CREATE_MANY)
@@ -127,9 +129,8 @@ def make_app(
         fast["POST", path] = endpoint
     _add_pages(app, access)
     if ops is not None:
-        for path in ops.paths:
-            app.mount(path, ops.app)
-            app.add_route(path, ops.redirect, methods=["GET"], include_in_schema=False)
+        for path in ops.paths[1:]:  # last, so that an operator's choice of the path hides no path of the API
+            _mount(app, ops, path)
     return FastRoutes(app, fast)
 
 
@@ -150,6 +151,11 @@ def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: Op
         responses=operation.responses(),
         openapi_extra=operation.extra(),
     )
+
+
+def _mount(app: FastAPI, ops: OpsMount, path: str) -> None:
+    app.mount(path, ops.app)
+    app.add_route(path, ops.redirect, methods=["GET"], include_in_schema=False)
 
 
 def _add_pages(app: FastAPI, access: AccessControl) -> None:

@@ -83,8 +83,8 @@ class OpsMount:
 
     @property
     def paths(self) -> list[str]:
-        """The paths at which the API mounts the application."""
-        return sorted({PATH, self.site.path} - {""})
+        """The paths at which the API mounts the application: /ops, and the path of DISPATCHER_OPS_URL if it differs."""
+        return list(dict.fromkeys((PATH, self.site.path or PATH)))
 
     @property
     def static_paths(self) -> tuple[bytes, ...]:
