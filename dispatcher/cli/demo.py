@@ -57,7 +57,7 @@ _COLUMNS: Final = 96
 )
 @json_option("Print one line of JSON instead of the table.")
 def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -> int:
-    """Send a thousand emails through the whole system, kill a worker, and check that none is lost or duplicated.
+    """Send a thousand emails through the whole system, kill a worker, and check that no email is lost or duplicated.
 
     \b
     Examples:

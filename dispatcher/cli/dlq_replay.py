@@ -116,9 +116,9 @@ def replay(
     attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
     --resume continues the replay.
 
-    If two replays select the same email, the email is sent once. Before the
-    replay starts, the command lists the running replays that include some of the same emails. From then on, the new
-    replay and those replays share one rate, the lowest of their rates. With --force, the new replay keeps its own rate.
+    If two replays select the same email, the email is sent once. Before the replay starts, the command lists the
+    running replays that include some of the same emails. The new replay and the listed replays share one rate, the
+    lowest of all their rates. With --force, the new replay keeps its own rate.
 
     A poison message (p-…) points to no email. With --body, the command publishes a corrected message in its place.
 

@@ -60,7 +60,7 @@ class MessagePolling:
         self._backoff = Backoff(base_seconds=INTERVAL_SECONDS, cap_seconds=MOST_WAIT_SECONDS)
 
     async def run(self) -> None:
-        """Runs rounds until cancelled."""
+        """Asks the provider about messages, in rounds, until cancelled. Then closes the session and the provider."""
         try:
             await Periodic(self).run()
         finally:

@@ -128,7 +128,7 @@ class Forgetting:
         return self._done
 
     async def _forget_contents(self) -> None:
-        """Erases the emails with content that have the address among their recipients. Reads emails in order of ids."""
+        """Finds the address in the contents of emails, and erases these emails, in the order of their ids."""
         local = self._address.rpartition("@")[0]
         # PostgreSQL preselects emails by the local part, but only if this part is plain ASCII. With other letters,
         # PostgreSQL would miss emails: it treats fewer forms of a letter as equal than Python does, and JSON escapes
@@ -144,7 +144,7 @@ class Forgetting:
             self._on_progress(self._done)
 
     async def _forget_events(self) -> None:
-        """Erases the emails whose content is already deleted. Finds them by the address's hash in their events."""
+        """Erases emails whose content is already deleted. Finds them by the address's hash in their events."""
         after = _FIRST
         while True:
             parameters = {"address_hash": self._hash, "after": after, "limit": self._batch}

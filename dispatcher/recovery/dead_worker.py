@@ -83,7 +83,7 @@ class DeadWorkers:
         except StoreUnavailable:
             raise
         except DispatcherError as error:
-            # PostgreSQL refuses this ledger's content. Report this, so that the other ledgers need not wait.
+            # PostgreSQL refuses this ledger's content. Report this and go on, so that the other ledgers need not wait.
             self._report(path, error.message)
             return True
 

@@ -122,8 +122,8 @@ class PointerPublisher:
         if self._has_backlog:
             new = await self._scan_by_tenant(outbox)
         self._start_publishing(new)
-        # Clear marks that no lease has cleared: at most one batch, so that scans and leases wait only briefly. Clear
-        # only the marks of emails that were found still due, because most other emails may be leased already.
+        # Clear due marks that no lease has cleared, at most one batch, so that scans and leases wait only briefly.
+        # Leave out emails that the last check did not find due: a lease has probably cleared their marks already.
         if due := self._confirmed.to_mark(self._checked_at - self._mark_after_seconds, BATCH):
             await self._mark(outbox, due)
         return len(new)

@@ -175,8 +175,8 @@ class Routes:
     ) -> None:
         """
         Args:
-            weights: The lanes' weights, as in the routes' rate limits.
-            domains: None: no recipient domain has a ceiling.
+            weights: The lanes' weights: the same object as in the routes' rate limits.
+            domains: The gates of recipient domains with ceilings; None if no domain has a ceiling.
             jitter: Returns a random number from 0 to 1, so that emails that wait for one provider are not all due at
                 the same time.
         """

@@ -127,7 +127,7 @@ async def find_expiring(
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
-    """Releases leases whose emails were not and will not be sent. Returns the ids of the released emails.
+    """Releases leases under which no email was sent, and none will be sent. Returns the ids of the released emails.
 
     Leaves out leases that have changed since they were found.
     """

@@ -108,8 +108,8 @@ DUPLICATES: Final = Counter(
 )
 MESSAGES_REJECTED: Final = Counter(
     "dispatcher_rejected_messages_total",
-    "Messages that workers rejected, because they point to no email, or PostgreSQL cannot lease the email. RabbitMQ "
-    "moves them to the DLQ.",
+    "Messages that workers rejected, because a message points to no email, or to an email that PostgreSQL cannot read. "
+    "RabbitMQ moves them to the DLQ.",
     panel=Panel.TROUBLE,
 )
 LEASE_SECONDS: Final = Histogram(

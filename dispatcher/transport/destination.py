@@ -46,7 +46,8 @@ async def addresses_of(host: str, port: int, *, private_setting: str | None, res
     """The addresses that a webhook may connect to, in the resolver's order.
 
     Args:
-        private_setting: The name of the setting that allows addresses that are not public; None if the setting is on.
+        private_setting: None if addresses that are not public are allowed. Otherwise, the name of the setting that
+            would allow them, for the error's text.
 
     Raises:
         NoAnswer: The name has no address, or an address is not public and not allowed.

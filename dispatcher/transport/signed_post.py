@@ -78,8 +78,8 @@ class SignedPoster:
         """Opens no connection yet.
 
         Args:
-            private_setting: The name of the setting that allows addresses that are not public; None if the setting is
-                on. If it is on, the URL may also be an http URL of a loopback address.
+            private_setting: None if addresses that are not public are allowed; the URL may then also be an http URL of
+                a loopback address. Otherwise, the name of the setting that would allow them, for the error's text.
             total_seconds: The longest time for a post, including the time to connect.
         """
         self._url = urlsplit(url)

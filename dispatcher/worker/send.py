@@ -247,7 +247,7 @@ class SendStage:
     def _conclude(self, email: InFlightEmail, outcome: Outcome) -> None:
         """Writes the answer into the ledger, decides the next step, and passes the result to the record stage."""
         if not email.may(EmailEvent.ANSWER):
-            return  # before this answer arrived, the drain timed out, and ended or released the email
+            return  # the drain timed out before this answer: the email is already uncertain or released
         if email.suppressed:
             outcome = with_suppressed(outcome, email.suppressed)
         finished_at = email.attempted_until

@@ -161,7 +161,7 @@ where status = 'sending'
     and locked_until < clock_timestamp() + %(within_seconds)s * interval '1 second';
 
 -- name: release_found
--- Releases leases that find_leases or find_expiring found, and whose emails were not and will not be sent. The emails
+-- Releases leases that find_leases or find_expiring found, under which no email was or will be sent. The emails
 -- become pending and due, and the attempt is not counted. Leaves out a lease that has changed since, for example by a
 -- renewal. Returns a row per changed email.
 update dispatcher.email_log as e

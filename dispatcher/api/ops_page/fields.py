@@ -52,7 +52,10 @@ def act_of(visitor: Visitor, form: Mapping[str, str]) -> Act:
 
 
 def tenant_of(visitor: Visitor, asked: str) -> str:
-    """The tenant that a page is about: the visitor's tenant, or the tenant that a visitor of all tenants asks for.
+    """The tenant that a page is about.
+
+    For a visitor who may see only one tenant, this is that tenant. For other visitors, it is the tenant that they ask
+    for, or else the default tenant.
 
     Raises:
         PageError: The visitor may not see the tenant.

@@ -137,7 +137,8 @@ def _blames_sender(complaint: _Complaint) -> bool:
 def _summary(response: HttpResponse) -> str:
     """The response in one scrubbed line.
 
-    The line has the status, python-sendgrid's name of the status, and SendGrid's errors or a description of the body.
+    The line has the status, the name of the exception that python-sendgrid raises for it (such as `UnauthorizedError`),
+    and SendGrid's errors or a description of the body.
     """
     from python_http_client.exceptions import err_dict  # imported here, because the import takes 100 ms
 
