@@ -159,8 +159,9 @@ def release(**options: Any) -> int:
     All released emails become due immediately. To send them at a limited rate, use `dispatcher dlq replay --status held
     --held` instead (--status selects held emails, --held permits the replay to send them).
 
-    Exit codes: 0 all selected emails are pending, sending or sent; 1 no selected email is; 2 confirmation needs a
-    terminal or --yes; 3 only some are, or RabbitMQ was unreachable, so that dead letters remain on the DLQ.
+    Exit codes: 0 all selected emails are now pending, sending or sent; 1 none of them is pending, sending or sent; 2
+    confirmation needs a terminal or --yes; 3 only some of them are pending, sending or sent, or RabbitMQ was
+    unreachable, so that dead letters remain on the DLQ.
     """
     from dispatcher.ops.verdicts import release as decide
 

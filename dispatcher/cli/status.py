@@ -89,7 +89,7 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     DISPATCHER_ALERT_AFTER_SECONDS and did not shut down cleanly. `settled_in_seconds` is the time within which another
     host marks the vanished host's emails `held`, or resends them (see DISPATCHER_ON_UNCERTAIN). It is null if the
     vanished host has no leases. `silent_seconds` is the time since the monitor of the vanished host last reported. It
-    is null if that monitor reports as it should, or shut down cleanly.
+    is null if that monitor still reports (then only the workers have vanished), or shut down cleanly.
 
     `unready` is a text that names the processes of this host's `dispatcher run` that do not work, and the reasons. The
     text comes from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor
@@ -103,8 +103,8 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     `expiring` as "undecided, expiring".
 
     With --history, the command counts attempts by provider and outcome: per hour if TIME is at most 2d, otherwise per
-    day, in UTC. The first hour or day is counted in full. An email counts once per attempt, so a deferred
-    email that is sent later counts twice. The history needs only DISPATCHER_DATABASE_URL. Its JSON always contains both
+    day, in UTC. The first hour or day is counted from its beginning, even if TIME begins later. An email counts
+    once per attempt, so a deferred email that is sent later counts twice. The history needs only DISPATCHER_DATABASE_URL. Its JSON always contains both
     hours and days:
 
     \b

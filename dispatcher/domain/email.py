@@ -118,7 +118,7 @@ class Email:
         keep("cc", rules.addresses("cc", cc))
         keep("bcc", rules.addresses("bcc", bcc))
         if (recipients := len(self.to) + len(self.cc) + len(self.bcc)) == 0:
-            raise InvalidEmail("to", "has no recipient; set to, cc or bcc")
+            raise InvalidEmail("to", "has no recipient; give at least one in to, cc or bcc")
         if recipients > rules.MAX_RECIPIENTS:
             most = f"to, cc and bcc together may have {rules.MAX_RECIPIENTS}"
             raise InvalidEmail("to", f"has too many recipients; {most}")

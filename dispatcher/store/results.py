@@ -52,7 +52,8 @@ def result_of(
         is_pinned: Whether the email is pinned to this provider; see `domain.decision`. Ignored unless the decision is
             to retry or to redeliver.
     """
-    # The last attempt may have been refused, but an earlier attempt of the held email may have been accepted.
+    # Record the outcome of a held email as uncertain, even if its last attempt was refused: an earlier attempt may have
+    # been accepted.
     if isinstance(decision, MarkHeld):
         outcome = Uncertain(decision.detail, decision.code)
     status = _status_after(decision, owner_stays=lease_seconds is not None)

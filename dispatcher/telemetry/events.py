@@ -138,8 +138,8 @@ EVENTS: Final = MappingProxyType(
         "events.skipped": "A provider's genuine request contains events that cannot be read, or that have an unknown "
         "kind. These events are not stored. All other events of the request are stored. Fields: provider, counts (by "
         "reason).",
-        "events.source_unavailable": "To verify, confirm, receive or poll events, the dispatcher calls a server of the "
-        "provider. The server is unavailable or refuses the call. Fields: provider, reason, retry_in_seconds (null if "
+        "events.source_unavailable": "A server of the provider is unavailable or refuses a call. The dispatcher calls "
+        "the server to verify, confirm, receive or poll events. Fields: provider, reason, retry_in_seconds (null if "
         "the provider sends the events again by itself).",
         "events.subscription_confirmed": "The API confirmed the subscription of an allowed SNS topic. Field: topic.",
         "events.subscription_ended": "A subscription of an SNS topic to the API was deleted, so events stop. Field: "

@@ -139,7 +139,7 @@ def test_an_email_with_only_bcc_recipients_needs_no_to() -> None:
     document = {name: value for name, value in PLAIN.items() if name != "to"}
 
     assert Email.from_json(document | {"bcc": ["ann@example.org"]}).to == ()
-    assert refusal(document) == ("to", "has no recipient; set to, cc or bcc")
+    assert refusal(document) == ("to", "has no recipient; give at least one in to, cc or bcc")
 
 
 def test_the_document_is_not_changed() -> None:
