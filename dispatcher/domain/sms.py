@@ -124,7 +124,7 @@ class Sms(TextMessage):
         raise InvalidEmail(
             "sender",
             "must be a number such as +4915112345678, a short code, 1 to 11 letters, digits and spaces, or the "
-            "provider's id of several senders",
+            "provider's id of a group of senders",
         )
 
     @property

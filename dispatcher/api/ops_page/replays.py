@@ -226,7 +226,7 @@ def _shown(form: Form) -> int:
     text = form.get("shown", "")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise Mistake(
-            "The form does not contain the number of emails that its dry run showed. Check the new dry run on this page, "
-            "and confirm again."
+            "The form does not contain the number of emails that its dry run showed. Check the new dry run on this "
+            "page, and confirm again."
         )
     return int(text)
