@@ -1,4 +1,4 @@
-"""Authenticates requests by API key, and checks their scopes and rates.
+"""Authenticates requests by API key, and checks the scopes and the rate of each key.
 
 Every process keeps all keys in memory and reads them again every two seconds, so a request needs no query for its key,
 and a revoked key works for two seconds at most.
@@ -31,7 +31,8 @@ from dispatcher.telemetry.log import get_log
 
 REFRESH_SECONDS: Final = 2.0
 MIN_REFRESH_INTERVAL_SECONDS: Final = 0.2
-"""The shortest time between refreshes. A request with an unknown key refreshes the keys, because the key may be new."""
+"""The shortest time between two reads of all keys. A request with an unknown key causes a read, because the key may be
+new."""
 _NO_HASH: Final = bytes(32)
 DEFAULT_TENANT: Final = "default"
 
@@ -72,6 +73,9 @@ class Caller:
     def check_sender(self, sender: str, prefix: str = "") -> None:
         """Checks that the caller may send from an address.
 
+        Args:
+            prefix: The JSON pointer to the email in the body, such as `/emails/3`; empty if the body is the email.
+
         Raises:
             Problem: the key does not allow the address.
         """
@@ -82,12 +86,19 @@ class Caller:
 
     @property
     def lane(self) -> str | None:
-        """The lane of emails that name no lane. None if the key has no lane: then the rule for the email's sender
-        decides; if there is no such rule, the lane is `normal`."""
+        """The lane of the caller's emails that name no lane themselves.
+
+        None if the key has no lane. Then the rule for the email's sender decides; without such a rule, the lane is
+        `normal`.
+        """
         return None if self.key is None else self.key.lane
 
     def check_lane(self, lane: str | None, prefix: str = "") -> None:
         """Checks that the caller may choose the lane that an email names.
+
+        Args:
+            lane: The lane; None if the email names no lane, which is always allowed.
+            prefix: The JSON pointer to the email in the body, such as `/emails/3`; empty if the body is the email.
 
         Raises:
             Problem: the key does not allow the lane.
@@ -100,6 +111,10 @@ class Caller:
 
     def check_scope(self, scope: Scope, field: str, prefix: str = "") -> None:
         """Checks that the caller's key has the scope that a field of an email needs.
+
+        Args:
+            field: The name of the field.
+            prefix: The JSON pointer to the email in the body, such as `/emails/3`; empty if the body is the email.
 
         Raises:
             Problem: the key does not have the scope.
@@ -151,7 +166,10 @@ class AccessControl:
         self.is_open = self.is_open and not keys
 
     async def run(self) -> None:
-        """Refreshes the keys until cancelled. While PostgreSQL is unavailable, the keys in memory stay valid."""
+        """Reads all keys every two seconds until cancelled.
+
+        While PostgreSQL is unavailable, the keys in memory stay valid.
+        """
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
@@ -161,7 +179,7 @@ class AccessControl:
 
     @asynccontextmanager
     async def admit(self, request: Request, scope: Scope) -> AsyncIterator[Caller]:
-        """Authenticates a request without a body, and occupies a request slot during the block.
+        """Authenticates a request without a body, checks its key's scope, and occupies a request slot during the block.
 
         Raises:
             Problem: see `authenticate`; also `overloaded`.
@@ -208,10 +226,12 @@ class AccessControl:
         """Counts one request, or the further emails of a batch, against the key's requests per second.
 
         Args:
-            more: The number of emails of a batch after the first. They are always admitted, and delay later requests.
+            key: The key of the caller; None if the caller has no key, and so no limit.
+            more: 0 to count one request. Otherwise the number of emails in a batch after the first: they are always
+                admitted, and delay later requests.
 
         Raises:
-            Problem: `rate-limited`.
+            Problem: `rate-limited`: `more` is 0, and the key has sent too many requests.
         """
         if key is None or key.requests_per_second is None:
             return
@@ -260,7 +280,7 @@ class AccessControl:
         return key if secret.matches(key.secret_hash if key else _NO_HASH) else None
 
     async def _refresh_after_now(self) -> None:
-        """Returns after a refresh that began after this call. Concurrent calls share one refresh.
+        """Reads all keys from the database, in a read that begins after this call. Concurrent calls share one read.
 
         Raises:
             StoreUnavailable: the keys could not be read.
@@ -305,7 +325,10 @@ def _is_proxy_header(header: str) -> bool:
 
 
 class _TokenBucket:
-    """A key's rate limit in this process. Saves the tokens of at most one second, but always at least one token."""
+    """A key's rate limit in this process. Each request takes a token.
+
+    The bucket can hold the tokens of one second, and at least one token.
+    """
 
     __slots__ = ("_at", "_tokens", "per_second")
 

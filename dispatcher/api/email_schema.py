@@ -196,7 +196,8 @@ def email_schema(*, needs_key: bool) -> dict[str, Any]:
     """The schema of an email.
 
     Args:
-        needs_key: Whether `message_key` is required, as in a batch, where no header can contain it.
+        needs_key: Whether `message_key` is required. It is required in a batch, because one header cannot contain the
+            keys of several emails.
     """
     example = {"message_key": "order-17-receipt", **EXAMPLE} if needs_key else EXAMPLE
     return {

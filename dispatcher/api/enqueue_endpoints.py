@@ -116,7 +116,7 @@ class EnqueueEndpoints:
         return {"outcome": "refused", "problem": problem.document()}
 
     async def _enqueue(self, drafts: Sequence[Draft], caller: Caller) -> list[InsertResult]:
-        """Enqueues all drafts if the caller's quota suffices. Returns unused quota afterwards.
+        """Enqueues all drafts if the caller's quota suffices, and then gives back the quota that was not used.
 
         Raises:
             Problem: `quota-exceeded`.

@@ -66,8 +66,9 @@ class EventEndpoints:
         """The endpoints of the configured providers.
 
         Args:
+            sink: Stores the events.
             fetch: Sends requests to Amazon SNS; by default over the network.
-            pool: Sessions in which the suppressions are stored that SMS from recipients ask for.
+            pool: Sessions for suppressions: a recipient who answers an SMS with STOP is suppressed.
         """
         keys, topics, seconds = (
             settings.sendgrid_events_keys,

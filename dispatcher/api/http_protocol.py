@@ -48,9 +48,10 @@ class Timeouts:
     """How long a client may take to send a request, and to read the response.
 
     Attributes:
-        head_seconds: From connecting, or the request's first byte, to the end of the headers. Also the interval at
-            which the rate of a body is checked.
-        request_seconds: From the end of the headers to the end of the body.
+        head_seconds: The longest time from the start of the connection to the end of the first request's headers. For
+            a later request, the time begins with the request's first byte. Also the interval at which the rate of a
+            body is checked.
+        request_seconds: The longest time from the end of the headers to the end of the body.
         response_seconds: How long a client may leave a response unread.
     """
 
@@ -137,7 +138,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         del self._trailers, self.cycle
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the parser, and checks the size of the head."""
+        """Passes input to the parser, and refuses a request whose head is too large."""
         if self._lingering.is_closing():
             return
         self._overhead_bytes += len(data)  # the parser's callbacks reset this count to 0
@@ -171,7 +172,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._set_timer(self._timeouts.head_seconds)
 
     def on_headers_complete(self) -> None:
-        """Checks the framing, and starts the timers for the body."""
+        """Refuses Upgrade, CONNECT and ambiguous framing, and starts the timer for the body."""
         if self.parser.should_upgrade():
             self._reject("This API does not support Upgrade and CONNECT. Set the client to HTTP/1.1.")
         self._check_framing()
@@ -187,7 +188,10 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._unanswered.append(self.cycle)
 
     def _check_framing(self) -> None:
-        """Refuses framing that a proxy in front of the API might read differently."""
+        """Refuses a request that a proxy in front of the API might read differently.
+
+        Checks the HTTP version, the Host header and the transfer coding.
+        """
         version = self.parser.get_http_version()
         names = [name for name, _ in self.headers]
         if version not in ("1.1", "1.0"):
@@ -208,7 +212,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
             self._reject(f"Send the body in larger chunks: at least {MIN_CHUNK_BYTES} bytes on average.")
 
     def on_body(self, body: bytes) -> None:
-        """Counts the body's bytes, and passes them on."""
+        """Counts the body's bytes, and passes them to the application."""
         self._overhead_bytes = 0
         self._small_chunks_left += len(body) // MIN_CHUNK_BYTES
         self._body_bytes += len(body)
@@ -230,12 +234,12 @@ class StrictHttpProtocol(HttpToolsProtocol):
             super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Starts the timer of a response that the client does not read."""
+        """Starts a timer when the client stops reading a response. When the timer ends, the connection is aborted."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self._timeouts.response_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stops the timer, because the client reads the response again."""
+        """Stops the timer of `pause_writing`, because the client reads the response again."""
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
@@ -273,7 +277,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
             )
 
     def _reject(self, detail: str) -> NoReturn:
-        """Refuses a request from within a parser callback."""
+        """Refuses a request from within a callback of the parser, and stops the parser by an exception."""
         self._refuse("malformed-request", detail)
         raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
 

@@ -53,7 +53,7 @@ _Queued: TypeAlias = "tuple[str, Pointer, datetime]"
 
 
 class ControlsReader:
-    """Reads the controls from the database, once per second.
+    """Reads the controls (what operators set for lanes and tenants, and all pauses) once per second.
 
     Attributes:
         now: The controls that were read last.
@@ -123,9 +123,9 @@ class ImmediatePublisher:
         ]
 
     def add(self, drafts: Sequence[Draft], insertion: Insertion) -> None:
-        """Queues committed emails that this publisher publishes.
+        """Queues those of the committed emails that this publisher publishes.
 
-        If too many are queued, leaves the emails to the relay.
+        If too many emails are queued already, leaves these emails to the relay.
         """
         direct = insertion.direct_lane
         if self._queued + len(direct) > MAX_QUEUED:
@@ -146,7 +146,7 @@ class ImmediatePublisher:
                 await asyncio.gather(*(credit.counted() for credit in self._credits.values()))
 
     async def run(self) -> None:
-        """Publishes until cancelled."""
+        """Publishes the messages of queued emails, reads the controls and clears due marks, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._batches.run, self._publish))
             group.create_task(raise_on_stray_cancel(Periodic(self._controls).run))
@@ -199,7 +199,10 @@ class ImmediatePublisher:
             self._confirmed.add(due, time.monotonic())
 
     def _pause(self, lanes: Iterable[str], reason: str) -> None:
-        """Leaves the emails of these lanes to the relay for a while."""
+        """After a failure, leaves the emails of these lanes to the relay for a random time.
+
+        The longest possible time grows with each failure, up to a limit.
+        """
         waits = {lane: self._outages[lane].next_wait(random.random) for lane in lanes}
         now = time.monotonic()
         self._paused_until |= {lane: now + seconds for lane, seconds in waits.items()}

@@ -41,7 +41,8 @@ _BETWEEN_SCALARS: Final = re.compile(rb"[ \t\n\r{}\[\],:]")
 def parse(body: bytearray) -> Any:
     """Parses a body, and empties it before returning, so body and result are not in memory at the same time.
 
-    A string that is longer than any email allows is truncated, but stays too long, so that validation refuses it.
+    A string that is longer than any email allows is truncated. Even the truncated string is too long, so validation
+    refuses it.
 
     Raises:
         Problem: `malformed-json`: the body is not JSON, is nested too deeply, or repeats a name in one object.
@@ -102,7 +103,10 @@ def _load(text: bytearray) -> Any:
 
 
 def _extract_texts(body: bytearray, mark: str) -> tuple[bytearray, list[tuple[int, int]]]:
-    """The outline, and the start and end of each extracted string, without its quotes."""
+    """Returns the outline, and the start and end of each long string, without its quotes.
+
+    The outline is the body with a placeholder for each long string: `mark`, followed by the number of the string.
+    """
     outline = bytearray()
     texts: list[tuple[int, int]] = []
     copied = position = count = wide = 0
@@ -182,7 +186,13 @@ def _count_wide(body: bytearray, begin: int, end: int) -> int:
 
 
 def _restore_texts(root: list[Any], mark: str, body: bytearray, texts: list[tuple[int, int]]) -> None:
-    """Replaces each placeholder with its decoded string."""
+    """Replaces each placeholder in the parsed outline with its decoded string.
+
+    Args:
+        root: A list whose only element is the parsed outline.
+        mark: The text with which every placeholder begins.
+        texts: The start and end of each string in the body.
+    """
     waiting: list[Any] = [root]
     while waiting:
         each = waiting.pop()

@@ -123,7 +123,7 @@ _NOT_HELD: Final[Mapping[Verdict, str]] = {
     Verdict.CONTENT_PRUNED: "Nothing was changed: the email's content has been deleted, so it cannot be sent again.",
     Verdict.UNKNOWN: "Nothing was changed: the email no longer exists.",
 }
-"""Why a held email was neither confirmed nor released."""
+"""Why an email was neither confirmed nor released, by the verdict."""
 
 
 @dataclass(frozen=True, slots=True)

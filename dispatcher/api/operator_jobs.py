@@ -165,7 +165,10 @@ class OperatorJobs:
                 get_log().error("error.unexpected", where="sweep", error=error.message)
 
     async def _open_dlq_or_none(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
-        """The DLQ; None if RabbitMQ is unreachable. Stale dead letters then stay until `dlq reconcile --fix`."""
+        """Opens the DLQ until `opened` is closed; None if RabbitMQ is unreachable.
+
+        With None, stale dead letters stay until an operator runs `dispatcher dlq reconcile --fix`.
+        """
         try:
             return await opened.enter_async_context(self.open_dlq("replay"))
         except BrokerUnavailable:

@@ -49,7 +49,7 @@ class QuotaExhausted:
 
 @dataclass(slots=True)
 class _Chunk:
-    """This process's chunk of a key's quota.
+    """This process's chunk of a key's quota: recipients that the process has reserved in advance.
 
     Attributes:
         day: The day of the chunk, by the database's clock.
@@ -78,7 +78,7 @@ class Quotas:
         self._chunks: dict[str, _Chunk] = {}
 
     async def reserve(self, key: ApiKey | None, recipients: int) -> Reservation | QuotaExhausted:
-        """Reserves recipients from a key's quota, all or none.
+        """Reserves this number of recipients from a key's quota. If the quota has too few left, reserves none.
 
         Raises:
             StoreBusy: another transaction locks the key's count.

@@ -76,7 +76,7 @@ KEEP_ALIVE_SECONDS: Final = 75
 """How long an idle connection stays open. Proxies keep idle connections for 60 s. If the API closed a connection before
 the proxy, the proxy's next request would fail."""
 SHUTDOWN_SECONDS: Final = 3.0
-"""How long the process publishes emails at shutdown. The relay publishes the remaining emails."""
+"""How long the process publishes the messages of emails at shutdown. The relay publishes the messages that remain."""
 BACKLOG: Final = 4096
 ACCEPTS_PER_ITERATION: Final = 16
 """How many new connections the event loop accepts per iteration. libuv accepts one connection per listening descriptor

@@ -43,7 +43,7 @@ _UNPRINTABLE: Final = (
 """Control characters, every space except U+0020, and characters that reverse or hide other characters."""
 PRINTABLE: Final = rf"^[^{_UNPRINTABLE}]*$"
 NOT_BLANK: Final = rf"^ *[^ {_UNPRINTABLE}][^{_UNPRINTABLE}]*$"
-"""Like `PRINTABLE`, with at least one character other than a space."""
+"""The pattern of a text that has only printable characters, and at least one character other than a space."""
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from dispatcher.store.unsent import UnsentFilter, count_unsent, find_unsent_ids
 from dispatcher.telemetry import metrics
 
 MAX_EMAILS: Final = 10_000
-"""The most emails that one request with a filter changes. A request that changes them all takes a second or two."""
+"""The most emails that one request with a filter changes. Changing this many emails takes a second or two."""
 
 MakeChange = Callable[[Mapping[str, Any], Act, str], ChangeMany]
 
@@ -63,7 +63,7 @@ _FILTER: Final[Mapping[str, tuple[Check, str]]] = {
     "dry_run": (lambda value: isinstance(value, bool), "must be true or false"),
 }
 _NO_FILTER: Final = frozenset({*DECISION, "send_at", "dry_run"})
-"""The fields that select no emails."""
+"""The fields of a request that are not part of its filter, so that they select no emails."""
 
 
 def _cancel(_given: Mapping[str, Any], act: Act, tenant_id: str) -> ChangeMany:

@@ -99,7 +99,7 @@ class WebhookEndpoints:
             return json_response(document(webhook))
 
     async def test(self, request: Request) -> Response:
-        """Posts a test event."""
+        """Posts a test event to a webhook."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             webhook = await _found(self.pool, _number(request), tenant)
@@ -129,7 +129,13 @@ class WebhookEndpoints:
     async def _own(
         self, request: Request, reason: str = "over HTTP"
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act]]:
-        """Yields a session, the tenant's webhook in the path, and the caller's act. For a request without a body."""
+        """Yields a session, the tenant's webhook that the path names, and the caller's act.
+
+        For requests without a body, which contain no reason.
+
+        Args:
+            reason: The reason in the audit log.
+        """
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             async with session(self.pool) as connection:
@@ -139,7 +145,12 @@ class WebhookEndpoints:
     async def _changed(
         self, request: Request, known: Mapping[str, tuple[Check, str]], *more: str
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act, Mapping[str, Any]]]:
-        """Yields a session, the tenant's webhook in the path, the caller's act, and the fields of the body."""
+        """Yields a session, the tenant's webhook that the path names, the caller's act, and the fields of the body.
+
+        Args:
+            known: For each allowed field, its check, and the error message if the check fails.
+            more: The fields that must be present in addition to `reason`.
+        """
         async with (
             operator_request(self.access, self.bodies, request, known, ("reason", *more)) as (caller, given),
             session(self.pool) as connection,

@@ -29,7 +29,10 @@ OLD_SECONDS: Final = 6 * POLL_SECONDS
 
 
 class Health:
-    """The checks of /readyz for this host, by the monitor's polls and the shared memory of the processes."""
+    """The checks of /readyz for this host.
+
+    They use the last answers to the monitor's polls, and the shared memory of the processes.
+    """
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ def _unavailability(
     hosts; the log has the text.
 
     Args:
-        answered: The kind of error with which a reachable server answers.
+        answered: The class of the errors that prove that the server has answered, so it is reachable.
     """
     if isinstance(poll.fault, answered):
         return None
@@ -149,5 +152,8 @@ def _late(what: str, waits: list[float | None]) -> str | None:
 
 
 def _fault_text(poll: Poll[MonitorCounts] | Poll[dict[str, FoundQueue]], kind: type[Exception]) -> str | None:
-    """The text of the last error if the error has this kind. The dispatcher itself writes the texts of these errors."""
+    """The text of the last poll's error if it is an error of this class; otherwise None.
+
+    The dispatcher itself writes the texts of such errors, so they contain nothing private.
+    """
     return str(poll.fault) if isinstance(poll.fault, kind) else None

@@ -57,7 +57,7 @@ class Poll(Generic[T]):
         return None if self._answered_at is None or self.found is None else time.monotonic() - self._answered_at
 
     async def run(self) -> None:
-        """Polls until cancelled."""
+        """Polls the server at intervals until cancelled. Then calls `close`."""
         try:
             await Periodic(self).run()
         finally:
@@ -71,7 +71,7 @@ class Poll(Generic[T]):
         self.interval_seconds = interval_after(time.monotonic() - began_at, shortest=self._seconds)
 
     async def ask(self) -> None:
-        """Polls once."""
+        """Polls once, and stores the answer or the error."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 self.found, self.fault = await self._ask(), None
@@ -83,5 +83,9 @@ class Poll(Generic[T]):
 
 
 def interval_after(answer_seconds: float, *, shortest: float) -> float:
-    """The seconds to wait after a poll that took `answer_seconds`, successful or not."""
+    """The seconds to wait after a poll that took `answer_seconds`, successful or not.
+
+    Args:
+        shortest: The shortest wait, in seconds.
+    """
     return max(shortest, min(answer_seconds / LARGEST_SHARE, LONGEST_SECONDS))

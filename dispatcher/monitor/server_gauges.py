@@ -35,7 +35,11 @@ class ServerGauge:
     labels: Labels = ()
 
     def show(self, values: Mapping[Labels, float]) -> Metric:
-        """The Prometheus metric with these values, by label values."""
+        """The Prometheus metric of this gauge.
+
+        Args:
+            values: The values, each by the values of its labels.
+        """
         family = GaugeMetricFamily(self.name, self.about, labels=self.labels)
         for labels, value in values.items():
             family.add_metric(labels, value)

@@ -138,7 +138,7 @@ async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Calla
 
 
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> int:
-    """Reads the DLQ once; returns how many messages it removed or tried to remove."""
+    """Removes the selected messages in one pass over the DLQ; returns how many it removed or tried to remove."""
     removed = 0
     async with dlq.scan() as opened:
         async for batch in opened.batches():

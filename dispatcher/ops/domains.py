@@ -38,7 +38,7 @@ def parse_domain(text: str) -> str:
 
 
 async def list_domains(session: AsyncSession) -> list[LimitedDomain]:
-    """The domains that have ceilings, by name, with the number of emails that wait for the ceilings of each domain."""
+    """The domains that have ceilings, sorted by name, each with the number of emails that wait for its ceilings."""
     return await store.count_domain_waits(session)
 
 

@@ -19,11 +19,12 @@ OLD_SAMPLE_SECONDS: Final = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The emails that were sent, and the attempts that did not send, in one minute, hour or day.
+    """How many emails were sent, and how many attempts sent no email, in one minute, hour or day.
 
     Attributes:
-        sent: None if unknown, because no monitor took a sample.
-        not_sent: Attempts that did not send the email: it was deferred, rejected, or its outcome is uncertain.
+        sent: The number of emails; None if unknown, because no monitor took a sample.
+        not_sent: The number of attempts whose email was deferred or rejected, or whose outcome is uncertain; None if
+            unknown.
     """
 
     begins_at: datetime
@@ -36,9 +37,10 @@ class ProcessFigures:
     """A process of a host, as the Overview shows it.
 
     Attributes:
-        name: Such as `worker 0`, `relay` or `monitor`.
-        state: `up`, `starting`, `stopping`, `failing` (it could not start), `dead` (it has leases and no session).
-        age_seconds: None if unknown.
+        name: The name of the process, such as `worker 0`, `relay` or `monitor`.
+        state: `up`, `starting`, `stopping`, `failing` (it could not start), `dead` (it has leases, but no
+            session).
+        age_seconds: Seconds since the process started; None if unknown.
         in_flight: Emails under the worker's leases; None for other processes.
         restarts: How many times the process ended by itself; None if its host does not report it.
         reason: Why the process could not start; empty if it could.

@@ -128,7 +128,7 @@ class Forgetting:
         return self._done
 
     async def _forget_contents(self) -> None:
-        """Finds the address in the contents of emails, and erases these emails, in the order of their ids."""
+        """Finds the emails whose content has the address, in the order of their ids, and erases the finished ones."""
         local = self._address.rpartition("@")[0]
         # PostgreSQL preselects emails by the local part, but only if this part is plain ASCII. With other letters,
         # PostgreSQL would miss emails: it treats fewer forms of a letter as equal than Python does, and JSON escapes
@@ -144,7 +144,10 @@ class Forgetting:
             self._on_progress(self._done)
 
     async def _forget_events(self) -> None:
-        """Erases emails whose content is already deleted. Finds them by the address's hash in their events."""
+        """Finds further emails by the address's hash in their events, and erases the finished ones.
+
+        These are the emails whose content is already deleted.
+        """
         after = _FIRST
         while True:
             parameters = {"address_hash": self._hash, "after": after, "limit": self._batch}
@@ -170,7 +173,12 @@ class Forgetting:
         return any(normalised(text) == self._address for text in texts)
 
     async def _forget(self, email_ids: Sequence[UUID], *, is_by_event: bool = False) -> None:
-        """Erases these emails, a batch per commit."""
+        """Erases those of these emails that are finished, a batch per commit. In a dry run, only counts them.
+
+        Args:
+            is_by_event: Whether the emails were found by their events. A dry run then leaves out emails with content,
+                because it has already counted them.
+        """
         for start in range(0, len(email_ids), self._batch):
             for row in await self._erase(email_ids[start : start + self._batch]):
                 erased = _Erased(*row)

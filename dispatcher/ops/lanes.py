@@ -146,7 +146,7 @@ async def set_limit(session: AsyncSession, tenant_id: str, values: Mapping[str, 
 
 
 async def unset_limit(session: AsyncSession, tenant_id: str, act: Act) -> None:
-    """Deletes a tenant's limit. The tenant then has weight 1 and no ceiling.
+    """Deletes a tenant's limits. The tenant then has weight 1 and no ceiling.
 
     Raises:
         NothingSet: nothing was set for the tenant.

@@ -165,7 +165,10 @@ async def _criteria(source: Source, query: EmailQuery, cursor: UUID | None) -> C
 
 
 def _checks(source: Source, query: EmailQuery, wanted: Criteria, start: Start) -> list[Check]:
-    """The filters that `find_emails` does not apply. Each check takes ids and returns the ids that match."""
+    """Functions for the filters of the query that `find_emails` does not apply.
+
+    Each function takes the ids of emails, and returns the ids of the emails that match its filter.
+    """
     checks: list[Check] = []
     if (domain := wanted.domain) is not None and start is not Start.DOMAIN:
         checks.append(lambda ids: find_with_domain(source, ids, domain))

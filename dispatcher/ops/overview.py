@@ -47,9 +47,11 @@ from dispatcher.store.providers import find_troubles
 from dispatcher.store.samples import Attempts, MinuteSample, list_samples, sum_attempts
 
 MONTH_FRESH_SECONDS: Final = 60.0
-"""How long the attempts per day are kept. They are summed from many rows, and change slowly."""
+"""How long the attempts per day are kept before they are read again. They are summed from many rows, and change
+slowly."""
 TRENDS_FRESH_SECONDS: Final = 5.0
-"""How long the latency, the oldest emails and the attempts per hour are kept. Reading them takes thousands of rows."""
+"""How long the latency, the waits of the oldest emails and the attempts per hour are kept before they are read again.
+They are computed from thousands of rows."""
 MAX_TENANTS: Final = 256
 """The most tenants whose figures are kept."""
 MINUTES: Final = 60
@@ -190,7 +192,10 @@ async def read_overview(
 
 
 def points_of_minutes(samples: Sequence[MinuteSample], now: datetime) -> list[Point]:
-    """The emails of each of the last `MINUTES` minutes: differences of samples, or None if a sample is missing."""
+    """A point for each of the last `MINUTES` minutes, oldest first.
+
+    Its numbers are the difference between two samples; None if one of the samples is missing.
+    """
     taken = {sample.minute: sample for sample in samples}
     this_minute = now.replace(second=0, microsecond=0)
     found = []
@@ -207,7 +212,7 @@ def points_of_minutes(samples: Sequence[MinuteSample], now: datetime) -> list[Po
 
 
 def points(attempts: Sequence[Attempts], begins: Sequence[datetime]) -> list[Point]:
-    """The emails of each hour or day that begins at one of these instants."""
+    """A point for each hour or day that begins at one of these instants, with the sums of its attempts."""
     sent, not_sent = dict.fromkeys(begins, 0), dict.fromkeys(begins, 0)
     for each in attempts:
         counted = sent if each.outcome == ACCEPTED else not_sent
@@ -329,7 +334,10 @@ def _lanes(settings: Settings, controls: Controls, sample: MinuteSample | None) 
 
 
 def _with_sample(name: str, count: BoundedCount, sample: MinuteSample) -> BoundedCount:
-    """The count, or the sample's larger count if counting stopped at its limit."""
+    """The count with this name; if counting stopped at its limit, the sample's count if that is larger.
+
+    The counts `dead_letters` and `held` stay as they are.
+    """
     # A sample also counts failed and held emails whose dead letters were discarded. So the sample does not replace the
     # counts of dead letters and held emails.
     if not count.is_cut or name in ("dead_letters", "held"):

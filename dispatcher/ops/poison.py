@@ -61,7 +61,7 @@ async def list_poison(session: AsyncSession, dlq: DeadLetterQueue) -> list[Poiso
 
 
 async def find_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> Poison:
-    """The first poison message with this id.
+    """The first poison message whose id is `name`.
 
     Raises:
         DispatcherError: no message on the DLQ has this id.
@@ -73,7 +73,10 @@ async def find_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str) ->
 
 
 async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str, act: Act) -> int:
-    """Audits the discard, and removes all poison messages with this id from the DLQ; returns how many.
+    """Audits the discard, and removes all poison messages whose id is `name` from the DLQ.
+
+    Returns:
+        The number of messages removed.
 
     Raises:
         DispatcherError: no message on the DLQ has this id.
@@ -86,7 +89,11 @@ async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str,
 async def repair_poison(
     session: AsyncSession, dlq: DeadLetterQueue, publisher: Publisher, queue: str, name: str, body: bytes, act: Act
 ) -> int:
-    """Publishes a repaired message to the send queue, audits it, and removes the poison messages with this id.
+    """Publishes a repaired message, audits the repair, and removes the poison messages whose id is `name`.
+
+    Args:
+        queue: The send queue to which the repaired message is published.
+        body: The body of the repaired message.
 
     Returns:
         The number of messages removed from the DLQ.
@@ -132,12 +139,15 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
 
 
 async def _note(session: AsyncSession, action: str, act: Act, name: str, count: int) -> None:
-    """Audits the action. Call this before the removal, because a removed message cannot be restored."""
+    """Writes an operator's action on `count` messages with the id `name` to the audit log.
+
+    Call this before the removal, because a removed message cannot be restored.
+    """
     await audit(session, action, actor=act.actor, reason=act.reason, detail={"poison": name, "messages": count})
 
 
 async def _count(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:
-    """How many messages on the DLQ have this id.
+    """How many messages on the DLQ have the id `name`.
 
     Raises:
         DispatcherError: no message on the DLQ has this id.

@@ -202,7 +202,9 @@ async def run(
     on_email: Callable[[UUID, ItemOutcome], None] | None = None,
     lock_seconds: float = BATCH_LOCK_SECONDS,
 ) -> Ended:
-    """Replays the remaining emails at the replay's pace, until the replay is stopped or only locked emails are left.
+    """Replays the remaining emails at the replay's pace.
+
+    Returns when the replay is stopped, or when no emails are left except locked emails.
 
     May be cancelled at any time without loss. Without a DLQ, or while RabbitMQ is unreachable, stale dead letters stay
     until the next sweep.

@@ -25,7 +25,10 @@ class EventCounts:
 
 
 async def count_events(session: AsyncSession) -> EventCounts:
-    """The events of the last day by provider, kind and bounce, of all tenants; the newest 20,000 at most."""
+    """Counts the events of the last day by provider, kind and bounce (such as `hard`), for all tenants together.
+
+    Counts at most the newest 20,000 events.
+    """
     counts = await store.count_events(session)
     is_cut = sum(each.events for each in counts) >= EXAMINED_ROWS
     return EventCounts(counts, is_cut, min((each.since for each in counts), default=None))

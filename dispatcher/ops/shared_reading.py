@@ -14,7 +14,8 @@ from dispatcher.errors import DispatcherError, StoreUnavailable
 T = TypeVar("T")
 
 FRESH_SECONDS: Final = 2.0
-"""Every viewer gets an answer of at most this age, without a new read. A page asks again every five seconds."""
+"""While the last answer is not older than this, viewers get it without a new read. A page asks again every five
+seconds."""
 PATIENCE_SECONDS: Final = 1.0
 """How long a viewer waits for a new answer before it gets the last answer."""
 ANSWER_SECONDS: Final = 8.0

@@ -100,9 +100,10 @@ async def unsubscribe(session: AsyncSession, token: str) -> bool:
 
 
 async def opt_out(source: Source, number: str, message_id: str) -> None:
-    """Suppresses a number that has answered STOP, for every tenant that has sent it an SMS.
+    """Suppresses a phone number that has answered STOP.
 
-    Idempotent: a second call with the same `message_id` changes nothing.
+    Each tenant that sent one of the last 1,000 SMS to the number gets the entry. If there is no such tenant, the tenant
+    `default` gets the entry. Idempotent: a second call with the same `message_id` changes nothing.
 
     Args:
         message_id: The id of the recipient's SMS.
@@ -112,7 +113,13 @@ async def opt_out(source: Source, number: str, message_id: str) -> None:
 
 
 async def opt_in(source: Source, number: str, message_id: str) -> None:
-    """Ends the suppression of a number that has answered START. Entries for other reasons stay. Idempotent."""
+    """Removes the entries with the reason `unsubscribe` of a phone number that has answered START, for all tenants.
+
+    Idempotent: a second call with the same `message_id` changes nothing.
+
+    Args:
+        message_id: The id of the recipient's SMS.
+    """
     await suppressions.opt_in(source, (await AddressHasher.open(source)).hash(number), message_id)
 
 
@@ -175,7 +182,7 @@ def read_entries(
     """Reads a CSV file with a heading, or one address or domain per line. Ignores blank lines.
 
     Args:
-        reason: The reason for lines without a `kind`.
+        reason: The reason of an entry whose line has no value in the column `kind`. A value there is the reason.
     """
     reader = csv.reader(lines)
     names: list[str] | None = None

@@ -78,7 +78,8 @@ async def cancel(
 async def reschedule(
     session: AsyncSession, email_ids: Collection[UUID], send_at: datetime, act: Act, *, tenant_id: str | None = None
 ) -> list[Changed]:
-    """Like `cancel`, but lets the emails wait until `send_at`. With a past time, they become due immediately."""
+    """Like `cancel`, but lets the emails wait until `send_at`. If `send_at` is in the past, the emails become due
+    immediately."""
     decided = await unsent.reschedule_emails(
         session, email_ids, send_at, tenant_id=tenant_id, actor=act.actor, reason=act.reason
     )
@@ -107,13 +108,16 @@ def _result(email_id: UUID, decided: Decision | None, changed: Change, if_cancel
 async def change_all(
     session: AsyncSession, email_ids: Sequence[UUID], change: ChangeMany
 ) -> AsyncIterator[list[Changed]]:
-    """Changes any number of emails in batches, each in one commit; yields the results of each batch."""
+    """Applies `change` to any number of emails in batches, each in one commit; yields the results of each batch."""
     for first in range(0, len(email_ids), BATCH):
         yield await _change_free(session, email_ids[first : first + BATCH], change)
 
 
 async def _change_free(session: AsyncSession, email_ids: Sequence[UUID], change: ChangeMany) -> list[Changed]:
-    """Changes a batch. If rows are locked, splits the batch until it finds the locked rows; all other emails change."""
+    """Applies `change` to a batch.
+
+    If rows are locked, splits the batch until it finds the locked rows. All other emails change.
+    """
     try:
         return await change(session, email_ids)
     except StoreBusy:

@@ -50,7 +50,7 @@ SUBJECTS: Final[Sequence[Callable[[Site], list[Route]]]] = (
     audit.routes,
     captured.routes,
 )
-"""One entry per module with pages."""
+"""The function `routes` of each module that has pages."""
 
 
 def make_ops_app(site: Site, subjects: Sequence[Callable[[Site], list[Route]]] = SUBJECTS) -> Starlette:

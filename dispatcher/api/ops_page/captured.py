@@ -159,7 +159,7 @@ def _before(request: Request) -> int | None:
 
 
 def _file(content: bytes, filename: str) -> Response:
-    """A download. Browsers save the file, whatever its type, and never show it."""
+    """A response with a file that browsers save, whatever its type, and never show."""
     plain = filename.encode("ascii", "replace").decode().replace("?", "_").replace('"', "_").replace("%", "_")
     disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
     headers = {**AS_FILE, "Content-Disposition": disposition}

@@ -107,7 +107,11 @@ def _list(wanted: DeadFilter, mistake: Mistake | None, start: UUID | None, rows:
 
 
 def _link(by: str, group: DeadGroup) -> Mapping[str, str] | None:
-    """The fields of a filter that select the group's emails; None if there is no such filter."""
+    """The fields of a filter that select the group's emails; None if there is no such filter.
+
+    Args:
+        by: What the emails are grouped by: `cause`, `domain` or `tenant`.
+    """
     names = {"cause": ("error_type", "provider"), "tenant": ("tenant",)}.get(by, ())
     if not names or None in group.keys:
         return None

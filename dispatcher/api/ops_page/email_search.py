@@ -55,7 +55,7 @@ class SearchForm:
 
     Attributes:
         typed: The fields as the visitor typed them, to fill in the form again.
-        errors: What is wrong with a field, by its name.
+        errors: What is wrong with each invalid field, by the name of the field.
         text: The text of the search field, without spaces around it; empty if only the filters select emails.
         filters: The query of the filters alone. `wanted` adds the text.
         cursor: The cursor of the page; None for the first page.
@@ -81,7 +81,7 @@ class SearchForm:
         return {name: text for name, text in self.typed.items() if text and name != "cursor"}
 
     def wanted(self, kind: By | None) -> EmailQuery:
-        """The filters and, if `kind` is an address, a domain or a correlation id, also the text as this kind."""
+        """The query of the filters. For an address, a domain or a correlation id, the query also contains the text."""
         match kind:
             case By.RECIPIENT:
                 return replace(self.filters, recipient=self.text)

@@ -16,7 +16,7 @@ class Entry:
     """A link of the navigation.
 
     Attributes:
-        path: Below `site.path`.
+        path: The path of the link's target, below `site.path`.
         is_current: Whether the visitor is on this page, or on a page below it.
     """
 

@@ -195,6 +195,12 @@ class OpenIdIssuer:
         """A URL from the metadata.
 
         The URL must use HTTPS, or the scheme of the issuer, which is HTTP only on the loopback.
+
+        Args:
+            name: The URL's name in the metadata, such as `token_endpoint`.
+
+        Raises:
+            PageError: the metadata has no usable URL with this name.
         """
         url = metadata.get(name)
         schemes = {"https", urlsplit(self._issuer).scheme}
@@ -244,7 +250,11 @@ class OpenIdIssuer:
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[float]:
-        """Yields the deadline for the issuer's answers. Limits how many visitors wait for answers at the same time."""
+        """Yields the deadline for the issuer's answers, in seconds of the event loop's clock.
+
+        Raises:
+            PageError: too many visitors wait for answers of the issuer at the same time.
+        """
         if self._slots.locked():
             raise PageError(503, "Too many people sign in at the moment.", "Try again in a few seconds.", retry_after=2)
         async with self._slots:

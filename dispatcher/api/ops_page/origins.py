@@ -48,9 +48,10 @@ def is_for_loopback(request: Request) -> bool:
 
 
 def client_address(request: Request) -> str:
-    """The client's address, for limits: an IPv4 address, or an IPv6 network (/64), because a client can have all of it.
+    """The client's address, for limits: an IPv4 address, or an IPv6 network (/64).
 
-    Behind a proxy on this host, the proxy has added the client's address as the last one in `X-Forwarded-For`.
+    An IPv6 client can use every address of its network, so a limit must apply to the whole network. If a proxy on this
+    host has sent the request, the client's address is the last address in `X-Forwarded-For`, which the proxy has added.
     """
     client = request.scope.get("client")
     address = client[0] if client else ""

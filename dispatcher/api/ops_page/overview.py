@@ -19,7 +19,7 @@ from dispatcher.ops.overview import OverviewReader
 STALE_SECONDS: Final = 3.0
 """If a query fails and the figures are older than this, the page shows a warning."""
 CHECK_FACTOR: Final = 3
-"""The DLQ counts as unchecked after this many probe intervals."""
+"""If no monitor has checked the DLQ for this many probe intervals, the page shows a warning."""
 
 
 def routes(site: Site) -> list[Route]:
@@ -71,7 +71,7 @@ class Chart:
 
     @property
     def data(self) -> str:
-        """The figures, for the attribute `data-chart`."""
+        """The chart's figures as JSON, for the attribute `data-chart` of the page."""
         series: list[dict[str, Any]] = [
             {"label": "sent", "colour": 1, "values": [point.sent for point in self.points]},
             {"label": "not sent", "colour": 2, "values": [point.not_sent for point in self.points]},

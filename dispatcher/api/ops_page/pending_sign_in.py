@@ -45,7 +45,7 @@ class PendingSignIn:
 
     @classmethod
     def new(cls, target: str) -> Self:
-        """A new sign-in."""
+        """A new sign-in with random values. If `target` is too long or is not ASCII, the target is `/`."""
         is_short = target.isascii() and len(target) <= MAX_TARGET_CHARACTERS
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         return cls(state, nonce, verifier, target if is_short else "/")

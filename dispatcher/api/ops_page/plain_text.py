@@ -31,7 +31,10 @@ def visible(text: str) -> str:
 
 
 def cut(text: str, at_most: int = MAX_CHARACTERS) -> str:
-    """The beginning of a text, as `visible` returns it, and the number of characters that are left out."""
+    """The beginning of a text, as `visible` returns it.
+
+    If the text is longer than `at_most`, a note at the end says how many characters are left out.
+    """
     shown = visible(text[:at_most])
     return shown if len(text) <= at_most else f"{shown}… ({len(text) - at_most:,} characters more)"
 
@@ -41,7 +44,8 @@ def plain(value: object, at_most: int = SHORT_CHARACTERS, *, opens: bool = True)
 
     Args:
         at_most: The most characters that are shown. A longer text is shortened.
-        opens: Whether the visitor can open the whole text. Links and headings cannot contain the element for this.
+        opens: Whether the visitor can open the whole text, with a `<details>` element. Set it to False in links and
+            headings, where HTML does not allow this element.
     """
     text = str(value)
     if len(text) <= at_most:

@@ -47,7 +47,7 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class PoisonPages:
-    """The handlers of the "Poison" pages.
+    """The handlers of the pages Poison.
 
     Each request reads the whole queue, as `dispatcher dlq list --poison` does, so the pages do not refresh themselves.
     """
@@ -74,7 +74,7 @@ class PoisonPages:
         return await self._page(request, visitor)
 
     async def discard(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Removes the messages with this id from the queue."""
+        """Removes the messages with the id in the path from the queue."""
         name = _name(request, visitor)
         try:
             act = fields.act_of(visitor, form)
@@ -104,8 +104,9 @@ class PoisonPages:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[AsyncSession, DeadLetterQueue]]:
-        """Yields the queue, and a new session to read it with. Only one session at a time can read the queue, so the
-        session may have to wait.
+        """Yields a new database session and the dead-letter queue.
+
+        Only one session at a time can read the queue, so a read may have to wait for another session.
 
         Raises:
             PageError: The queue is too deep for a page.

@@ -27,9 +27,11 @@ from dispatcher.store.api_keys import ApiKey
 from dispatcher.store.connections import AsyncSession, Pool, session
 
 TOUCH_SECONDS: Final = 60.0
-"""A session's use is recorded at most once in this time."""
+"""The use of a session is recorded at most once in this time, or in a quarter of DISPATCHER_OPS_IDLE_SECONDS if that is
+shorter."""
 KNOWN_SECONDS: Final = 1.0
-"""How long refreshes of pages need no new look-up of their session. Whole pages and forms always look it up."""
+"""After a session was looked up, refreshes of its pages cause no look-up for this time. Whole pages and forms always
+cause a look-up."""
 OPEN_SECONDS: Final = 15.0
 """A page that has not refreshed itself for this time counts as closed."""
 ANONYMOUS: Final = Visitor("", "ops page without a key", None, may_act=True, label="no key needed")
@@ -172,7 +174,8 @@ class Sessions:
     def new_token(self, request: Request) -> str | None:
         """The new token that the response must send; None if there is no new token.
 
-        While requests need no key, a browser without a token gets one, too: its forms need a CSRF token.
+        While requests need no key, a browser without a token also gets a new token: its forms need a CSRF
+        token.
         """
         new: str | None = getattr(request.state, "new_token", None)
         if new is None and self._access.is_open and self._cookie(request) is None:
@@ -205,12 +208,12 @@ def hashed(token: str) -> bytes:
 
 
 def csrf_token(token: str) -> str:
-    """The CSRF token of a session."""
+    """The CSRF token of the session that has this token."""
     return sha256(b"csrf " + token.encode()).hexdigest()
 
 
 def visitor_of(key: ApiKey) -> Visitor | None:
-    """The visitor with an API key; None if the key's scopes allow neither operate nor read."""
+    """The visitor with an API key; None if the key's scopes allow neither `operate` nor `read`."""
     if not key.scopes & {Scope.OPERATE, Scope.READ}:
         return None
     name = f"api key {shown(key.key_id)} ({key.name})"

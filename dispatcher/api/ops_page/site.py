@@ -35,7 +35,7 @@ CONCURRENT_PAGES: Final = 8
 WAIT_SECONDS: Final = 2.0
 """How long a request waits for a free slot before it gets a page that asks the visitor to try again."""
 MAX_PARTS: Final = 256
-"""The most rendered parts that are kept for refreshes, by URL and tenant."""
+"""The most rendered `<main>` elements that are kept for refreshes. They are kept by URL and tenant."""
 PATH: Final = "/ops"
 SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
@@ -53,7 +53,7 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 
 
 class Site:
-    """What all pages share. Each subject's function `routes(site)` makes its pages with it.
+    """What all pages share. Each subject's function `routes(site)` makes the subject's pages with the site.
 
     Attributes:
         settings: All settings.
@@ -86,7 +86,7 @@ class Site:
         """The route of a page that every signed-in visitor may see.
 
         Args:
-            path: Below `site.path`, such as `/emails/{email_id}`.
+            path: The path of the page below `site.path`, such as `/emails/{email_id}`.
         """
 
         async def endpoint(request: Request) -> Response:
@@ -103,8 +103,9 @@ class Site:
         The form's CSRF token is checked before the handler runs.
 
         Args:
-            path: Below `site.path`.
-            title: What the form does, such as `Release an email`. If the session has expired, the page shows the title.
+            path: The path below `site.path`.
+            title: What the form does, such as `Release an email`. If the session has expired, the page that keeps the
+                form shows the title.
         """
 
         async def endpoint(request: Request) -> Response:

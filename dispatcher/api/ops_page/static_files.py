@@ -19,7 +19,8 @@ class StaticFile:
     """A static file.
 
     Attributes:
-        path: Below `site.path`. It changes when the content changes, so browsers may keep the file for ever.
+        path: The path of the file, below `site.path`. The path changes when the content changes, so browsers may keep
+            the file for ever.
     """
 
     path: str

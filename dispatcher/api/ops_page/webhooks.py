@@ -30,7 +30,7 @@ DONE: Final = {
     "removed": "The webhook is removed.",
     "replayed": "The webhook gets the events again.",
 }
-"""What the page says after a form, by the name in the URL."""
+"""What the page says after a form was processed, by the name of the result in the URL."""
 Change = Callable[[AsyncSession, int, Act], Awaitable[None]]
 
 
@@ -74,7 +74,7 @@ class WebhookPages:
         return await self._page(request, visitor)
 
     async def test(self, request: Request, visitor: Visitor, _form: Form) -> Response:
-        """Posts a test event. Holds no database session while the receiver answers."""
+        """Posts a test event to a webhook. Holds no database session while the receiver answers."""
         async with self.site.session() as session:
             webhook = await self._find(session, request, visitor)
             target = await webhooks.find_test_target(session, webhook.webhook_id)
