@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 OLDEST_POSTGRESQL: Final = 14
 OLDEST_PYTHON: Final = (3, 11)
 SPARE_CONNECTIONS: Final = 10
-"""PostgreSQL connections for the relay, the monitor and commands, plus those that are reserved for superusers."""
+"""How many PostgreSQL connections are needed in addition to those of the workers: connections of the relay, the monitor
+and commands, and connections that are reserved for superusers."""
 CLEANED_FOLDERS: Final = ("/tmp", "/var/tmp", "/run/user")  # noqa: S108 - doctor warns of them
 """Folders in which the system deletes old files, or the files of users who have logged out."""
 SPARE_DESCRIPTORS: Final = 64
-"""File descriptors for logs, pipes, PostgreSQL and RabbitMQ."""
+"""How many file descriptors a worker needs in addition to those for its providers: descriptors for logs, pipes,
+PostgreSQL and RabbitMQ."""
 _START: Final = "Start it, or correct {variable}. `dispatcher dev up` starts a private one."
 
 _SYNCHRONOUS: Final = (
@@ -122,7 +124,8 @@ def check_process(settings: Settings) -> Iterator[Finding]:
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
     """Checks that `dispatcher run` can use the run directory.
 
-    No other user may write there, the disk must have space for the ledgers, and the system must not delete them.
+    No other user may write there. The disk must have space for the in-flight ledgers, and the system must not delete
+    the ledgers.
     """
     subject = "run directory"
     needed = settings.workers * file_octets(2 * settings.prefetch)
@@ -147,7 +150,7 @@ def check_run_dir(settings: Settings) -> Iterator[Finding]:
 
 
 def volatility(folder: Path, mounts: str) -> str | None:
-    """Why the ledgers in a folder may be lost before the relay has settled their emails; None if they are safe.
+    """Why ledgers in a folder may be lost before the relay has settled their emails; None if the ledgers are safe.
 
     Args:
         folder: A path without symbolic links.
@@ -422,7 +425,7 @@ def check_event_sources(settings: Settings) -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Checks that each provider from an installed package can be loaded, and has no built-in provider's name."""
+    """Checks that each provider from an installed package can be loaded, and that no built-in provider has its name."""
     from dispatcher.config.plugins import clash, installed, packages_of, provider_class
 
     for name in installed():

@@ -27,7 +27,7 @@ class ShownSetting:
     """One setting as `dispatcher config` shows it.
 
     Attributes:
-        value: The value in use, secrets masked; None if the setting is not set.
+        value: The value in use, with secrets masked; None if the setting is not set.
         source: `env-file`, `environment`, `file` (a secret's *_FILE) or `default`.
         default: The default as text; None if the setting has no default.
     """
@@ -93,7 +93,7 @@ def _value(declared: Setting, origin: Origin) -> str | None:
 
 
 def _written(value: object) -> str:
-    """The value as text that an environment variable could contain."""
+    """The text with which an environment variable would set this value."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):

@@ -111,7 +111,7 @@ class _ProgressDisplay:
         say(text)
 
     def show(self, progress: DemoProgress) -> None:
-        """Updates the progress bar, or prints a line if the last line is at least a second old."""
+        """Updates the progress bar. Without a progress bar, prints a line, at most one per second."""
         if self._bar is not None:
             self._bar.update(progress.finished - self._bar.pos, progress)
         elif progress.seconds - self._seconds >= _LINE_SECONDS:

@@ -128,7 +128,10 @@ def status(folder: Path, as_json: bool) -> int:
 
 
 def _other_settings(folder: Path) -> dict[str, str]:
-    """All settings except the servers' URLs. A variable that the environment already sets keeps its value."""
+    """The settings that `dispatcher dev up` prints in addition to the servers' URLs.
+
+    A setting that the environment already has keeps its value.
+    """
     defaults = {
         "DISPATCHER_PROVIDERS": "capture",
         "DISPATCHER_CAPTURE_DIR": str(folder / "mail"),

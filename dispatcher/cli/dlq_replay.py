@@ -240,8 +240,8 @@ def run_replay(
     """Runs a replay until it ends, is stopped, or is interrupted; returns the exit code.
 
     Args:
-        resumed_by: The options given with `--resume`, where None keeps an option's earlier value. For a new replay,
-            `resumed_by` is None.
+        resumed_by: The options given with `--resume`. An option that is None keeps its earlier value. For a new
+            replay, there is no `--resume`, and `resumed_by` itself is None.
     """
     try:
         ended, skipped = run_with_dlq("dlq", partial(_run_replay, replay_id, resumed_by), settings)

@@ -29,8 +29,8 @@ from dispatcher.store.connections import Session, connected, translated
 BATCH_OCTETS: Final = 8 * 1024 * 1024
 """A batch ends when its lines have this many bytes, which bounds the memory for emails with attachments."""
 MAX_LINE_OCTETS: Final = 128 * 1024 * 1024
-"""The most bytes of one line. Bounds memory. No valid email is longer, even if every character of its body is
-escaped."""
+"""The most bytes that one line may have. This limit bounds memory. No valid email is longer, even if every character of
+its body is escaped."""
 REFUSALS_IN_FULL: Final = 24
 """The number of refusals that are printed one by one. Further refusals are only counted; the JSON lists all."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -107,7 +107,7 @@ def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Messag
 
 @dataclass(slots=True)
 class Tally:
-    """The counts of the results of a file's emails.
+    """Counts the emails of a file by their results.
 
     Attributes:
         known: The number of emails that an earlier enqueue has stored.
@@ -214,7 +214,7 @@ def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
 
 
 def _report(tally: Tally, *, as_json: bool) -> None:
-    """Prints the summary, and the fault if there was one."""
+    """Prints the counts, and the error that stopped the run if there was one."""
     refused = len(tally.refusals)
     if (unreported := refused - REFUSALS_IN_FULL) > 0:
         say(f"… and {unreported} more" + ("." if as_json else " (--json lists all)."))

@@ -32,7 +32,7 @@ _SERVICES: Final = ("run", "api")
 """Commands that log the errors which stop them during startup."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME: Final = re.compile("SECRET|PASSWORD|TOKEN|OTLP_HEADERS")
-"""Matches the names of other programs' secrets, such as AWS_SECRET_ACCESS_KEY."""
+"""Matches the names of variables in which other programs expect secrets, such as AWS_SECRET_ACCESS_KEY."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class EnvFile:
 
     @property
     def overridden(self) -> list[str]:
-        """Variables whose value in the environment differed from the value in the file."""
+        """Variables that had a different value in the environment before the file was read."""
         return sorted(
             name
             for name, line in self._lines.items()
@@ -99,7 +99,7 @@ class EnvFile:
         return sorted(name for name in (ours & self._lines.keys()) | named if self._lines[name].value)
 
     def locate(self, mistakes: Iterable[str]) -> list[str]:
-        """The mistakes. A mistake about a variable that the file sets begins with the file and the line."""
+        """Returns the mistakes. A mistake about a variable in the file gets the file and the line at its beginning."""
         return [self._located(mistake) for mistake in mistakes]
 
     def _located(self, mistake: str) -> str:
@@ -142,7 +142,10 @@ def parse(path: Path, text: str) -> dict[str, FileLine]:
 
 
 def _line_number(original: Original) -> int:
-    """The number of the line with the variable. The parser counts empty lines before this line as part of its text."""
+    """The number of the line with the variable.
+
+    The parser's own number is the number of the first empty line before the variable, if there are empty lines.
+    """
     before = original.string.removesuffix(original.string.lstrip())
     return original.line + len(re.findall(r"\r\n|\r|\n", before))
 

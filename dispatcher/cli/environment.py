@@ -45,7 +45,10 @@ def read_settings(*needs: str, reads_own: bool = False) -> Settings:
 
 
 def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Like `config.examine`, but for an env file: its values have the source `env-file`, its mistakes a line number."""
+    """Like `config.examine`, but also handles the env file.
+
+    A value from the env file has the source `env-file`. A mistake in the env file begins with the file and the line.
+    """
     settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes
@@ -67,7 +70,7 @@ def warnings(*, reads_own: bool = True) -> list[str]:
 
 
 def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> dict[str, str | None]:
-    """Variables that begin with DISPATCHER_ but are not settings, and the most similar setting of each, or None.
+    """Variables that begin with DISPATCHER_ but are not settings, each with the most similar setting, or None.
 
     Args:
         reads_own: Whether to check the names of providers' settings, too. If not, every name with the prefix of a

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Age(click.ParamType[float]):
-    """A length of time such as `90s`, `15m`, `2h`, `3d`, `1w`, in seconds."""
+    """An option's value: a length of time such as `90s`, `15m`, `2h`, `3d` or `1w`, which is converted to seconds."""
 
     name = "age"
 
@@ -130,7 +130,7 @@ _OPTIONS: Final = {
         help="Only emails whose dead letter was already discarded. Without this option, such emails are left out.",
     ),
 }
-"""The options by the name of their parameter."""
+"""The filter options, each by the name of the parameter that click passes to the command."""
 _FIELDS: Final = {"older_than": "older_than_seconds", "newer_than": "newer_than_seconds"}
 """Maps the parameter of an option to the field of the filter, where their names differ."""
 DEFAULT_TENANT: Final = "default"
@@ -167,7 +167,7 @@ def filter_options(*, takes_keys: bool = True, **fixed: Any) -> Callable[[Callab
     """A decorator that adds the filter options to a command. The command gets the filter as one parameter, `selection`.
 
     Args:
-        takes_keys: Whether the command also selects emails by message keys, so that `--tenant` is their tenant.
+        takes_keys: Whether the command also accepts message keys. With keys, `--tenant` is the tenant of these keys.
         fixed: Values of the filter parameters that the command line cannot set.
     """
     options = _OPTIONS | ({"tenant_id": _TENANT_OR_KEYS} if takes_keys else {})
@@ -223,7 +223,7 @@ def filters_of(selection: Selection | UnsentFilter) -> set[str]:
 def require_names_or_filter(
     names: Sequence[str], selection: Selection | UnsentFilter, ways: str, *, is_chosen: bool = False
 ) -> None:
-    """Checks that the command line selects emails by names or by a filter, not by both.
+    """Checks that the command line selects emails by names (ids or message keys) or by a filter, not by both.
 
     If the command line has names, `--tenant` is not a filter: it says which tenant the message keys belong to.
 

@@ -64,7 +64,7 @@ _EXPLAINED: Final = frozenset(
 
 
 _KEEP_MESSAGE_ID: Final = frozenset({"smtp", "capture"})
-"""Providers that send the Message-ID from the dispatcher. All other providers create a Message-ID themselves."""
+"""Providers that keep the Message-ID that the dispatcher creates. All other providers create their own."""
 
 
 def show_history(story: EmailHistory, messages: list[DeadLetterMessage] | None) -> None:

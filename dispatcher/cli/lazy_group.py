@@ -16,8 +16,9 @@ class LazyGroup(click.Group):
     """A group that imports a command when it is called, and adds the option `--env-file` to it.
 
     Args:
-        parts: The commands by name, in the order of `--help`: `module:function` in this package, and a summary.
-        brief: The names of short commands, which run without garbage collection: the exit frees their memory.
+        parts: For each command's name, `module:function` in this package, and a summary; in the order of `--help`.
+        brief: The names of short commands. They run without garbage collection, because the exit soon frees their
+            memory.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ COMMANDS: Final = {
     "dev": ("dev:command", "Run a private PostgreSQL and RabbitMQ for development."),
     "demo": ("demo:command", "Send a thousand emails through the whole system, on private servers."),
 }
-"""The commands by name, in the order of `--help`: `module:function`, and a summary."""
+"""For each command's name, `module:function` and a summary; in the order of `--help` (see `LazyGroup`)."""
 
 
 @click.group(

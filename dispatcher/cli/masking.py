@@ -35,7 +35,7 @@ def without_path(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """A secret setting's value with passwords masked; all of it, if it is neither a URL nor a libpq string."""
+    """A secret setting's value with passwords masked; `***` if the value is neither a URL nor a libpq string."""
     urls = addresses(text)
     # The list is split only if every URL has a login: otherwise part of a password could be mistaken for a URL.
     if len(urls) > 1 and all("@" in url for url in urls):

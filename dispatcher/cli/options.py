@@ -41,7 +41,8 @@ def audit_options(
     """A decorator that adds `--reason` and `--actor` to a command. The command gets both as one parameter, `act`.
 
     Args:
-        is_required: Whether click refuses a command line without `--reason`. If not, `act` is None without a reason.
+        is_required: Whether click refuses a command line without `--reason`. If it does not refuse the command line,
+            the command gets None as `act`.
         reason: The help of `--reason`.
         actor: The help of `--actor`.
     """
@@ -62,10 +63,10 @@ def audit_options(
 
 
 def made_act(act: Act | None, reason: str) -> Act:
-    """Returns the actor and the reason for the audit log. Without `--reason`: this user, and the default reason.
+    """Returns the actor and the reason for the audit log: `act`, or else this user and the default reason.
 
     Args:
-        act: What `audit_options` passed to the command.
+        act: What `audit_options` passed to the command; None if the command line has no `--reason`.
         reason: The default reason, such as the command's name.
     """
     if act is not None:

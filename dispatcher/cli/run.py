@@ -89,9 +89,9 @@ def command(workers: int | None) -> int:
 
 
 def _block_reload_signals() -> None:
-    """Blocks SIGHUP, SIGTTIN and SIGTTOU until the parent handles them: until then, they would end the process.
+    """Blocks SIGHUP, SIGTTIN and SIGTTOU until the parent handles them. Without a block, they would end the process.
 
-    With a controlling terminal, these signals keep their default action: SIGHUP then means that the terminal closed.
+    Blocks nothing if the process has a controlling terminal: SIGHUP then means that the terminal closed.
     """
     from dispatcher.supervisor.terminal import has_terminal
 

@@ -225,7 +225,7 @@ def _print(snapshot: Snapshot, *, as_json: bool) -> bool:
 
 
 def _repeat(settings: Settings, seconds: float, *, as_json: bool) -> None:
-    """Prints snapshots, each as one line or one table, until the reader closes the pipe."""
+    """Prints a snapshot every `seconds` seconds, as a line of JSON or a table, until the reader closes the pipe."""
     is_read = True
     while is_read:
         try:
@@ -237,7 +237,10 @@ def _repeat(settings: Settings, seconds: float, *, as_json: bool) -> None:
 
 
 def _redraw(settings: Settings, seconds: float) -> None:
-    """Draws the page of `--watch` on the terminal, and redraws it in place. Earlier output scrolls up."""
+    """Draws the page of `--watch`, and redraws it in place every `seconds` seconds.
+
+    The first page begins below the terminal's earlier output, so it overwrites nothing.
+    """
     from dispatcher.cli.status_page import page
 
     before: Snapshot | None = None

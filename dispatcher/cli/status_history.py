@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dispatcher.store.samples import Attempts
 
 OUTCOMES: Final = ("accepted", "deferred", "rejected", "uncertain")
-"""The outcomes that always have a column. An outcome that only a later release records gets a column after these."""
+"""The outcomes that always have a column. If a later release has recorded other outcomes, their columns follow."""
 LONGEST_SECONDS: Final = 400 * 86_400.0
 HOURS_UP_TO_SECONDS: Final = 2 * 86_400.0
 """A history of at most this length has one row per hour; a longer history has one row per day."""

@@ -34,11 +34,12 @@ class Snapshot:
         expiring: Failed and held emails whose content will soon be deleted; None if content is kept for ever.
         troubles: Providers that at least one worker cannot use now.
         pauses: The operators' pauses that are in force.
-        domains: The recipient domains for whose ceilings emails wait.
-        silent_seconds: By host: how long the host's monitor has not reported. Contains only hosts for which this time
-            is too long.
+        domains: The recipient domains with emails that wait because of the domain's ceiling.
+        silent_seconds: The seconds since the last report of a host's monitor, by host. Contains only hosts for which
+            this time is too long.
         unready: The processes of this host that do not work, and why; None if all work, or if no monitor answers.
-        recovery_seconds: The longest time from the expiry of a vanished host's lease until another host recovers it.
+        recovery_seconds: The longest time from the expiry of a vanished host's lease until another host recovers the
+            leased email.
         queues: The number of ready messages in each queue, the DLQ last; None if RabbitMQ could not be read.
         queues_fault: Why RabbitMQ could not be read; None if there was no fault.
         taken_at: The monotonic clock in seconds, to compute rates from two snapshots.
@@ -177,7 +178,7 @@ def _speed(snapshot: Snapshot, before: Snapshot | None) -> Table:
 
 
 def _percentiles(latency: Latency | None) -> dict[str, float | None]:
-    """The percentiles in seconds; None if no email was sent recently."""
+    """The latency's percentiles in seconds, by name; each is None if no email was sent recently."""
     return {name: getattr(latency, f"{name}_seconds", None) for name in ("p50", "p95", "p99")}
 
 
@@ -205,13 +206,13 @@ def _describe(trouble: ProviderProblem) -> str:
 
 
 def _days(seconds: float | None) -> str:
-    """How soon the first expiring email loses its content."""
+    """The time until the first of the expiring emails loses its content, as text."""
     days = (seconds or 0.0) / 86400
     return "due now" if days <= 0 else f"first in {days:.1f} days"
 
 
 def _age(seconds: float | None) -> Styled:
-    """An age as text. An age below -AHEAD_SECONDS means that PostgreSQL's clock was set back (see `enqueue.sql`)."""
+    """An age as text. Below -AHEAD_SECONDS, it is a warning: PostgreSQL's clock was set back (see `enqueue.sql`)."""
     if seconds is not None and seconds < -AHEAD_SECONDS:
         return Styled(f"{_duration(-seconds)} ahead of PostgreSQL's clock", "red")
     return Styled(_duration(seconds and max(0.0, seconds)), "")

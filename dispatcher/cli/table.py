@@ -38,8 +38,8 @@ class Table:
     Args:
         columns: The names of the columns. Without names, there is no heading and no rule, and the first row determines
             the number of columns.
-        right: Numbers of the columns that are aligned to the right.
-        fold: Number of the column whose words may be broken on a narrow terminal.
+        right: The numbers, from 0, of the columns that are aligned to the right.
+        fold: The number, from 0, of the column whose words may be broken on a narrow terminal; None for no column.
     """
 
     def __init__(self, *columns: str, right: Iterable[int] = (), fold: int | None = None) -> None:
@@ -72,8 +72,9 @@ class Table:
         """The table's lines.
 
         Args:
-            width: The table's greatest width in characters; cells are wrapped. If the longest words (except in `fold`)
-                do not fit side by side, each row becomes a record: one line per field.
+            width: The greatest width of the table in characters; None for no limit. Cells are wrapped to this width.
+                If the longest words (except in the column `fold`) do not fit side by side, each row becomes a record:
+                one line per field.
             coloured: Whether to add the escape sequences of the cells' styles.
         """
         shown = [self._columns, *self._rows] if self._columns else self._rows
@@ -93,7 +94,7 @@ class Table:
         return [line for row in drawn for line in row]
 
     def _records(self, width: int, *, coloured: bool) -> list[str]:
-        """The lines of all rows, with one line per field. Breaks words only in `fold`, so that ids can be copied."""
+        """The lines of all rows, with one line per field. Breaks words only in column `fold`, so ids can be copied."""
         fields = Table(fold=1 if self._fold is not None else None)
         for row in filter(None, self._rows):
             for name, cell in zip(self._columns, row, strict=True):
@@ -153,10 +154,10 @@ def in_style(text: str, style: str) -> str:
 
 
 def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
-    """Narrows the widest columns, down to their longest word, until the table fits.
+    """The widths of the columns, after the widest columns are narrowed until the table has at most the width `wanted`.
 
-    If the table cannot fit, the widths stay, and the terminal breaks the lines. We do not break words, because an
-    operator could not copy a broken id.
+    No column becomes narrower than its width in `narrowest`, usually that of its longest word: an operator could not
+    copy a broken id. If the table cannot fit, returns `widths` unchanged, and the terminal breaks the lines.
     """
     room = _room(len(widths), wanted)
     if sum(narrowest) > room:

@@ -61,7 +61,7 @@ class ApiCall(Generic[T]):
 def send(email: Email | Sms) -> ApiCall[Receipt]:
     """The request that enqueues an email or an SMS.
 
-    Leaves out the tenant `default`: the API then uses the key's tenant.
+    If the email's tenant is `default`, the request names no tenant, and the API uses the key's tenant.
     """
     document = _document(email)
     headers = [_JSON]

@@ -46,7 +46,7 @@ ATTEMPT_SECONDS: Final = 15.0
 PAGE_EVENTS: Final = 500
 RETRIED_STATUSES: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
 _FINAL_CODES: Final = frozenset({"too-late"})
-"""Codes of problems for which a request is not repeated, although their status is in RETRIED_STATUSES."""
+"""Codes of problems after which a request is not repeated, although the response's status is in RETRIED_STATUSES."""
 
 
 class _BaseClient(ABC):
@@ -199,8 +199,8 @@ class Client(_BaseClient):
         """Returns an iterator over the tenant's events, oldest first.
 
         Args:
-            after: The iterator begins after the event with this cursor. None: it begins with the oldest event that is
-                kept.
+            after: The iterator begins after the event with this cursor. If None, the iterator begins with the oldest
+                event that is kept.
         """
         return Events(self, after)
 

@@ -35,7 +35,7 @@ class ApiProblem(DispatcherError):
 
 
 class NoResponse(DispatcherError):
-    """No attempt got a response. The email may have been enqueued; repeating the call is safe."""
+    """The last attempt of a call got no response. The email may have been enqueued; repeating the call is safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class EmailStatus:
 
 @dataclass(frozen=True, slots=True)
 class ListedEmail:
-    """An email in a list. `Client.get` has its attempts and events.
+    """An email in a list. `Client.get` returns the email's attempts and events, too.
 
     Attributes:
         refused_recipients: See `EmailStatus`.

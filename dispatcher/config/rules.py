@@ -1,4 +1,4 @@
-"""Checks that involve several settings. They run after each setting was read and parsed."""
+"""Checks that involve several settings. The checks run after all settings are read and parsed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from dispatcher.config.settings import Settings
 
 LONG_WAIT_SECONDS: Final = 600.0
-"""The longest wait before a retry that never causes a warning."""
+"""If DISPATCHER_RETRY_CAP_SECONDS is at most this many seconds, it never causes a warning."""
 
 
 def suspicious_settings(settings: Settings) -> tuple[str, ...]:

@@ -30,13 +30,13 @@ def setting(
     Args:
         parse: Converts the variable's text to the value. If the text is invalid, raises ValueError with a text that
             continues a sentence that begins with the variable's name.
-        default: The text to parse if the variable is unset; None if the value is then `empty`.
+        default: The text to parse if the variable is unset. If `default` is None, the value is then `empty`.
         about: One sentence for `dispatcher config` and the documentation.
         variable: The variable's name, if it differs from the prefix and the field's name in capitals.
         secret: Whether the value must never be shown. The value may then be read from a file, whose path is in the
             variable with `_FILE` appended to its name.
         is_secret_path: Whether the value is a URL whose path is secret.
-        empty: The value if the variable is unset and there is no default.
+        empty: The value if the variable is unset and `default` is None.
         needed: If the provider requires this setting: a phrase that says what to set the variable to. Otherwise None.
     """
     metadata = {
@@ -88,7 +88,7 @@ class Origin:
 
 
 def settings_in(kind: type, prefix: str = PREFIX) -> tuple[Setting, ...]:
-    """The settings that a dataclass declares, in order, with `max_per_second` last."""
+    """The settings that a dataclass declares, in the order of its fields, except that `max_per_second` is the last."""
     found = [
         Setting(item.name, **{**item.metadata, "variable": item.metadata["variable"] or f"{prefix}{item.name.upper()}"})
         for item in fields(kind)

@@ -96,7 +96,7 @@ _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def off_or_duration(lowest: float, highest: float) -> Callable[[str], float]:
-    """A parser of seconds: a number of seconds, or a number with a unit, such as `30m` or `4h`; 0 for off."""
+    """A parser of a duration, such as `90`, `30m`, `4h` or `off`. The value is in seconds; 0 means off."""
 
     def parse(text: str) -> float:
         number, unit = (text[:-1], text[-1]) if text[-1:] in _UNIT_SECONDS else (text, "s")
@@ -179,7 +179,7 @@ def addresses(text: str) -> list[str]:
 
 
 def urls(*schemes: str) -> Callable[[str], str]:
-    """A parser of one URL or a comma-separated list of URLs. It returns the text unchanged."""
+    """A parser of one URL or a comma-separated list of URLs with these schemes. It returns the text unchanged."""
     one = url(*schemes)
 
     def parse(text: str) -> str:
@@ -405,7 +405,7 @@ def host_name(text: str) -> str:
 
 
 def path_of(text: str) -> Path:
-    """An absolute path; `~` is expanded.
+    """The path, made absolute. A `~` at the beginning is expanded to the home folder.
 
     Raises:
         ValueError: The path begins with the home of an unknown user.

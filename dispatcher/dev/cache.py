@@ -57,7 +57,10 @@ def path_of(name: str) -> Path:
 
 
 def make_writable(folder: Path, remedy: str) -> None:
-    """Creates the folder if it does not exist.
+    """Creates the folder if it does not exist, and checks that this user can write to it.
+
+    Args:
+        remedy: The remedy in the error.
 
     Raises:
         ServerUnavailable: This user cannot create the folder, or cannot write to it.

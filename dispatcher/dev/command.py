@@ -65,6 +65,9 @@ def tail(path: Path, count: int = 12) -> str:
 
 
 def _die_with_parent() -> list[str]:
-    """A prefix for a command. With this prefix, the kernel kills the command when the thread that started it exits."""
+    """A prefix for a command. With it, the kernel kills the command when the thread that started the command exits.
+
+    Empty if setpriv is not installed.
+    """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []

@@ -111,7 +111,7 @@ class CountingAttempt(Attempt):
 
 
 def an_email(**changes: Any) -> OutgoingEmail:
-    """An ordinary email with changed fields."""
+    """An ordinary email, except for the fields in `changes`."""
     plain: dict[str, Any] = {
         "email_id": new_email_id(),
         "created_at": datetime(2026, 11, 21, 7, 30, tzinfo=UTC),
@@ -124,7 +124,7 @@ def an_email(**changes: Any) -> OutgoingEmail:
 
 
 def a_text(**changes: Any) -> OutgoingEmail:
-    """An ordinary SMS with changed fields."""
+    """An ordinary SMS, except for the fields in `changes`."""
     plain = {"sender": "+4915799912345", "to": ("+4915112345678",), "subject": "", "text": "Your code is 1234."}
     return an_email(**{**plain, "channel": SMS_CHANNEL, **changes})
 

@@ -35,7 +35,7 @@ def fetch(
         progress: Called with one line of text for each step.
 
     Raises:
-        ServerUnavailable: No apt-get, no network, or no such package.
+        ServerUnavailable: apt-get is not installed, the network is unreachable, or there is no such package.
     """
     with tempfile.TemporaryDirectory(prefix=".apt-", dir=into) as name:
         work = Path(name)

@@ -189,7 +189,7 @@ def _table(order: str, random: Random) -> Attachment:
 
 
 def _picture(order: str, random: Random) -> Attachment:
-    """A PNG of one pixel."""
+    """An attachment: a PNG of one pixel."""
     header = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" + random.randbytes(3))), (b"IEND", b""))
     parts = [struct.pack(">I", len(data)) + kind + data + _checksum(kind + data) for kind, data in chunks]
@@ -201,7 +201,7 @@ def _checksum(part: bytes) -> bytes:
 
 
 def _archive(order: str, random: Random) -> Attachment:
-    """Random bytes, sometimes more than fit into a socket's buffer."""
+    """An attachment of random bytes, sometimes larger than a socket's buffer."""
     octets = random.choice((300, 3_000, 120_000)) + random.randint(0, 200)
     return Attachment(f"фото {order}.bin", "application/octet-stream", random.randbytes(octets))
 
@@ -215,10 +215,10 @@ class _RolledBackError(Exception):
 
 
 class Application:
-    """Enqueues emails like a shop's code, in the shop's own transactions.
+    """Enqueues the demo's emails in transactions of its own, as the code of a shop would do.
 
-    It enqueues some emails twice, like an application that crashed after a commit and does not know whether the commit
-    succeeded. It rolls back one transaction that enqueued emails.
+    Enqueues some emails twice, like an application that crashed after a commit and does not know whether the commit
+    succeeded. Rolls back one transaction that enqueued emails.
 
     Attributes:
         answers: The result of each committed enqueue.
@@ -251,7 +251,10 @@ class Application:
             yield
 
     def _transact(self, batch: Sequence[PlannedEmail], again: Sequence[Email]) -> None:
-        """Enqueues in one transaction. A real application would write its own rows in the same transaction."""
+        """Enqueues the emails of a batch, and the emails `again` for the second time, in one transaction.
+
+        A real application would write its own rows in the same transaction.
+        """
         with self._connection.transaction():
             answers = enqueue_many(self._connection, [*[item.email for item in batch], *again])
         self.transactions += 1

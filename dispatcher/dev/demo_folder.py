@@ -34,7 +34,7 @@ from dispatcher.store.queries import query
 
 CA_FILE: Final = "DISPATCHER_CA_FILE"
 _DATABASE: Final = "email_dispatcher_demo"
-"""The same name as in `sql/queries/demo.sql`."""
+"""The name of the demo's database, which `sql/queries/demo.sql` repeats."""
 _NAMES: Final = {
     "DISPATCHER_EXCHANGE": "email.dispatcher.demo.{}",
     "DISPATCHER_QUEUE": "email.dispatcher.demo.{}.send",

@@ -37,7 +37,8 @@ from dispatcher.store.queries import query
 POISON: Final = b"\x00\xffNot a pointer to an email.\r\n"
 CHECK_SECONDS: Final = 0.04
 STALL_SECONDS: Final = 30.0
-"""Longer than a lease lasts in the demo. A recovery waits at most until a lease expires."""
+"""The demo gives up if no email changes its status for this long. A lease in the demo is shorter, and a recovery waits
+at most until a lease expires."""
 SLOWEST_EMAILS_PER_SECOND: Final = 20
 _EXAMPLES_SHOWN: Final = 3
 
@@ -109,16 +110,16 @@ class Report:
         pending: Emails with the status `pending` or `sending`.
         delivered: Distinct emails that the SMTP server accepted.
         held_delivered: How many delivered emails have the status `held`.
-        duplicates: Acceptances beyond each email's first.
+        duplicates: Acceptances of emails that the SMTP server had already accepted.
         lost: Emails without a row, emails in no final status, and `sent` emails that the SMTP server did not accept.
         dlq: Messages on the DLQ.
         known: Repeated enqueues that returned the email of the first enqueue.
         rolled_back: Emails whose transaction was rolled back.
-        poison: Messages on the send queue that are not pointers to emails.
+        poison: Messages that the demo published to the send queue and that are not pointers to emails.
         retried: Emails that the server deferred at least once.
         recovered: Emails that were recovered only after their lease expired; 0 if the in-flight ledger works.
-        killed: None if no worker was killed.
-        seconds: From the first enqueue until no email was pending.
+        killed: The killed worker and the recovery of its emails; None if no worker was killed.
+        seconds: The time from the first enqueue until no email was pending.
         smtp_latency_ms: How long the SMTP server waits before it answers.
         folder: The folder with the logs, the mail and the SMTP server's records.
         differences: Descriptions of everything that violates the promise.
@@ -155,7 +156,7 @@ class Report:
 
     @property
     def emails_per_second(self) -> float:
-        """The average rate, including the kill, the retries and the server's latency."""
+        """The average rate of the whole demo, which the kill, the retries and the server's latency reduce."""
         return self.emails / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:

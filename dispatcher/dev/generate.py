@@ -63,7 +63,7 @@ def _with_panels(dashboard: str, rules: str, meters: list[Meter]) -> str:
 
 
 def _add(panels: list[dict[str, Any]], meter: Meter) -> None:
-    """Adds a panel at the end of its row, and moves the panels below if a new line is needed."""
+    """Adds a metric's panel at the end of its dashboard row. If the row gets a new line, moves the rows below down."""
     at = next(number for number, one in enumerate(panels) if (one["type"], one["title"]) == ("row", meter.panel))
     row = list(takewhile(lambda one: one["type"] != "row", panels[at + 1 :]))
     y = max((one["gridPos"]["y"] for one in row), default=panels[at]["gridPos"]["y"] + 1)

@@ -39,7 +39,7 @@ class Mail:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request to send.
+    """One request that asks the provider to send one or more emails.
 
     Attributes:
         mails: The emails in the request; several in a bulk call.

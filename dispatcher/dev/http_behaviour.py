@@ -23,7 +23,7 @@ class Fault(StrEnum):
     """Read the whole request, accept nothing, and close the connection without an answer."""
 
     CLOSE_UNREAD = "close-unread"
-    """Close the connection after the request's headers, and accept nothing."""
+    """Close the connection after the request's headers, without reading the body, and accept nothing."""
     RESET_UNREAD = "reset-unread"
     """Like CLOSE_UNREAD, with a TCP reset."""
     CLOSE = "close"
@@ -41,7 +41,7 @@ class Fault(StrEnum):
     HALF_HEAD = "half-head"
     """Send half of an answer's headers, then close the connection."""
     FLOOD = "flood"
-    """Send the right answer with a body of 64 MiB."""
+    """Answer 202 with a body of 64 MiB."""
     HTML = "html"
     """Answer 200 with a web page."""
     EMPTY = "empty"
@@ -49,9 +49,9 @@ class Fault(StrEnum):
     GARBAGE = "garbage"
     """Send bytes that are not HTTP."""
     REDIRECT = "redirect"
-    """Answer 307 to the same path: a client that follows the redirect has posted twice."""
+    """Answer 307 to the same path. A client that follows the redirect posts the email twice."""
     LAST_ANSWER = "last-answer"
-    """Send the right answer, then close the connection without `Connection: close`."""
+    """Send the normal answer, then close the connection, although no header `Connection: close` has announced this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class HttpDouble:
         behaviour: Faults, refusals and latency; may be changed while the server runs.
         sessions: The open connections.
         connections: Number of connections since the start.
-        begun: How many requests to send were begun (their headers were read), by path.
+        begun: How many requests that ask to send emails have begun (their headers were read), by path.
         requests: How often each email was posted in a completely read request, by email id.
         received: The bodies of the accepted requests, if `keeps` is set.
         answers: The body and the answer of each accepted request with an idempotency key.
@@ -106,8 +106,8 @@ class HttpDouble:
 
     @property
     def url(self) -> str:
-        """The value for DISPATCHER_SENDGRID_HOST, DISPATCHER_SES_ENDPOINT_URL, DISPATCHER_RESEND_URL or
-        DISPATCHER_TWILIO_URL."""
+        """The server's URL: the value for DISPATCHER_SENDGRID_HOST, DISPATCHER_SES_ENDPOINT_URL,
+        DISPATCHER_RESEND_URL or DISPATCHER_TWILIO_URL."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def ledger(self) -> AcceptanceLedger:

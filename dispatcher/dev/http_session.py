@@ -60,7 +60,7 @@ class HttpRecords(Protocol):
         ...
 
     def record_event(self, connection: int, event: str, **fields: object) -> None:
-        """Records an event of a connection, if the server records them."""
+        """Records an event of a connection, if the server records such events."""
         ...
 
     def counts(self) -> dict[str, object]:
@@ -114,7 +114,7 @@ class HttpSession(asyncio.Protocol):
             self._key = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Counts a request to send, and injects the faults that do not read the body."""
+        """Counts a request that asks to send emails, and injects the faults for which the body is not read."""
         self._method = self._parser.get_method().decode("ascii")
         self._api: Api | None = api_of(self._path) if self._method == "POST" else None
         if self._api is None:

@@ -87,7 +87,7 @@ class Record(TypedDict):
 
 
 def identify(pid: int, *, even_a_zombie: bool = False) -> ProcessIdentity | None:
-    """The identity of the process with this pid; None if there is none. A zombie counts only with `even_a_zombie`."""
+    """The identity of the process with this pid; None if no process has it. Zombies count only with `even_a_zombie`."""
     fields = _stat(pid)
     if fields is None or (fields[0] in "ZX" and not even_a_zombie):
         return None

@@ -1,4 +1,4 @@
-"""The oracle: judges the demo and the runs of tests/chaos from records only. Pure; uses no code of the product.
+"""The oracle: judges the demo and the runs of tests/chaos. Pure: it uses only records, and no code of the product.
 
     answers       the answers to each producer, and the keys that the producer used
     rows          the database, after all processes have finished
@@ -21,8 +21,8 @@ the email's outcome was unknown.
 Every failed or held email has a dead letter, and the DLQ has no other messages except injected garbage.
 
 A caller that cancels an email gets the answer "cancelled" or "too late". After the answer "cancelled", no request with
-the email arrives at the provider. An email with the answer "too late" was leased before. An email is `cancelled` only
-if a caller cancelled it or if it has an expiry.
+the email arrives at the provider. An email with the answer "too late" was leased by a worker. An email is `cancelled`
+only if a caller cancelled it or if it has an expiry.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ T = TypeVar("T", RecordedAttempt, Exchange)
 
 FINAL: Final = ("sent", "failed", "held", "cancelled")
 FAULT_SECONDS: Final = 30.0
-"""A fault can make a lease expire within this time: the fault's duration, plus the lease, plus other hosts' grace
-period."""
+"""How long after the beginning of a fault a lease can expire because of the fault: the fault's duration, plus the
+lease's, plus the grace period of other hosts."""
 
 
 MIN_SHARE_SETTLED: Final = 0.9
-"""The least share of uncertain, accepted emails that events must settle. The provider reports events about more than
-this share of emails."""
+"""Events must settle at least this share of the uncertain emails that the provider accepted. The provider reports
+events about a larger share of its emails."""
 ENOUGH_UNCERTAIN: Final = 20
-"""If fewer emails are uncertain, the oracle does not check this share, because chance may make it smaller."""
+"""If fewer emails are uncertain, the oracle does not check `MIN_SHARE_SETTLED`, because the share varies by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +152,10 @@ class Judgement:
     Attributes:
         counts: Emails by status.
         lost: Emails without a row, emails in no final status, and `sent` emails that were never accepted.
-        duplicates: Acceptances beyond each email's first.
+        duplicates: Acceptances of emails that the provider had already accepted.
         held_on_wire: Held emails whose request reached the provider and whose answer reached no worker.
-        held_at_edge: Held emails whose worker was killed or frozen in one of the moments that no ledger can distinguish
-            (see `wire`).
+        held_at_edge: Held emails whose worker was killed or frozen just before the first octet was sent, or just after
+            the answer was read. In both moments, the ledger says *on the wire* (see `wire`).
         held_without_ledger: Held emails of a worker whose ledger was deleted.
         held_unexplained: All other held emails.
         held_accepted: Held emails that the provider has accepted.

@@ -51,14 +51,14 @@ class SmtpBehaviour:
 
     Attributes:
         script: For each step, an `SmtpFault`, or the reply to send; CRLF separates the lines of a reply.
-        times: How often the script applies; None for always.
+        times: How many more times the script applies; None for always.
         security: `none`, `starttls` or `tls`.
         tls: The server's TLS context; STARTTLS is not offered without it.
         login: The user and password without which MAIL is refused; None if no login is needed.
         login_methods: The methods that AUTH announces.
         most_sessions: The most open connections. The server refuses further connections with 421; 0 for no limit.
         latency_seconds: Delay before the answer to an email.
-        slow_seconds: Delay before the reply to a recipient that begins with `slow`.
+        slow_seconds: Delay before the reply to a recipient whose address begins with `slow`.
         size_limit: The limit that SIZE announces and the server enforces, in octets; 0 for none.
         extensions: The extensions in addition to SIZE, STARTTLS and AUTH.
         strict: Whether the server refuses bare CR or LF, and lines above 998 octets, which a lenient server accepts.

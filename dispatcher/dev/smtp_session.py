@@ -68,7 +68,7 @@ class Mailbox(Protocol):
         ...
 
     def record_event(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
-        """Records an event of a connection, if the server records them."""
+        """Records an event of a connection, if the server records such events."""
         ...
 
 

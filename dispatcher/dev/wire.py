@@ -6,14 +6,14 @@ The explanations, in this order:
     on the wire   The request reached the provider, but no complete answer reached a running worker. Or a part of the
                   request had arrived when the worker was killed or frozen. Or the provider closed the connection while
                   the request was being sent.
-    at the edge   The worker was killed or frozen in one of two moments that no ledger can distinguish. Either the
-                  ledger's slot says *on the wire*, but the first octet was not sent. Or the answer was read, but the
-                  slot does not say *answered* yet.
+    at the edge   The worker was killed or frozen in one of two moments in which the ledger's slot says *on the wire*,
+                  but the email is not on the wire. Either the first octet was not sent yet. Or the answer was read, but
+                  the slot does not say *answered* yet.
     without a ledger   The email was leased to a worker that died after its ledger was deleted.
     unexplained   None of these applies: there was no reason to hold the email or to send it again.
 
-That a host could not reach PostgreSQL is not an explanation: when the host reaches PostgreSQL again, its in-flight
-ledger has the email's state.
+An interrupted connection to PostgreSQL explains no unknown outcome: when the host reaches PostgreSQL again, the host's
+in-flight ledger has the email's state.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The provider's record.
+    """The provider's record of requests and connections.
 
     Attributes:
         exchanges: The requests that arrived completely.
@@ -205,7 +205,11 @@ def requests_of(
 
 
 def _is_unanswered(exchange: Exchange, own: Sequence[Disturbance]) -> bool:
-    """Whether no complete answer reached a running worker."""
+    """Whether no complete answer to this request reached a running worker.
+
+    Args:
+        own: The disturbances that may have affected the attempt.
+    """
     answered_at = exchange.answered_at
     if answered_at is None or not exchange.was_read:
         return True
