@@ -84,7 +84,7 @@ def classify(status: str | None, words: str, *, after_data: bool = False) -> Bou
     """How permanent a final failure is.
 
     Args:
-        status: The enhanced status code of the notice, if it has one.
+        status: The enhanced status code that the bounce reports; None if it reports none.
         words: What the receiving or the sending server said about the recipient; may be empty.
         after_data: Whether the server refused the content, after it had accepted the recipient. Some of these servers
             say that the user is unknown, which then proves nothing.

@@ -21,7 +21,7 @@ from dispatcher.telemetry.log import get_log
 
 INTERVAL_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 60.0
-"""The wait after an error of the Maildir."""
+"""The wait before the next round if the Maildir cannot be read or changed."""
 MAX_MESSAGES: Final = 50
 """The most messages per round. This and `maildir.MAX_OCTETS` limit the memory that a round needs."""
 _END_OF_HEADER: Final = re.compile(rb"\r?\n\r?\n")

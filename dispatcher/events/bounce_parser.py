@@ -47,7 +47,8 @@ from dispatcher.store.address_hashes import normalised
 
 PROVIDER: Final = "smtp"
 MAX_RECIPIENTS: Final = 1000
-"""The most blocks of a report that are read. No email has so many recipients."""
+"""The most blocks of a report that are read. A report has a block for each recipient, and no email has so many
+recipients."""
 MAX_BOUNDARIES: Final = 30
 """How often the word `boundary` may occur in a message. A bounce has only a few parts. Python's parser compares each
 line with the boundary of each enclosing part, so parsing a message with many nested parts would take many seconds."""

@@ -101,7 +101,8 @@ def about(address: str, text: str) -> str:
 
 
 def place_of(address: str, text: str) -> int:
-    """The index at which the text contains an address; -1 if it does not. Ignores longer addresses that contain it."""
+    """The index at which the text contains an address; -1 if the text does not contain it. Ignores longer addresses
+    that contain this address."""
     found = re.search(rf"(?<![\w.+%=-]){re.escape(address)}(?!\w|[.-]\w)", text, re.IGNORECASE)
     return found.start() if found else -1
 

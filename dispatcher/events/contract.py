@@ -45,7 +45,7 @@ class EventsUnreadable(Exception):
 
 
 class SourceUnavailable(ServerUnavailable):
-    """A server of the provider is unreachable, so events cannot be verified or received now."""
+    """A server of the provider is unreachable or refuses a call, so events cannot be verified or received now."""
 
     public = "A server of the provider is not available. The log has details."
 
@@ -71,7 +71,7 @@ class ParsedEvents:
     skipped: Counter[Skipped] = field(default_factory=Counter)
 
     def add(self, found: Sequence[ProviderEvent] | Skipped) -> None:
-        """Adds the events of one notice, or counts the notice as skipped."""
+        """Adds the events of one notice of the provider, or counts the notice as skipped."""
         if isinstance(found, Skipped):
             self.skipped[found] += 1
         else:

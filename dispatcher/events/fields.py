@@ -95,7 +95,8 @@ def email_id(value: object) -> UUID | None:
 
 
 def code(*values: object) -> str | None:
-    """The first enhanced status code (such as 5.1.1) in the texts, else the first SMTP reply code, else None."""
+    """The first enhanced status code (such as 5.1.1) in the texts. Without one, the first SMTP reply code; None if the
+    texts contain neither."""
     found = [each for each in map(text, values) if each]
     for form in (_ENHANCED_CODE, _REPLY_CODE):
         for each in found:
@@ -112,7 +113,7 @@ def epoch(value: object) -> datetime | None:
 
 
 def instant(value: object) -> datetime | None:
-    """The instant, in UTC, of an ISO 8601 text; None for any other value. The default time zone is UTC."""
+    """The instant, in UTC, of an ISO 8601 text; None for any other value. A text without a time zone is in UTC."""
     if not isinstance(value, str) or len(value) > _MAX_INSTANT_CHARACTERS:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Stores the events that providers report, and settles the emails whose acceptance they prove."""
+"""Stores the events that providers report, and settles the emails whose acceptance these events prove."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EventIntake:
         self._log = get_log()
 
     async def store(self, events: Sequence[ProviderEvent]) -> Stored:
-        """Stores events, and settles the emails whose acceptance they prove. Idempotent.
+        """Stores events, and settles the emails whose acceptance these events prove. Idempotent.
 
         When this method returns, the events are committed. Only then may a source acknowledge them to the provider. An
         event that PostgreSQL refuses to store is logged and left out, because PostgreSQL would refuse it again.
@@ -127,8 +127,10 @@ class EventIntake:
             raise
 
     async def _settle(self, email_ids: Collection[UUID]) -> int:
-        """Settles emails immediately. If that fails, the leading relay settles them later, because `store_events` has
-        marked their rows."""
+        """Settles emails immediately. Returns how many changed their status.
+
+        If that fails, the leading relay settles the emails later, because `store_events` has marked their rows.
+        """
         with suppress(StoreUnavailable):
             outcome = await self._locked.execute_unlocked(email_ids, lambda free: settle_proven(self._pool, free))
             report_settled(settled := outcome.rows())

@@ -15,7 +15,7 @@ account."""
 
 
 def report_refusal(provider: str, refusal: Refusal) -> None:
-    """Counts a request that is not genuine. The API logs the number of refusals once a minute."""
+    """Counts a request that is not genuine. Logs nothing, because the API logs the number of refusals once a minute."""
     metrics.EVENTS.add(1, provider, _NO_KIND, "stale" if refusal is Refusal.STALE else "forged", "unknown")
 
 

@@ -177,7 +177,11 @@ def _unsubscribed(notice: _Notice, make: _Make) -> list[ProviderEvent] | Skipped
 
 
 def _of_destinations(kind: EventKind, *texts: str) -> _Read:
-    """A function that reads notices about the whole email, and returns one event for each recipient."""
+    """A function that reads notices about the whole email, and returns one event for each recipient.
+
+    Args:
+        texts: The fields of the notice whose texts become the detail of the events.
+    """
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         detail = fields.detail(*(notice.facts.get(text) for text in texts))
@@ -209,7 +213,7 @@ _READERS: Final[Mapping[str, tuple[str, _Read]]] = {
     "Open": ("open", _of_reader(EventKind.OPENED)),
     "Click": ("click", _of_reader(EventKind.CLICKED)),
 }
-"""For each kind of notice, the field with the facts, and the function that converts them."""
+"""For each kind of notice: the field that contains the facts, and the function that converts the facts to events."""
 
 
 def _recipients(notice: _Notice, field: str) -> list[_Recipient]:

@@ -1,4 +1,4 @@
-"""Settles emails that an event has marked while a worker had leased them."""
+"""Settles emails whose acceptance an event proved while a worker had leased them."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class ProvenEmails:
         self._outbox = outbox
 
     async def run_once(self) -> None:
-        """Settles a batch of emails that are marked and no longer leased."""
+        """Settles a batch of emails whose acceptance an event has proven and that are no longer leased."""
         report_settled(await self._outbox.settle_proven(BATCH))

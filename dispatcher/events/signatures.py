@@ -31,8 +31,8 @@ def decode(signature: str) -> bytes:
 class Freshness:
     """Checks how old a signature is.
 
-    A copy of an old request is refused, because each copy would cost a transaction. It would change nothing, because
-    its events are already stored.
+    A copy of an old request would change nothing, because its events are already stored. But each copy would cost a
+    transaction, so old requests are refused.
     """
 
     def __init__(self, max_age_seconds: float, clock: Callable[[], float]) -> None:

@@ -70,7 +70,7 @@ class SnsMessage:
 
     Attributes:
         text: The text that the publisher sent.
-        token: The token with which a subscription is confirmed; None for a notification.
+        token: The token with which the subscription can be confirmed; None for a notification.
     """
 
     type: MessageType
@@ -150,7 +150,8 @@ class SnsVerifier:
         return SnsMessage(kind, topic, given["Message"], given.get("Token"))
 
     async def confirm(self, message: SnsMessage) -> None:
-        """Confirms a subscription, by a call to SNS in the topic's region. Idempotent.
+        """Confirms the subscription for which SNS sent this message, by a call to SNS in the topic's region.
+        Idempotent.
 
         The URL in the message is not used, because this process sends requests only to URLs that it builds.
 

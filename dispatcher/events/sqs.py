@@ -131,7 +131,7 @@ class QueuePoller:
     ) -> None:
         """
         Args:
-            topics: See `ses.events_of_message`.
+            topics: The allowed topics of SNS; empty to allow all topics. See `ses.events_of_message`.
             first_wait_seconds: The wait before a failed call is repeated. The wait doubles with each further failure.
         """
         self._queue = queue
@@ -141,7 +141,7 @@ class QueuePoller:
         self._backoff = self._new_backoff()
 
     async def run(self) -> None:
-        """Polls until cancelled."""
+        """Polls the queue until cancelled. Repeats a failed call after a wait."""
         while True:
             try:
                 await self.run_once()
@@ -203,7 +203,7 @@ class QueuePolling:
         self._settings = settings
 
     async def run(self) -> None:
-        """Polls until cancelled."""
+        """Runs POLLERS pollers until cancelled."""
         settings = self._settings
         name = "dispatcher events"
         pool = make_pool(settings.database_url, name=name, size=SESSIONS, lock_seconds=BATCH_LOCK_SECONDS)

@@ -28,8 +28,8 @@ from dispatcher.providers.twilio.statuses import KINDS, NUMBER, OPTED_OUT, SID, 
 NAME: Final = "twilio"
 SIGNATURE_HEADER: Final = "X-Twilio-Signature"
 SETTINGS_HEADER: Final = "X-Twilio-Webhooks-Signature-Settings"
-"""The key and algorithm of the signature: `key=…,algorithm=HMAC_SHA256`. Without this header, Twilio signs with the
-auth token and SHA-1."""
+"""The header that names the key and the algorithm of the signature: `key=…,algorithm=HMAC_SHA256`. Without this header,
+Twilio signs with the auth token and SHA-1."""
 MAX_FIELDS: Final = 200
 _ALGORITHMS: Final = {"HMAC_SHA1": "sha1", "HMAC_SHA256": "sha256"}
 _IGNORED: Final = frozenset({"scheduled", "receiving", "received", "partially_delivered"})
@@ -158,7 +158,7 @@ class InboundSms:
 
 
 def parse_inbound(form: Mapping[str, str]) -> InboundSms | None:
-    """The SMS of a request; None if the request has none."""
+    """The SMS that a request reports; None if the request reports no SMS."""
     sid, number = form.get("MessageSid", ""), form.get("From", "")
     if not SID.fullmatch(sid) or not NUMBER.fullmatch(number):
         return None

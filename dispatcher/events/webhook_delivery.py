@@ -104,7 +104,8 @@ class PostResult:
 
 
 class WebhookDelivery:
-    """Delivers the feed's events to all webhooks. A task of each monitor: the monitor with the named lock delivers."""
+    """Delivers the feed's events to all webhooks. Each monitor runs this task, but only the monitor that holds the
+    named lock delivers."""
 
     def __init__(
         self,
@@ -140,7 +141,10 @@ class WebhookDelivery:
         self._log = get_log()
 
     async def run(self) -> None:
-        """Delivers, or waits as a standby, until cancelled. Reconnects to PostgreSQL after outages."""
+        """Until cancelled, delivers events, or waits while another host's monitor delivers.
+
+        Reconnects to PostgreSQL after outages.
+        """
         while True:
             try:
                 async with await connect_async(self._database_url, name="dispatcher webhooks") as session:
@@ -370,7 +374,10 @@ def _refused(result: PostResult, now: datetime, draw: float) -> RefusedEvent:
 def _handled(
     position: Position, posts: Sequence[Post], results: Sequence[PostResult], end: Position, *, is_working: bool
 ) -> Position:
-    """The new cursor. If the receiver works, the cursor also passes refused events, which are stored for a retry."""
+    """The new cursor of the webhook.
+
+    If the receiver works, the cursor also passes refused events, which are stored for a retry.
+    """
     for result in results:
         if result.reaction is not Reaction.DELIVERED and not is_working and result.post.position is not None:
             return position

@@ -58,7 +58,7 @@ def unsupported_by_all(configured: Mapping[str, Capabilities]) -> list[str]:
 
 
 def _highest(limits: Sequence[int | None]) -> int | None:
-    """The highest limit; None if a provider has no limit."""
+    """The highest of the limits; None if at least one provider has no limit."""
     known = [limit for limit in limits if limit is not None]
     return max(known) if len(known) == len(limits) else None
 

@@ -29,7 +29,7 @@ class Attempt:
     This class ignores the reports; the worker's subclass acts on them.
 
     Attributes:
-        number: The number of the attempt, from 1. Every attempt of the email counts.
+        number: The number of the attempt among all attempts of the email, from 1.
         deadline: When the attempt must have ended, including the time to connect, in the running loop's `time()`.
         is_already_counted: Whether the provider's result was already counted with an earlier email of the same bulk
             call.
@@ -112,7 +112,7 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None:
-        """Closes idle connections. No send is in progress. Idempotent."""
+        """Closes idle connections. The caller makes sure that no send is in progress. Idempotent."""
         ...
 
 
@@ -159,7 +159,7 @@ class BulkEntry:
     """An email that is rendered as one entry of a bulk call.
 
     Attributes:
-        key: A call may contain only entries with equal keys.
+        key: Entries can be sent in the same call only if their keys are equal.
         recipients: The number of recipients.
         addresses: Addresses that may occur only once per call; empty if the provider allows repeated addresses.
         octets: The approximate number of octets that the entry adds to the call.

@@ -203,7 +203,8 @@ class SmtpProvider:
         return await self._deliver(email, attempt, transaction)
 
     async def _transact(self, content: RenderedEmail, transaction: SmtpTransaction) -> Outcome:
-        """Runs the transaction over an idle connection, or over a new one if the idle connection is dead."""
+        """Runs the transaction over an idle connection. Uses a new connection if no connection is idle, or if the idle
+        connection is dead."""
         if connection := self._pool.idle():
             try:
                 return await self._run(content, transaction, connection, reused=True)

@@ -11,8 +11,8 @@ from dispatcher.store.connections import Session
 from dispatcher.store.statements import fetch_sync
 
 MISSED_REPORTS: Final = 3
-"""A host counts as silent only after its monitor missed this many reports, even if an alert is configured to be sent
-earlier."""
+"""A host counts as silent only after its monitor missed this many reports, even if DISPATCHER_ALERT_AFTER_SECONDS is
+shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class WorkerSeen:
 
     Attributes:
         name: Host, slot, process and a nonce, separated by colons.
-        age_seconds: Seconds since the worker started. None if the worker has no session; its emails will be recovered.
+        age_seconds: Seconds since the worker started. None if the worker has no session: then its emails will be
+            recovered.
         in_flight: Number of emails under the worker's leases.
         leases_end_in_seconds: Seconds until the worker's last lease expires, negative if it has expired; None if the
             worker has no leases.
@@ -40,14 +41,16 @@ class WorkerSeen:
 
 @dataclass(frozen=True, slots=True)
 class VanishedHost:
-    """A host that lost its power, its network, or its only worker.
+    """A host that has leases but no worker with a session, or that does not report.
+
+    It has probably lost its power, its network or its only worker.
 
     Attributes:
         in_flight: Number of emails under the host's leases.
         leases_end_in_seconds: Seconds until the host's last lease expires, negative if it has expired; None if the host
             has no leases.
-        silent_seconds: Seconds since the host's monitor last reported; None if the monitor reports as it should, or
-            stopped in an orderly way.
+        silent_seconds: Seconds since the host's monitor last reported; None if the monitor has reported recently (only
+            the workers have vanished), or stopped in an orderly way.
     """
 
     name: str
@@ -85,7 +88,7 @@ def find_vanished_hosts(
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long the newest sent emails of the last ten minutes waited, in percentiles; at most 1,000 emails.
+    """Percentiles of how long the newest sent emails waited: at most 1,000 emails of the last ten minutes.
 
     The wait is the time from the moment at which an email could first be sent to its acceptance by a provider.
     """
@@ -111,6 +114,6 @@ def list_silent_hosts(connection: Session, *, after_seconds: float) -> dict[str,
 
 
 def measure_latency(connection: Session) -> Latency | None:
-    """The latency of the newest emails; None if no email was sent in the last ten minutes."""
+    """The latency of the newest sent emails; None if no email was sent in the last ten minutes."""
     emails, percentiles = fetch_sync(connection, "measure_latency")[0]
     return Latency(emails, *percentiles) if emails else None

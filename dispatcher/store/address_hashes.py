@@ -19,7 +19,7 @@ BLOCK_OCTETS: Final = 64
 
 
 class AddressHasher:
-    """Hashes addresses and domains with one key."""
+    """Hashes addresses and domains with the database's key."""
 
     def __init__(self, key: bytes) -> None:
         # This is HMAC-SHA-256 (RFC 2104), with the two blocks of the key hashed only once. `hmac.digest` would hash
@@ -53,7 +53,7 @@ class AddressHasher:
     def unsubscribe_token(self, email_id: UUID, address: str) -> str:
         """A token of 64 characters for the unsubscribe link of one recipient of an email.
 
-        A request with this token proves that it came from a link in this email.
+        The token in a request proves that the request came from a link in this email.
         """
         content = email_id.bytes + self.hash(address)
         return urlsafe_b64encode(content + self._signature(content)).decode()
@@ -86,7 +86,7 @@ class AddressHasher:
 def normalised(address: str) -> str:
     """The address without its display name, in lower case, with its domain in the form that DNS uses (Punycode).
 
-    Never fails: if the domain is not valid, it stays as it is.
+    Never fails: a domain that is not valid is only changed to lower case.
     """
     if address.endswith(">"):
         address = address[address.rfind("<") + 1 : -1]

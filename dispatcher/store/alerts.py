@@ -55,7 +55,8 @@ class TableFindings:
         oldest_age_seconds: Age of the oldest failed or held email; None if there is none.
         dead_letter_due_seconds: How long the oldest due dead letter has waited to be published; None if none is due.
         expiring: Number of failed and held emails that will soon lose their content.
-        mark: A value that changes whenever a provider accepts an email.
+        mark: A value that changes whenever a provider accepts an email. If two checks read the same value, no email was
+            accepted between them.
         due: Number of emails that are due or in their first lease, and not paused; counted up to `MAX_DUE_COUNT`.
         waiting: Why one of the emails that `due` counts waits; None if `due` is 0.
         troubles: Providers that at least one worker cannot use now.
@@ -98,7 +99,7 @@ class AlertStore:
         """Opens no connection yet.
 
         Args:
-            holder: This monitor's name, which is the same after a restart.
+            holder: This monitor's name, which does not change when the monitor restarts.
             host: The monitor's host.
             idle_seconds: PostgreSQL ends the session after this time without a statement. A host that is silent for so
                 long is frozen, and another monitor must alert.

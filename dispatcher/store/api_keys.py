@@ -19,14 +19,14 @@ class ApiKey:
         tenant_id: The tenant that the key acts for; None if it acts for every tenant.
         secret_hash: SHA-256 of the secret.
         scopes: What the key may do: values of `domain.api_key.Scope`.
-        sender_domains: Domains that the key may send from. If this and `sender_addresses` are None, the key may send
-            from any address.
+        sender_domains: Domains that the key may send from. If both `sender_domains` and `sender_addresses` are None,
+            the key may send from any address.
         sender_addresses: Addresses that the key may send from.
-        requests_per_second: None for no limit.
-        recipients_per_day: None for no quota.
+        requests_per_second: The most requests per second; None for no limit.
+        recipients_per_day: The daily quota of recipients; None for no quota.
         revoked_at: When the key was revoked; None while it is valid.
-        lane: The lane of emails that do not set a lane. None: the lane of the rule for the sender, or normal if there
-            is no rule.
+        lane: The lane of emails that do not set a lane. If None, the rule for the sender sets the lane; without such a
+            rule, the lane is `normal`.
         allowed_lanes: The lanes that an email may set, besides `lane`.
     """
 
@@ -51,7 +51,7 @@ class Grant:
 
     Attributes:
         day: The day of the quota, in UTC and by PostgreSQL's clock.
-        recipients: Number of recipients taken; 0 if fewer than needed were left.
+        recipients: Number of recipients taken; 0 if the quota had fewer recipients left than the call needed.
         seconds_left: Seconds until the day ends.
     """
 
@@ -97,7 +97,7 @@ class KeyStore:
         """Takes up to `wanted` recipients from the key's quota for today.
 
         Args:
-            needed: Take nothing if fewer recipients than this are left.
+            needed: Take nothing if the quota has fewer recipients left than this.
         """
         parameters = {"key_id": key_id, "needed": needed, "wanted": wanted, "quota": quota}
         while True:

@@ -166,8 +166,8 @@ def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnec
     """The error for an argument that `call` cannot use. The remedy says what to write instead.
 
     Args:
-        twins: The types that `enqueue_async` accepts, if `call` is `enqueue`. Otherwise, the types that `enqueue`
-            accepts.
+        twins: The types that the other call accepts: `enqueue_async` if `call` is `enqueue`, and otherwise `enqueue`.
+            For an argument of these types, the remedy names the other call.
     """
     what = f"{call} was given {_article(given)} {_name(given)}"
     if _is(given, *twins):

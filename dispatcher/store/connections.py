@@ -48,13 +48,14 @@ ANSWER_SECONDS: Final = 45.0
 """The longest wait for the answer to a statement. A working server cancels the statement sooner, after
 `STATEMENT_SECONDS`."""
 PROBE_SECONDS: Final = 4.0
-"""Three times: how long a statement runs before the session probes its server, the interval between probes, and how
-long the session waits for the answer to a probe. So a session detects a frozen server after about twice this time."""
+"""The length of three periods: how long a statement runs before the session probes its server, the interval between
+probes, and how long the session waits for the answer to a probe. So a session detects a frozen server after about twice
+this time."""
 _SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
 """Every PostgreSQL server and pooler answers this request with one byte, without a login (PostgreSQL documentation,
 55.7)."""
 NO_TIMEOUT_ANSWER_SECONDS: Final = 86_400.0
-"""`ANSWER_SECONDS` of sessions without a statement timeout: much longer than reading any weekly partition takes."""
+"""As `ANSWER_SECONDS`, for sessions without a statement timeout. To read a weekly partition takes much less time."""
 LOCK_SECONDS: Final = 10
 BATCH_LOCK_SECONDS: Final = 2
 """Lock timeout of batched statements: one locked row must not delay the other emails for long."""
@@ -174,10 +175,9 @@ def translated() -> Iterator[None]:
 
     Raises:
         StoreUnavailable: The server is unreachable, ended the session, timed out, or requests a retry (deadlock,
-            serialization failure). The same call might succeed later. StoreUnavailable has these subclasses. StoreBusy:
-            the statement waited too long for a lock. StoreTooSlow: the statement exceeded the statement timeout.
-            StoreRefused: the server refuses the login. AnswerTooLarge: this process has not enough memory for the
-            answer.
+            serialization failure). The same call might succeed later. Some faults have a subclass: StoreBusy if the
+            statement waited too long for a lock, StoreTooSlow if it exceeded the statement timeout, StoreRefused if the
+            server refuses the login, and AnswerTooLarge if this process has not enough memory for the answer.
         SchemaError: A schema, table or function is missing.
         ValueRefused: A value is out of range, or is a text that PostgreSQL cannot store.
         StatementRefused: The server refused the statement for a different reason, such as a damaged row or a trigger
@@ -389,7 +389,10 @@ def _raise_if_cancelled() -> None:
 async def _configure(
     connection: AsyncSession, lock_seconds: float, *, statement_seconds: float = STATEMENT_SECONDS, keeps_plans: bool
 ) -> None:
-    """Configures a new session. A commit waits for the disk, because the worker sends an email after the commit."""
+    """Sets a new session's timeouts and converters.
+
+    Also makes each commit wait for the disk, because the worker sends an email after the commit.
+    """
     set_json_loads(orjson.loads, connection)
     connection.adapters.register_dumper(list, BatchDumper)
     await connection.execute(

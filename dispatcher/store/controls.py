@@ -42,14 +42,15 @@ def list_pauses_sync(connection: Session) -> list[Pause]:
 
 
 async def find_pauses_of(source: Source, email_id: UUID) -> list[Pause]:
-    """The pauses in force that can stop an email: of everything, of its lane, of its tenant, and of every provider."""
+    """The pauses in force that can stop an email: pauses of everything, of the email's lane or tenant, or of any
+    provider."""
     return await fetch(source, "find_pauses_of", {"email_id": email_id}, into=Pause)
 
 
 async def begin_pause(
     source: Source, scope: PauseScope, name: str, *, seconds: float | None, actor: str, reason: str
 ) -> Pause:
-    """Begins a pause, or changes the end, the reason and the actor of a pause that is in force. Audits this.
+    """Begins a pause, or changes the end, the reason and the actor if the pause is already in force. Audits this.
 
     Args:
         name: The name of the lane, tenant or provider; empty for `PauseScope.ALL`.

@@ -1,6 +1,6 @@
 """The ceilings of recipient domains: operators set the ceilings, and each worker takes its part of them.
 
-A token allows one email. A slot allows one attempt at a time.
+A token allows a worker to send one email. A slot allows a worker to make one attempt at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Claim(NamedTuple):
 
     Attributes:
         tokens: How many emails the worker may send now; None if the domain has no ceiling per second.
-        slots: How many attempts the worker may make at the same time; None if the domain has no such ceiling.
+        slots: How many attempts the worker may make at the same time; None if the domain has no ceiling for attempts.
     """
 
     tokens: int | None
@@ -41,7 +41,7 @@ class LimitedDomain:
     """A domain that has ceilings, and the emails that wait for them.
 
     Attributes:
-        waiting: The number of these emails, counted up to `MOST_WAITING`.
+        waiting: The number of emails that wait for these ceilings, counted up to `MOST_WAITING`.
     """
 
     limit: DomainLimit

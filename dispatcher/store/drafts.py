@@ -101,7 +101,8 @@ class DraftStore:
         return {key: payload_hash for key, (_, payload_hash) in holders(rows).items()}
 
     async def mark_published(self, due: Mapping[UUID, datetime]) -> None:
-        """Clears the due marks of emails whose messages RabbitMQ confirmed.
+        """Clears the due marks of emails whose messages RabbitMQ confirmed, so that the relay does not publish them
+        again.
 
         Args:
             due: The due time that `insert` returned, by email id; at least one email.

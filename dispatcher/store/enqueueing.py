@@ -31,9 +31,10 @@ class Draft:
     """An email to insert, with the id that the email gets if its key is new.
 
     Attributes:
-        payload_hash: Compared with the stored hash if the key already exists.
-        lane: The lane that the email or its API key sets. None: the lane of the rule for the sender, or normal if there
-            is no rule.
+        payload_hash: The hash of the content. If the key already exists, it is compared with the hash of the stored
+            email.
+        lane: The lane that the email or its API key sets. If None, the rule for the sender sets the lane; without such
+            a rule, the lane is `normal`.
     """
 
     email_id: UUID
@@ -72,7 +73,7 @@ def insert_parameters(
     direct_lanes: Sequence[str] = (),
     relay_tenants: Sequence[str] = (),
 ) -> Parameters:
-    """The parameters of `enqueue`, sorted by key.
+    """The parameters of the statement `enqueue`, with the drafts in the order of their keys.
 
     Args:
         publish_in_seconds: How long the relay waits before it publishes emails of `direct_lanes`. During this wait, the
@@ -124,7 +125,8 @@ def has_attachments(drafts: Iterable[Draft]) -> bool:
 
 
 def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
-    """The parameters of `enqueue_attachments` for the inserted emails; None if no inserted email has an attachment."""
+    """The parameters of the statement `enqueue_attachments` for the inserted emails; None if no inserted email has an
+    attachment."""
     rows = [
         (item.email_id, position, attachment)
         for item in drafts
@@ -143,7 +145,8 @@ def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Param
 
 
 def key_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
-    """The parameters of `find_by_key` for the emails whose key already existed; None if every key was new."""
+    """The parameters of the statement `find_by_key` for the emails whose key already existed; None if every key was
+    new."""
     keys = sorted({item.key for item in drafts if item.email_id not in inserted})
     if not keys:
         return None
@@ -166,7 +169,7 @@ def _comparable_sender(email: Message) -> str:
 
 
 def _recipient_parameters(drafts: Iterable[Draft]) -> Parameters:
-    """The recipients' addresses, each with the number of its email, from 1.
+    """The recipients' addresses, each with the position of its email in `drafts`, from 1.
 
     PostgreSQL hashes the addresses, because an application does not have the database's key for hashes.
     """

@@ -62,11 +62,12 @@ class StoredEvents:
 
     Attributes:
         mailbox: The recipient's mailbox provider (see `mailbox_provider_of`).
-        given: The number of all events, including duplicates.
+        given: The number of events that the caller passed, including duplicates.
         new: The number of events that were not stored before.
         unknown: The number of events whose email does not exist.
         delivery_seconds: For each new event about a delivery: the time between acceptance and delivery.
-        settleable: All emails that the call marked and that no worker has leased, whatever their provider and kind.
+        settleable: All emails that the call marked as proven and that no worker has leased, whatever the provider and
+            kind of their events.
     """
 
     provider: str
@@ -106,7 +107,8 @@ class SettledEmail:
 
 
 async def store_events(source: Source, rows: Sequence[EventRow], rules: SuppressionRules) -> list[StoredEvents]:
-    """Stores events, marks their emails and suppresses recipients, in one statement and one commit. Idempotent.
+    """Stores events, marks the emails whose acceptance they prove, and suppresses recipients, in one commit.
+    Idempotent.
 
     Args:
         rows: At least one event.
@@ -135,12 +137,15 @@ async def store_events(source: Source, rows: Sequence[EventRow], rules: Suppress
 
 
 async def find_proven(source: Source, limit: int) -> list[UUID]:
-    """Up to `limit` emails that an event has marked and that no worker has leased, oldest first."""
+    """Up to `limit` emails whose acceptance an event has proven and that no worker has leased, oldest first."""
     return [row[0] for row in await fetch(source, "find_proven", {"limit": limit})]
 
 
 async def settle_proven(source: Source, email_ids: Collection[UUID]) -> list[SettledEmail]:
-    """Settles marked emails by their events. Leaves out locked emails. Returns the emails whose status changed."""
+    """Changes the status of emails whose acceptance an event has proven, usually to `sent`.
+
+    Leaves out emails that are locked or leased. Returns the emails whose status changed.
+    """
     if not email_ids:
         return []
     return await fetch(source, "settle_proven", ids_within(set(email_ids)), into=SettledEmail)

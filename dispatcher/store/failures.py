@@ -16,8 +16,8 @@ from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statements import fetch, from_rows
 
 CAUSES: Final = ("cause", "domain", "tenant")
-"""What `group_dead` can group by. A cause is an error type and a provider. An email counts once for each domain of its
-recipients."""
+"""What `group_dead` can group by. A cause is an error type and a provider. In groups by domain, an email counts once
+for each domain of its recipients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Selection:
     Attributes:
         status: `failed` or `held`.
         text: A part of the error text; case is ignored.
-        older_than_seconds: Enqueued longer ago than this.
-        newer_than_seconds: Enqueued less long ago than this.
+        older_than_seconds: Only emails that were enqueued longer ago than this.
+        newer_than_seconds: Only emails that were enqueued less long ago than this.
         email_ids: Only these emails.
         discarded: True for emails whose dead letter an operator discarded, False (the default) for all others.
         tag: One of the email's tags. Emails whose content was deleted have no tags.
@@ -176,7 +176,7 @@ class HeldEmail:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterEmail:
-    """The current row of the email that a dead letter is about.
+    """The current state of the email that a dead letter is about.
 
     Attributes:
         attempt_count: The number of attempts. It identifies one failure of the email, because every later failure has
@@ -193,7 +193,11 @@ class DeadLetterEmail:
 async def list_dead(
     session: AsyncSession, selection: Selection, *, before: UUID | None = None, limit: int = 50
 ) -> tuple[list[DeadEmail], int]:
-    """A page of failed and held emails, newest first, and the number of emails on this page and all later pages."""
+    """A page of failed and held emails, newest first, and the number of emails on this page and all later pages.
+
+    Args:
+        before: Only emails with a lower id than this; None for the first page.
+    """
     rows = await fetch(session, "list_dead", {**selection.parameters, "before": before, "limit": limit})
     return from_rows(DeadEmail, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
 
@@ -210,7 +214,11 @@ async def count_dead(session: AsyncSession, selection: Selection, by: str) -> li
 async def list_dead_page(
     session: AsyncSession, selection: Selection, *, before: UUID | None = None, limit: int = 50
 ) -> list[DeadEmail]:
-    """A page of failed and held emails, newest first. Fast, however many emails are selected."""
+    """A page of failed and held emails, newest first. Fast, however many emails are selected.
+
+    Args:
+        before: Only emails with a lower id than this; None for the first page.
+    """
     parameters = {**selection.parameters, "before": before, "limit": limit}
     return await fetch(session, "list_dead_page", parameters, into=DeadEmail)
 
@@ -231,7 +239,12 @@ async def group_dead(
 async def preview_dead(
     session: AsyncSession, selection: Selection, *, include_held: bool, sample: int
 ) -> dict[str, tuple[int, list[UUID]]]:
-    """What a replay would do: by outcome, the number of emails and the first `sample` ids."""
+    """What a replay would do: by outcome, the number of emails and the first `sample` ids.
+
+    Args:
+        include_held: Whether the replay would include emails that may have arrived (held, or failed after an uncertain
+            attempt).
+    """
     parameters = {**selection.parameters, "include_held": include_held, "sample": sample}
     return {outcome: (count, ids) for outcome, count, ids in await fetch(session, "preview_dead", parameters)}
 
@@ -266,7 +279,11 @@ async def audit(
 async def list_held(
     session: AsyncSession, selection: Selection, *, after: UUID | None = None, limit: int = 50
 ) -> tuple[list[HeldEmail], int]:
-    """A page of held emails, oldest first, and the number of emails on this page and all later pages."""
+    """A page of held emails, oldest first, and the number of emails on this page and all later pages.
+
+    Args:
+        after: Only emails with a higher id than this; None for the first page.
+    """
     parameters = {**selection.parameters, "after": after, "limit": limit}
     rows = await fetch(session, "list_held", parameters)
     return from_rows(HeldEmail, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
@@ -275,7 +292,11 @@ async def list_held(
 async def list_held_page(
     session: AsyncSession, selection: Selection, *, after: UUID | None = None, limit: int = 50
 ) -> list[HeldEvidence]:
-    """A page of held emails with their evidence, oldest first. Fast, however many emails are held."""
+    """A page of held emails with their evidence, oldest first. Fast, however many emails are held.
+
+    Args:
+        after: Only emails with a higher id than this; None for the first page.
+    """
     parameters = {**selection.parameters, "after": after, "limit": limit}
     return await fetch(session, "list_held_page", parameters, into=HeldEvidence)
 
@@ -324,7 +345,7 @@ async def find_dead_lettered(session: AsyncSession) -> dict[UUID, int]:
 
 
 async def republish_dead_letters(session: AsyncSession, attempts: Mapping[UUID, int]) -> set[UUID]:
-    """Makes dead letters due again.
+    """Makes dead letters due again, so that the relay publishes them again.
 
     Args:
         attempts: The number of attempts of each email. If an email now has a different number, it is left out.

@@ -33,7 +33,8 @@ MAX_OCTETS: Final = 64 * 1024
 """`lease` returns the content of an email only if the content is at most this large and has no attachments. Nearly all
 emails are far smaller."""
 MOST_WAIT_SECONDS: Final = 3600.0
-"""The longest wait for a domain's ceiling. Then the email must wait again, because the ceiling may have changed."""
+"""The longest wait of an email for a domain's ceiling. After this time, a worker checks the ceiling again, because the
+ceiling may have changed."""
 MOST_PACE: Final = 1_000_000.0
 """The highest `DomainWait.pace`; a higher pace counts as this pace."""
 SLICE_OCTETS: Final = 4 * 1024 * 1024
@@ -51,7 +52,8 @@ class Lease(NamedTuple):
 
     Attributes:
         email: The content; None if it was deleted, or must be read separately.
-        token: Fences every write under this lease.
+        token: A number that PostgreSQL increments with every lease of the email. Every write under this lease names
+            this token, so PostgreSQL recognises a write under an earlier lease.
         attempt_number: The number of the first attempt under this lease; an email's first attempt has number 1.
         attempt_base: The number of attempts before the last replay or redelivery; only later attempts count towards the
             maximum.
@@ -64,7 +66,7 @@ class Lease(NamedTuple):
         pinned_seconds: Seconds since the first attempt with an unknown outcome began; None if the email is not pinned.
         expires_in: The seconds until the email expires and no attempt may begin any more; None if it never expires.
         tenant_id: The tenant that the email belongs to. The tenant's suppressions apply to the email.
-        limits: The email's own retry limits; None if the email has none and redelivery is off.
+        limits: The email's own retry limits; None if the email has no limits of its own and redelivery is off.
     """
 
     email_id: UUID
@@ -173,7 +175,7 @@ _COLUMNS: Final = (
     *("providers", "lease_seconds", "error_types", "errors", "provider_codes", "provider_message_ids", "expired_ats"),
     *("are_pinned", "wait_seconds"),
 )
-"""The statement's parameter for each field of `Result`, in order."""
+"""The parameters of the statement `record`: one for each field of `Result`, in order."""
 
 
 class LeaseStore:
@@ -193,7 +195,8 @@ class LeaseStore:
         Args:
             worker: This process's name, different on every host and after every restart; stored in `locked_by`.
             slot: The worker slot's name, the same after a restart; part of the key of `email_hourly`.
-            redeliver_seconds: The host's setting: the redelivery of an email ends this long after the email was due.
+            redeliver_seconds: The host's setting: the redelivery of an email ends this many seconds after the email
+                could first be sent; 0 for no redelivery.
         """
         self._pool = pool
         self._worker = worker
@@ -351,7 +354,9 @@ class LeaseStore:
     async def release(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """Releases leases whose emails certainly were not and will not be accepted. The emails become pending and due.
+        """Releases leases under which certainly no email was accepted, and none can be any more.
+
+        The emails become pending and due.
 
         If another host has already recovered such an email, also reverts the recovery (see `revert_recovery`).
 
@@ -370,7 +375,8 @@ class LeaseStore:
         return ours
 
     async def revert_recovery(self, leases: dict[UUID, int]) -> set[UUID]:
-        """Reverts the recovery of emails that certainly were not and will not be accepted under the given leases.
+        """Reverts the recovery of emails that certainly were not accepted under the given leases, and cannot be any
+        more.
 
         Args:
             leases: The token by email id.
@@ -410,7 +416,7 @@ class LeaseStore:
         return outcome.locked
 
     async def wait_for_domains(self, waits: Mapping[UUID, tuple[int, DomainWait]]) -> set[UUID]:
-        """Releases leases because of the ceiling of a recipient domain. Each email then waits for this ceiling.
+        """Releases leases whose emails must wait for the ceiling of a recipient domain. The emails become `waiting`.
 
         Skips locked rows. Returns the ids of the skipped emails: the caller must release these emails later.
 

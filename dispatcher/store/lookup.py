@@ -107,7 +107,8 @@ async def hash_address(source: Source, address: str) -> bytes:
 
 
 async def find_recipients_since(source: Source) -> datetime | None:
-    """The time since which emails can be found by their recipients; None if all emails can be found by recipient."""
+    """Emails that were enqueued before this time cannot be found by their recipients. None if every email can be found
+    so."""
     ((since, has_older),) = await fetch(source, "find_recipients_since")
     return since if has_older else None
 

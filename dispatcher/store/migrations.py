@@ -132,10 +132,11 @@ async def verify_schema_async(session: AsyncSession) -> None:
 
 
 def _has_tables(has_tables: bool, others: Sequence[str]) -> bool:
-    """Checks that no other schema has the tables if our schema has none. Returns `has_tables`.
+    """Checks that no other schema has our tables if our schema has none. Returns `has_tables`.
 
     Args:
-        others: The other schemas of the database that have the tables.
+        has_tables: Whether our schema has the tables.
+        others: The other schemas of the database that have our tables.
 
     Raises:
         SchemaError: Our schema has no tables, but another schema has them. One relay publishes for the whole database,

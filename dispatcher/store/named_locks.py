@@ -19,7 +19,7 @@ _POLL_SECONDS: Final = 0.02
 
 @asynccontextmanager
 async def named_lock(session: AsyncSession, name: str, *, within_seconds: float = 0.0) -> AsyncIterator[bool]:
-    """Takes the named lock for the block. Yields whether this session has the lock.
+    """Takes the named lock until the block ends. Yields whether this session got the lock.
 
     Args:
         within_seconds: How long to wait for another session to release the lock.

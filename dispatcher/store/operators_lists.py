@@ -95,7 +95,7 @@ class RecentEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventCount:
-    """How many of the last day's newest events have this provider, kind and bounce.
+    """How many of the events that `count_events` reads have this provider, kind and bounce.
 
     Attributes:
         since: When the oldest of these events arrived.

@@ -16,8 +16,8 @@ class OpsSession:
     Attributes:
         key_id: The API key with which the operator signed in; None after a sign-in with OpenID Connect. Then, `name`,
             `tenant_id` and `may_act` contain the operator's name and rights.
-        idle_seconds: The time since the session was last used.
-        seconds_left: The time until the session expires if it is not used again.
+        idle_seconds: Seconds since the session was last used.
+        seconds_left: Seconds until the session expires if it is not used again.
     """
 
     token_hash: bytes
@@ -54,13 +54,18 @@ async def insert(
 async def find(
     session: AsyncSession, token_hashes: Iterable[bytes], *, session_seconds: float, idle_seconds: float
 ) -> list[OpsSession]:
-    """The sessions with these token hashes that have not expired."""
+    """The sessions with these token hashes that have not expired.
+
+    Args:
+        session_seconds: A session expires this long after its sign-in.
+        idle_seconds: A session also expires this long after its last use.
+    """
     values = {"token_hashes": list(token_hashes), "session_seconds": session_seconds, "idle_seconds": idle_seconds}
     return await fetch(session, "find_ops_sessions", values, into=OpsSession)
 
 
 async def touch(session: AsyncSession, token_hash: bytes) -> None:
-    """Records that a session is in use."""
+    """Records that a session was used now, so that its idle time begins again."""
     await fetch(session, "touch_ops_session", {"token_hash": token_hash})
 
 

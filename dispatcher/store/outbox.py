@@ -1,4 +1,8 @@
-"""The relay's statements: due emails and dead letters to publish, and expired leases and lost messages to recover."""
+"""The relay's statements: due emails and dead letters to publish, and expired leases and lost messages to recover.
+
+A due mark is the time from which a row's message or dead letter must be published. A row without a due mark is not
+published.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,7 @@ class DuePointer:
 
 @dataclass(frozen=True, slots=True)
 class DueRange:
-    """Which due emails of a tenant to read: at most `most`, with due marks from `since` to `until`."""
+    """Which due emails of a tenant to read: at most `most` emails whose due marks are from `since` to `until`."""
 
     tenant: Tenant
     since: datetime
@@ -129,7 +133,10 @@ class Outbox:
             return await self._find_readable(await self._fetch("find_publish_due_ids", parameters))
 
     async def find_due_tenants(self, without_lanes: Sequence[str] = ()) -> list[Tenant]:
-        """The lanes and tenants that have due marks, except in the given lanes. A mark can be in the future."""
+        """The tenants, each within a lane, whose emails have due marks. Leaves out the given lanes.
+
+        The time of a due mark can be in the future.
+        """
         rows = await self._fetch("find_due_tenants", {"without_lanes": list(without_lanes)})
         return [(row[0], row[1]) for row in rows]
 
@@ -211,7 +218,7 @@ class Outbox:
         """Recovers the emails of expired leases: holds them or makes them due, by policy.
 
         Args:
-            on_uncertain: The policy for emails that have no policy of their own.
+            on_uncertain: The host's policy, for emails that have no policy of their own.
             leases: Leases from `find_expiring`. A lease that has been renewed or has ended since then is not changed.
             grace_seconds: Recovers only leases that expired longer ago than this, so that the relay on the worker's
                 host can settle them first.
@@ -267,14 +274,15 @@ class Outbox:
         )
 
     async def settle_proven(self, limit: int) -> list[SettledEmail]:
-        """Settles up to `limit` emails that an event has marked and that no worker has leased."""
+        """Settles up to `limit` emails whose acceptance an event has proven and that no worker has leased."""
         outcome = await self.locked.execute_unlocked(
             await find_proven(self._session, limit), lambda free: settle_proven(self._session, free)
         )
         return outcome.rows()
 
     async def find_next_wake(self) -> float | None:
-        """The seconds until the first waiting email is due; negative if it is overdue, None if no email waits."""
+        """The seconds until the first waiting email is due; negative if that email is overdue, None if no email
+        waits."""
         for (seconds,) in await self._fetch("find_next_wake"):
             return float(seconds)
         return None
@@ -308,9 +316,10 @@ class Outbox:
         return len(rows), rows[-1][1] if rows else after
 
     async def shorten_group_waits(self, domain: str, factor: float) -> None:
-        """Multiplies the time until the last email of each waiting group of a domain is due.
+        """Lets later emails of a domain wait less, after `shorten_waits` has shortened the waits of earlier emails.
 
-        So emails that must wait from now on become due soon after the emails whose waits were shortened.
+        A new email becomes due after the last waiting email of the same domain, lane and tenant. This method multiplies
+        by `factor` the time until that last email is due.
         """
         await self._fetch("shorten_group_waits", {"domain": domain, "factor": factor})
 

@@ -94,7 +94,7 @@ class AlertCheck:
 
 @asynccontextmanager
 async def one_snapshot(session: AsyncSession) -> AsyncIterator[None]:
-    """All statements in the block read the same snapshot, and each may take at most `STATEMENT_MILLISECONDS`."""
+    """Makes all statements in the block read the same snapshot. Each may take at most `STATEMENT_MILLISECONDS`."""
     async with session.transaction():
         await session.execute(query("begin_snapshot"))
         await fetch(session, "limit_overview", {"milliseconds": STATEMENT_MILLISECONDS})
@@ -102,7 +102,8 @@ async def one_snapshot(session: AsyncSession) -> AsyncIterator[None]:
 
 
 async def count_for_overview(session: AsyncSession) -> dict[str, BoundedCount]:
-    """The number of emails by state: `dead_letters`, `held`, `pending`, `sending`, `waiting`, `cancelled`."""
+    """The number of emails by state, each up to a limit: `dead_letters`, `held`, `pending`, `sending`, `waiting`,
+    `cancelled`."""
     rows = await fetch(session, "count_for_overview", {"limit": COUNTED, "undecided": COUNTED_UNDECIDED})
     return {name: BoundedCount(emails, emails >= _limit_of(name)) for name, emails in rows}
 
@@ -131,7 +132,7 @@ async def find_oldest(session: AsyncSession) -> tuple[float | None, float | None
 
 
 async def measure_recent_latency(session: AsyncSession) -> Latency | None:
-    """The latency of the newest sent emails; None if none was sent in the last ten minutes."""
+    """The latency of the newest sent emails; None if no email was sent in the last ten minutes."""
     ((emails, percentiles),) = await fetch(session, "measure_recent_latency", {"limit": READ_FOR_LATENCY})
     return Latency(emails, *percentiles) if emails else None
 

@@ -20,9 +20,15 @@ class ProviderStore:
         await fetch(self._pool, "begin_rate", {"provider": provider, "ceiling": ceiling})
 
     async def take_tokens(self, provider: str, *, ceiling: float, burst: float, wanted: int) -> tuple[int, float]:
-        """Takes up to `wanted` tokens. Returns the number of tokens taken, and the current rate in emails per second.
+        """Takes up to `wanted` tokens from the provider's bucket: one token per email.
+
+        Returns the number of tokens taken, and the current rate in emails per second.
 
         Creates an empty bucket if the provider has none.
+
+        Args:
+            ceiling: The highest rate, in emails per second.
+            burst: The most tokens that the bucket can contain.
         """
         parameters = {"provider": provider, "ceiling": ceiling, "burst": burst, "wanted": wanted}
         if rows := await fetch(self._pool, "take_tokens", parameters):

@@ -42,7 +42,7 @@ class ItemOutcome(StrEnum):
     DISCARDED = "discarded"
     """An operator discarded the dead letter after the replay was created.
 
-    Also an email that was discarded earlier, if the replay excludes such emails.
+    Or an operator discarded the dead letter earlier, and the replay excludes emails with discarded dead letters.
     """
     MAY_HAVE_ARRIVED = "may_have_arrived"
     """The email is held, or failed after an uncertain attempt, and the replay does not include such emails."""
@@ -57,7 +57,7 @@ class Replay:
     """The current state of a replay.
 
     Attributes:
-        source: `filter`, `ids` or `queue`.
+        source: How the emails were selected: `filter`, `ids` or `queue`.
         selection: The filters by name, or the number of ids.
         per_second: The rate in emails per second; None for no limit.
         paced_with: The ids of overlapping replays that were running when this replay began. All of these replays
@@ -131,6 +131,7 @@ async def create_replay(
 
     Args:
         source, selection, per_second: See `Replay`.
+        include_held: Whether to replay emails that may have arrived (held, or failed after an uncertain attempt).
         force: Whether the replay keeps its own rate, even if other running replays include some of the same emails.
     """
     parameters = {
@@ -208,7 +209,12 @@ async def stop_replay(session: AsyncSession, replay_id: int, *, actor: str, reas
 async def resume_replay(
     session: AsyncSession, replay_id: int, *, per_second: float | None, actor: str, reason: str | None, force: bool
 ) -> bool:
-    """Resumes a stopped or interrupted replay, and audits this. Returns False if the replay is done or unknown."""
+    """Resumes a stopped or interrupted replay, and audits this. Returns False if the replay is done or unknown.
+
+    Args:
+        per_second: The new rate in emails per second; None keeps the rate.
+        force: See `create_replay`.
+    """
     parameters = {"replay_id": replay_id, "per_second": per_second, "actor": actor, "reason": reason, "force": force}
     return bool(await fetch(session, "resume_replay", parameters))
 

@@ -46,7 +46,7 @@ def result_of(
     """The result to record for a completed attempt.
 
     Args:
-        flight: The attempt. If it has no end time, its start time is used.
+        flight: The attempt. If the attempt has no end time, its start time is recorded as its end time, too.
         lease_seconds: How long the extended lease lasts if the decision is to retry. None if the worker is dead: the
             email then becomes pending.
         is_pinned: Whether the email is pinned to this provider; see `domain.decision`. Ignored unless the decision is

@@ -43,7 +43,7 @@ class Retention:
     """How many days each kind of data is kept; 0 means forever.
 
     Attributes:
-        undecided_days: For the content and the row of undecided emails (see the module's docstring).
+        undecided_days: How many days the content and the row of undecided emails are kept (see the module's docstring).
     """
 
     content_days: int
@@ -126,7 +126,7 @@ class Pruner:
         """
         Args:
             session: A session in autocommit mode, of the role that owns the tables. Use this session for nothing else:
-                `prune` disables its statement timeout.
+                `prune` disables the session's statement timeout.
         """
         self._session = session
         self._retention = retention

@@ -108,7 +108,7 @@ async def delete_old_samples(session: AsyncSession) -> int:
 
 
 async def list_samples(source: Source, minutes: int) -> list[MinuteSample]:
-    """The samples of the last minutes, oldest first."""
+    """The samples of the last `minutes` minutes, oldest first."""
     return await fetch(source, "list_samples", {"minutes": minutes}, into=_sample)
 
 
@@ -136,11 +136,12 @@ async def report_processes(source: Source, holder: str, host: str, processes: Se
 
 
 async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attempts]:
-    """Attempts by hour or day in UTC, provider and outcome, oldest first.
+    """The number of attempts by hour or day (in UTC), provider and outcome, oldest first.
 
     Args:
         unit: `hour` or `day`.
-        seconds: How far to look back. The first hour or day is counted in full.
+        seconds: How far to look back. The first hour or day is counted from its beginning, even if that is further
+            back.
     """
     return await fetch(source, "sum_attempts", {"unit": unit, "seconds": seconds}, into=Attempts)
 

@@ -22,14 +22,16 @@ class FoundLease:
     """A lease, as the relay read it from PostgreSQL.
 
     Attributes:
-        token: Fences every write under this lease.
+        token: A number that PostgreSQL increments with every lease of the email. Every write under this lease names
+            this token, so PostgreSQL recognises a write under an earlier lease.
         worker: The worker that owns the lease.
         expired_at: When the lease ends or ended. The token and this end together show whether the lease has changed
             since it was read.
         has_run_out: Whether the lease has expired by PostgreSQL's clock.
         attempt_base: The number of attempts before the email's last replay or redelivery.
         pinned_seconds: How long the email has been pinned to its provider; None if it is not pinned.
-        limits: The email's own retry limits; None if it has none and redelivery is off, or if not read.
+        limits: The email's own retry limits; None if the email has no limits of its own and redelivery is off, or if
+            the limits were not read.
     """
 
     email_id: UUID
@@ -60,7 +62,7 @@ class CrashedEmail:
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
     """Terminates the sessions of a dead worker, and returns their number.
 
-    If the number is 0, the worker can commit nothing more.
+    A session can take some time to end, so call this until it returns 0. Then the worker can commit nothing more.
     """
     return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
@@ -83,8 +85,8 @@ async def note_crashes(
 ) -> list[CrashedEmail]:
     """Counts a crash for each email that a dead worker was rendering, and makes the email pending.
 
-    If `most_crashes` workers have died while they rendered the email, the email becomes failed; it becomes held if an
-    earlier attempt may have been accepted.
+    If `most_crashes` workers have died while they rendered the email, the email does not become pending. It becomes
+    held if an earlier attempt may have been accepted, and failed otherwise.
 
     Args:
         tokens: The lease token by email id.
@@ -114,7 +116,8 @@ async def find_expiring(
 
     Args:
         are_theirs: True for the leases of these workers, False for the leases of all other workers.
-        redeliver_seconds: The host's setting: the redelivery of an email ends this long after the email was due.
+        redeliver_seconds: The host's setting: the redelivery of an email ends this many seconds after the email could
+            first be sent; 0 for no redelivery.
     """
     parameters = {
         "workers": list(workers),
@@ -127,7 +130,8 @@ async def find_expiring(
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
-    """Releases leases under which no email was sent, and none will be sent. Returns the ids of the released emails.
+    """Releases leases under which no email was sent, and none can be sent any more. Returns the ids of the released
+    emails.
 
     Leaves out leases that have changed since they were found.
     """
@@ -153,7 +157,8 @@ async def find_histories(
     """The `attempt_base`, `pinned_seconds` and `limits` of emails, by id; see `FoundLease`.
 
     Args:
-        redeliver_seconds: The host's setting: the redelivery of an email ends this long after the email was due.
+        redeliver_seconds: The host's setting: the redelivery of an email ends this many seconds after the email could
+            first be sent; 0 for no redelivery.
     """
     if not email_ids:
         return {}

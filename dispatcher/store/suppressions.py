@@ -74,7 +74,8 @@ class SuppressionReader:
     async def find(
         self, questions: Mapping[UUID, Iterable[tuple[int, bytes]]]
     ) -> dict[UUID, dict[int, SuppressionReason]]:
-        """Which recipients are suppressed for their email's tenant, and why, by position.
+        """Which recipients are suppressed for their email's tenant, and why: by email id, then by the recipient's
+        position.
 
         Args:
             questions: For each email, pairs of a recipient's position and the hash of its address or domain.

@@ -20,8 +20,8 @@ class UnsentFilter:
 
     Attributes:
         status: `pending` or `waiting`.
-        older_than_seconds: Enqueued longer ago than this.
-        newer_than_seconds: Enqueued less long ago than this.
+        older_than_seconds: Only emails that were enqueued longer ago than this.
+        newer_than_seconds: Only emails that were enqueued less long ago than this.
         tag: One of the email's tags.
         channel: `email`, `sms`, or a channel that a package adds.
         email_ids: Only these emails.
@@ -92,7 +92,8 @@ async def reschedule_emails(
     actor: str,
     reason: str,
 ) -> list[Decision]:
-    """As `cancel_emails`, but the emails wait until `send_at`. If `send_at` has passed, they are due now."""
+    """As `cancel_emails`, but the emails wait until `send_at` instead. If `send_at` has passed, the emails are due
+    now."""
     if not email_ids:
         return []
     ids = ids_within(set(email_ids))

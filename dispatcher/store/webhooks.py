@@ -17,8 +17,8 @@ from dispatcher.store.statements import Source, fetch
 MAX_WEBHOOKS: Final = 20
 """The most webhooks of a tenant, because each webhook may use several connections at the same time."""
 MAX_RETRIES: Final = 1000
-"""The most events of one webhook that wait for a retry. If a receiver refuses more events, the webhook's cursor stays,
-and all later events wait."""
+"""The most events of one webhook that wait for a retry. If a receiver refuses more events, the webhook's cursor does
+not move, and all later events wait."""
 PREVIOUS_SECRET_HOURS: Final = 24
 """After a rotation, deliveries are also signed with the previous secret for this time."""
 
@@ -79,7 +79,7 @@ class DueWebhook:
 
 
 class DueRetry(NamedTuple):
-    """A refused event whose next attempt is due.
+    """An event that the receiver refused, and whose next attempt is due.
 
     Attributes:
         failed_at: When the receiver refused the event for the first time.

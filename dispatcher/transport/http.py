@@ -98,9 +98,9 @@ class HttpTransport:
         """Sends one POST and returns its response. Never retries, and never follows a redirect.
 
         Calls `call.connection_acquired` when a connection is free. Calls `call.mark_on_wire` when the connection is
-        open, just before it writes the body (or the last octet of a large body). If either raises an exception,
-        `post` raises the same exception, and the server never gets a complete request. `call.deadline` limits the whole
-        call, even if the server sends one octet at a time.
+        open, just before it writes the body (or the last octet of a large body). If one of these two methods raises an
+        exception, `post` raises the same exception, and the server never gets a complete request. `call.deadline`
+        limits the whole call, even if the server sends one octet at a time.
 
         Raises:
             NoFreeConnection: No pool connection became free in time.
@@ -158,7 +158,8 @@ class HttpTransport:
             raise NoFreeConnection from None
 
     def _idle_connection(self) -> HttpConnection | None:
-        """The most recently used idle connection, which the server has least likely closed; None if there is none."""
+        """The most recently used idle connection, which the server is least likely to have closed; None if there is
+        none."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_reusable:

@@ -28,8 +28,8 @@ class HttpConnection(asyncio.Protocol):
     """A connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls the methods named `on_…`.
 
     Attributes:
-        is_open: The connection is open.
-        is_busy: A part of a request was written, and its response is not complete.
+        is_open: Whether the connection is open.
+        is_busy: Whether a request was written, at least in part, and its response is not complete.
         idle_since: When the connection was last returned to the pool, in the loop's `time()`.
         status: The response's status; None until it arrives.
         headers: The response's headers, by lower-case name; for a repeated header, the last value.
@@ -40,7 +40,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
         """
         Args:
-            on_end: Called once, when a connection that was open has closed.
+            on_end: Called once, with this connection, when it has closed after it was open.
         """
         self.loop = asyncio.get_running_loop()
         self._on_end = on_end
@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(octets)
 
     async def write_pieces(self, pieces: Iterable[bytes]) -> None:
-        """Writes more of a request, as fast as the system takes it.
+        """Writes more of a request, as fast as the system takes the octets.
 
         Returns when all pieces are written, a response arrives, or the connection closes.
         """

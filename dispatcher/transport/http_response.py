@@ -28,7 +28,7 @@ class RequestNotSent(Exception):
     Attributes:
         reason: `connection_failed` or `timeout_before_send`.
         detail: What happened, scrubbed.
-        is_untrusted: The server's certificate was rejected; a retry would fail the same way.
+        is_untrusted: Whether we rejected the server's certificate; a retry would fail the same way.
     """
 
     def __init__(self, reason: Reason, detail: str, *, is_untrusted: bool = False) -> None:

@@ -66,7 +66,7 @@ class RenderedEmail:
         body: Headers and body with CRLF line ends, without dot-stuffing. Each MIME part begins at the start of a line.
         sender: The envelope sender, with the domain in ASCII.
         recipients: The envelope recipients, in the order To, Cc, Bcc, each once.
-        needs_smtputf8: An address has a local part that is not ASCII, so the server must support SMTPUTF8.
+        needs_smtputf8: Whether an address has a local part that is not ASCII, so that the server must support SMTPUTF8.
     """
 
     body: Body

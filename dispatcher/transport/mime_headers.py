@@ -55,7 +55,8 @@ def checked_text(field: str, text: str) -> str:
     """Returns the text if a header may contain it.
 
     Raises:
-        UnrenderableEmail: The text contains a control character, or the receiver would decode one from it.
+        UnrenderableEmail: The text contains a control character, or the receiver would decode a control character from
+            the text.
     """
     if fault := header_fault(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"{field} {fault}")

@@ -107,7 +107,7 @@ class SignedPoster:
             raise NoAnswer(f"no answer within {self._total_seconds:g} s") from None
 
     async def _post(self, message_id: str, secrets: list[str], body: bytes) -> PostAnswer:
-        """Posts to the first address that answers."""
+        """Posts to each of the receiver's addresses in turn, until one answers."""
         found = await addresses_of(
             self._host, self._port, private_setting=self._private_setting, resolver=self._resolver
         )

@@ -58,7 +58,7 @@ class SmtpConnection:
         size_limit: The largest email that the server accepts, in octets; 0 if the server announced no limit (RFC 1870).
         emails: How many emails were sent over the connection.
         idle_since: When the connection was returned to the pool, in the loop's `time()`.
-        needs_reset: A transaction was not completed, so the next transaction must begin with RSET.
+        needs_reset: Whether a transaction was not completed, so that the next transaction must begin with RSET.
     """
 
     protocol: SmtpProtocol

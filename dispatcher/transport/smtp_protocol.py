@@ -58,7 +58,7 @@ class SmtpProtocol(asyncio.Protocol):
     Only one task at a time may use the object.
 
     Attributes:
-        closed: Done when the connection has closed.
+        closed: A future that is done when the connection has closed.
     """
 
     _transport: asyncio.Transport
@@ -95,7 +95,7 @@ class SmtpProtocol(asyncio.Protocol):
 
     @property
     def awaits_reply(self) -> bool:
-        """Whether the connection is open and the server has not replied yet."""
+        """Whether the connection is open, and no unread reply has arrived."""
         return self._fault is None and not self._replies and not self._transport.is_closing()
 
     def write(self, data: bytes, replies: int) -> None:
@@ -125,14 +125,14 @@ class SmtpProtocol(asyncio.Protocol):
             raise ServerClosing(self._replies[0]) if self._replies and self._replies[0].closes else UnexpectedReply()
 
     async def read_available(self) -> None:
-        """Lets the event loop read what has arrived, so that `check` and `contradicts` see it."""
+        """Lets the event loop read the replies that have arrived, so that `check` and `contradicts` consider them."""
         if not self._transport.is_closing() and self._socket.poll(0):
             # Wait two iterations of the loop, because the first iteration may only schedule the read.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
     def contradicts(self, reply: SmtpReply) -> bool:
-        """Whether a reply of a different class has arrived after this reply. A 421 never contradicts."""
+        """Whether a later reply of a different class (2xx, 4xx, 5xx) has arrived. A 421 never contradicts a reply."""
         return any(other.code // 100 != reply.code // 100 and not other.closes for other in self._replies)
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
@@ -181,7 +181,7 @@ class SmtpProtocol(asyncio.Protocol):
         return self._take() if self._replies else None
 
     async def flush(self) -> None:
-        """Returns when the system has taken every byte, the server has replied, or the connection has broken."""
+        """Returns when the system has taken every byte, a reply has arrived, or the connection has broken."""
         # If the server reads as fast as we write, the buffer never fills, and this task would never yield to the loop.
         await asyncio.sleep(0)
         if self._transport.is_closing():

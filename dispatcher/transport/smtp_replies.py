@@ -95,7 +95,8 @@ _THROTTLED_WORDS: Final = re.compile(
 _GREYLISTED_WORDS: Final = re.compile(r"gr[ea]y.?list", re.IGNORECASE)
 _TOO_LARGE_CODES: Final = ("5.3.4", "5.2.3")
 _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9._-]{3,99})(?=$|[\s;,)])", re.IGNORECASE)
-"""The server's id for the email, in the formats of Postfix and many other servers, of Exim, and of Amazon SES."""
+"""Matches the server's id for the email, in the formats of Postfix and many other servers, of Exim, and of Amazon
+SES."""
 
 
 def reply_of(code: int, text: str) -> SmtpReply:
@@ -110,7 +111,7 @@ def reply_of(code: int, text: str) -> SmtpReply:
 
 
 def refusal(reply: SmtpReply, phase: SmtpPhase) -> Outcome:
-    """The outcome for the email if the reply is not the expected one."""
+    """The outcome for the email if the server sent this reply instead of the expected one."""
     words = scrub(reply.text) or None
     if reply.is_transient:
         reason, concern = _transient_reason(reply, phase)

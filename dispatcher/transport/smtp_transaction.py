@@ -67,7 +67,7 @@ class SmtpTransaction:
         Afterwards, the protocol's `is_sound` reports whether the connection can be reused.
 
         Args:
-            reused: The connection was used for earlier emails, so it may be dead.
+            reused: Whether the connection was used for earlier emails, so that it may be dead.
 
         Raises:
             SmtpConnectionLost: There is no reply; `outcome_without_reply` returns the outcome.
@@ -179,7 +179,8 @@ class SmtpTransaction:
             raise
 
     async def _write_slowly(self, body: Body, protocol: SmtpProtocol) -> None:
-        """Writes a body as fast as the system takes it. Stops early if the server replies or the connection closes."""
+        """Writes a body as fast as the system takes the octets. Stops early if the server replies or the connection
+        closes."""
         protocol.write(b"", 1)
         for piece in body.pieces():
             if not protocol.awaits_reply:

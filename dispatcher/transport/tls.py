@@ -33,19 +33,22 @@ def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
 
 
 class Tls(asyncio.Protocol, asyncio.Transport):
-    """A protocol for the socket's transport, and a transport for the protocol above it.
+    """TLS between a socket's transport and the protocol that uses the connection, called the protocol above.
+
+    For the socket's transport, this object is a protocol. For the protocol above, it is a transport.
 
     The protocol above gets `connection_made` when the handshake is complete. If the handshake fails, the protocol above
     gets no call.
 
     Attributes:
-        handshake_done: Done when the handshake is complete. If the handshake fails, raises the OSError that caused the
-            failure (`ssl.SSLError` is an OSError).
+        handshake_done: A future that is done when the handshake is complete. If the handshake fails, the future raises
+            the OSError that caused the failure (`ssl.SSLError` is an OSError).
     """
 
     def __init__(self, context: ssl.SSLContext, above: asyncio.Protocol, *, server_hostname: str | None = None) -> None:
         """
         Args:
+            above: The protocol that reads and writes the decrypted data.
             server_hostname: The name that the certificate must have; None on the server's side.
         """
         super().__init__()

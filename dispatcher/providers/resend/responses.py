@@ -20,7 +20,7 @@ RESTRICTED_KEY: Final = "restricted_api_key"
 """Resend's error if a key that may only send is used for another request."""
 
 _GATEWAYS: Final = frozenset({502, 504})
-"""A gateway got no valid response from Resend (RFC 9110, sections 15.6.3 and 15.6.5)."""
+"""Statuses of a gateway that got no valid response from Resend (RFC 9110, sections 15.6.3 and 15.6.5)."""
 _QUOTAS: Final = frozenset({"daily_quota_exceeded", "monthly_quota_exceeded"})
 _OF_THE_ACCOUNT: Final[Mapping[int, tuple[str, str]]] = {
     401: ("refused the API key", "Check RESEND_API_KEY."),

@@ -28,8 +28,8 @@ _ACCEPTED: Final = 202
 _VALID: Final = 200
 _TOO_MANY: Final = 429
 _GATEWAYS: Final = frozenset({502, 504})
-"""A gateway got no valid response from SendGrid (RFC 9110, sections 15.6.3 and 15.6.5). SendGrid documents neither
-status, but does send 504 (sendgrid-php#933)."""
+"""Statuses of a gateway that got no valid response from SendGrid (RFC 9110, sections 15.6.3 and 15.6.5). SendGrid
+documents neither status, but does send 504 (sendgrid-php#933)."""
 _OF_THE_ACCOUNT: Final[Mapping[int, tuple[str, str]]] = {
     401: ("refused the API key, or the account may not send", "Check SENDGRID_API_KEY, and the account's plan."),
     403: ("does not let this account or key send", "Give the key the scope mail.send; check the account's status."),
@@ -69,7 +69,7 @@ def outcome_of(response: HttpResponse, *, sandbox: bool = False) -> Outcome:
     """The outcome for a response to `POST /v3/mail/send`.
 
     Args:
-        sandbox: The request used sandbox mode, in which SendGrid answers 200 to a valid email.
+        sandbox: Whether the request used sandbox mode, in which SendGrid answers 200 to a valid email.
 
     Raises:
         ProviderFault: The account or the settings are at fault, and SendGrid accepted no email.
@@ -137,8 +137,8 @@ def _blames_sender(complaint: _Complaint) -> bool:
 def _summary(response: HttpResponse) -> str:
     """The response in one scrubbed line.
 
-    The line has the status, the name of the exception that python-sendgrid raises for it (such as `UnauthorizedError`),
-    and SendGrid's errors or a description of the body.
+    The line has the status, the name of the exception that python-sendgrid raises for this status (such as
+    `UnauthorizedError`), and SendGrid's errors or a description of the body.
     """
     from python_http_client.exceptions import err_dict  # imported here, because the import takes 100 ms
 

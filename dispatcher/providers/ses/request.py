@@ -47,7 +47,8 @@ from dispatcher.transport.mime_headers import (
 )
 
 MAX_RECIPIENTS: Final = 50
-"""To, Cc and Bcc together: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
+"""SES's limit for the recipients of an email, in To, Cc and Bcc together:
+https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
 MAX_OCTETS: Final = 40 * 1024 * 1024
 """SES's limit for an encoded email: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
 LIMITS: Final = BulkLimits(emails=50, recipients=MAX_RECIPIENTS, octets=8 * 1024 * 1024)

@@ -124,13 +124,14 @@ botocore's model. FAILED means only that SES could not process this entry: the e
 not count against SES."""
 
 _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistException"})
-"""SES did not find something that all emails of the call share, such as the template."""
+"""Error codes if SES did not find something that all emails of the call share, such as the template."""
 GATEWAYS: Final = frozenset({502, 504})
-"""A gateway got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
+"""Statuses of a gateway that got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
 _BROKEN_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _DAILY: Final = re.compile(r"daily|24.hour", re.IGNORECASE)
-"""SES uses the same error code for the daily quota and for the rate per second: "Daily message quota exceeded"."""
+"""Matches a message about the daily quota, such as "Daily message quota exceeded". SES uses the same error code for the
+rate per second."""
 _UNVERIFIED: Final = re.compile(r"not verified", re.IGNORECASE)
 _STOPPED: Final = re.compile(r"sending\W+(?:\w+\W+){0,5}(?:suspended|paused|disabled)", re.IGNORECASE)
 _CONFIGURATION_SET: Final = re.compile(r"configuration.?set", re.IGNORECASE)
@@ -236,7 +237,8 @@ def unsent_outcome(error: RequestNotSent) -> Deferred:
 
 
 def credentials_fault(error: Exception) -> ProviderFault:
-    """The fault if botocore found no AWS credentials: they are missing or incomplete, or a server refused them."""
+    """The fault if botocore found no AWS credentials: the credentials are missing or incomplete, or a server refused
+    them."""
     return ProviderFault(
         NAME, f"no AWS credentials to sign requests with ({type(error).__name__}).", remedy=_CREDENTIALS.remedy
     )
@@ -262,7 +264,7 @@ def _error_of(response: HttpResponse) -> tuple[str, str] | None:
 
 
 def is_denied(response: HttpResponse) -> bool:
-    """Whether SES refuses because these credentials lack the permission."""
+    """Whether SES refuses the request because these credentials lack the permission."""
     error = _error_of(response) if response.status >= 300 else None
     return error is not None and error[0].startswith("AccessDenied")
 

@@ -41,7 +41,7 @@ MIN_VALID_SECONDS: Final = 30
 """Credentials that expire within this time sign no request, because the request must reach SES before they expire."""
 
 _Found = tuple[Any, ReadOnlyCredentials]
-"""The object that renews the credentials, and the credentials."""
+"""What a search finds: botocore's object that renews the credentials, and the current credentials."""
 
 
 class AwsCredentials:

@@ -30,7 +30,8 @@ Message = Mapping[str, Any]
 
 
 def path_of(message_id: str) -> str | None:
-    """The URL path of a message, relative to the account's URL. None if the id is not Twilio's."""
+    """The URL path of a message, relative to the account's URL. None if the id does not have the form of Twilio's
+    ids."""
     return f"/Messages/{message_id}.json" if SID.fullmatch(message_id) else None
 
 
@@ -44,7 +45,7 @@ def list_path_of(traits: Traits) -> str:
 
 
 def document_of(response: HttpResponse) -> Message | None:
-    """The document of a response; None if there is no such message.
+    """The JSON document of a response; None if Twilio has no such message.
 
     Raises:
         PollRefused: Twilio refuses the request or fails.

@@ -16,12 +16,12 @@ from dispatcher.transport.http_response import HttpResponse, message_name
 
 NAME: Final = "twilio"
 OPTED_OUT: Final = 21610
-"""The recipient has answered STOP."""
+"""Twilio's error code if the recipient has answered STOP."""
 
 _GATEWAYS: Final = frozenset({502, 504})
-"""A gateway got no valid response from Twilio (RFC 9110, sections 15.6.3 and 15.6.5)."""
+"""Statuses of a gateway that got no valid response from Twilio (RFC 9110, sections 15.6.3 and 15.6.5)."""
 _THROTTLED: Final = frozenset({14107, 20429, 21611, 63038})
-"""Twilio limits our rate, or the sender's queue is full (21611)."""
+"""Twilio's error codes if Twilio limits our rate, or if the sender's queue is full (21611)."""
 _REJECTIONS: Final[Mapping[int, Reason]] = {
     21211: Reason.REJECTED_RECIPIENT,  # invalid number
     21214: Reason.REJECTED_RECIPIENT,  # unreachable number

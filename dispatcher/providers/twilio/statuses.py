@@ -29,9 +29,9 @@ KINDS: Final = {
     "canceled": EventKind.REJECTED,
 }
 _HARD: Final = frozenset({"21211", "21614", "30005", "30006"})
-"""The number does not exist, or cannot get SMS."""
+"""Twilio's error codes if the number does not exist, or cannot get SMS."""
 _BLOCKED: Final = frozenset({"30004", "30007", "30034"})
-"""The recipient or a network blocks the sender."""
+"""Twilio's error codes if the recipient or a network blocks the sender."""
 
 
 def event_of(
