@@ -86,7 +86,7 @@ class Concern(Enum):
     EMAIL = auto()
     """The email, or its recipients."""
     EITHER = auto()
-    """The email, or the provider as a whole. The answers to other emails show which."""
+    """The email, or the provider as a whole. The answers to other emails show which of the two."""
     PROVIDER = auto()
     """The provider as a whole. The provider had received nothing of the email."""
 
@@ -113,7 +113,8 @@ class Deferred:
         detail: The provider's error text, scrubbed of addresses.
         code: The provider's error code, such as `451 4.7.1` or `429`.
         retry_after: Seconds that the provider asked us to wait; None if it gave no time.
-        known_concern: What the deferral concerns, if the adapter knows this better than the reason implies.
+        known_concern: What the deferral concerns, if the adapter can say this more precisely than the reason; None:
+            what the reason implies.
     """
 
     reason: Reason

@@ -72,7 +72,7 @@ class LivingLedger:
     database_id: UUID | None
 
     def void_leases(self, at: float) -> None:
-        """Voids every lease that was confirmed before `at`. The worker no longer sends these emails.
+        """Voids every lease that was confirmed before `at`. The worker no longer sends the emails of these leases.
 
         The worker can read this change after a moment, not immediately.
 

@@ -24,8 +24,8 @@ from enum import IntEnum
 from typing import Final
 
 MAX_PROCESSES: Final = 1024
-"""More than twice the largest number of workers per host: during a replacement, the old and the new worker each have a
-row."""
+"""The number of rows. It is more than twice the largest number of workers per host: during a replacement, the old and
+the new worker each have a row."""
 
 
 class _Field(IntEnum):
@@ -106,7 +106,7 @@ class ProcessTable:
         return self._reasons[first : first + REASON_OCTETS]
 
     def statuses(self) -> list[ProcessStatus]:
-        """All processes that run or should run."""
+        """The status of each process that runs or should run."""
         return [self._status(at) for at in range(0, MAX_PROCESSES * _FIELDS, _FIELDS) if self._cells[at + _Field.TAKEN]]
 
     def unready(self) -> list[str]:

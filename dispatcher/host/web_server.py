@@ -81,7 +81,7 @@ class WebServer:
         """Connections that have not sent a whole request, oldest first."""
 
     async def run(self) -> None:
-        """Serves until cancelled."""
+        """Serves the pages until cancelled."""
         backoff = Backoff(self._retry_seconds, LONGEST_RETRY_SECONDS)
         while True:
             try:

@@ -32,7 +32,7 @@ class DeadLetterPublisher:
             is_last: Whether to publish now, even within these POLL_SECONDS.
 
         Raises:
-            BrokerUnavailable: All dead letters are still due.
+            BrokerUnavailable: RabbitMQ confirmed no message. All dead letters are still due.
         """
         now = time.monotonic()
         if not self._writer.is_open or (now < self._next_poll_at and not is_last):

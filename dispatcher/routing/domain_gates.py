@@ -33,7 +33,7 @@ ASK_SECONDS: Final = 0.25
 RENEW_SECONDS: Final = 1.0
 """How often a worker renews its slots, and gives back slots that it does not need."""
 HOLD_SECONDS: Final = 1.0
-"""The longest wait for a slot in the worker."""
+"""The longest time for which an email waits for a slot in the worker."""
 ASSUMED_SECONDS: Final = 1.0
 """The assumed length of an attempt, until the first attempt was measured."""
 NEW_SHARE: Final = 0.1
@@ -148,7 +148,7 @@ class DomainGate:
         return limit.concurrent is None or (self._used < self._slots and steady_clock() < self._slots_until)
 
     def _is_empty(self) -> bool:
-        """Whether the last claim, within the last CLAIM_SECONDS, found too few tokens."""
+        """Whether no token is left, and the last claim found too few tokens less than CLAIM_SECONDS ago."""
         limit = self._limit
         return limit is not None and not self._has_token(limit) and self._loop.time() < self._empty_until
 
@@ -273,6 +273,8 @@ class DomainGates:
 
     async def enter(self, email: OutgoingEmail) -> Sequence[DomainGate]:
         """Waits for a token and a slot of each of the email's domains that has ceilings. Returns these domains' gates.
+
+        Call `leave` or `give_back` of each gate later; see `DomainGate.enter`.
 
         Raises:
             DomainFull: A ceiling is reached. The worker must release the email.
