@@ -217,7 +217,7 @@ class Consumer:
             self._session.give_up()
 
     def resume(self) -> None:
-        """Ends a pause. Idempotent."""
+        """Ends the pause that `pause` began. Idempotent."""
         self._resumed.set()
 
     async def pause_lane(self, lane: str) -> None:

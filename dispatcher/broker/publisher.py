@@ -100,7 +100,7 @@ class Publisher:
 
     @property
     def is_open(self) -> bool:
-        """Whether a connection is open. RabbitMQ may still block it."""
+        """Whether a connection is open. RabbitMQ may still block publishing over this connection."""
         return self._stream is not None and not self._stream.channel.closed.done()
 
     async def open(self) -> None:

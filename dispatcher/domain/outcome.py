@@ -27,8 +27,8 @@ class Reason(StrEnum):
     REJECTED_RECIPIENT = "rejected_recipient"
     """The provider permanently refuses the recipients."""
     REJECTED_SENDER = "rejected_sender"
-    """The provider permanently refuses the sender: the sender is unverified, or this account has no permission to use
-    it."""
+    """The provider permanently refuses the sender: the sender is unverified, or this account has no permission to send
+    as this sender."""
     INVALID_CONTENT = "invalid_content"
     """The provider, or our rendering, refuses the content or structure of the email."""
     TOO_LARGE = "too_large"
@@ -96,7 +96,7 @@ class Accepted:
     """The provider took responsibility for the email.
 
     Attributes:
-        provider_message_id: The provider's id for the email; None if it gave none.
+        provider_message_id: The provider's id for the email; None if the provider gave no id.
         detail: The provider's answer, scrubbed. May list recipients that the provider refused.
     """
 

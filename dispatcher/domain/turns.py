@@ -29,7 +29,7 @@ class Turns:
         self._now = 0.0
 
     def next(self, waiting: Iterable[str]) -> str:
-        """The name to serve next. The caller must call `charge` after it has served the name.
+        """The name to serve next. The caller must call `charge` after an email of the name was served.
 
         Args:
             waiting: All names that wait now, at least one. If clocks are equal, the first of their names is next.

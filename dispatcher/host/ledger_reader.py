@@ -129,7 +129,7 @@ def living_ledger(path: Path) -> LivingLedger | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """Opens a file for reading; None if it was deleted. Never blocks, even if the path is a pipe."""
+    """Opens a file for reading; None if the file was deleted. Never blocks, even if the path is a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:

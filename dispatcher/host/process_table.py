@@ -62,8 +62,8 @@ class ProcessStatus:
         confirm_wait_seconds: How long the process has waited for RabbitMQ's confirms; None if it is not waiting.
         served_seconds: Seconds since RabbitMQ last confirmed a message, or the process last acked one; None if never.
         age_seconds: Seconds since the process was forked; None while it waits to be started.
-        restarts: How many times the process has ended although the parent did not stop it, since it was added to the
-            table.
+        restarts: How many times the process has ended although the parent did not stop it. Counts from when the process
+            was added to the table.
     """
 
     role: str
@@ -214,7 +214,7 @@ class ProcessSlot:
             self._cells[self._at + cell] = 0
 
     def note_process(self, pid: int | None) -> None:
-        """Stores the pid of the process; None if it has exited."""
+        """Stores the pid of the process; None if the process has exited."""
         self._cells[self._at + _Field.PID] = pid or 0
         self._cells[self._at + _Field.STARTED] = _now()
         if pid is None:

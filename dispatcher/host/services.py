@@ -50,7 +50,7 @@ class Periodic:
         return max(0.0, self._due_at - time.monotonic())
 
     async def run_if_due(self) -> None:
-        """Runs a round if it is due.
+        """Runs a round of the service if a round is due.
 
         Raises the exception of a round that fails. The next round is then due after the interval, too.
         """

@@ -47,7 +47,7 @@ class WebServer:
     """Serves pages at an address. Retries while the address cannot be bound.
 
     Attributes:
-        address: The bound address; None while it is not bound.
+        address: The bound address; None while no address is bound.
     """
 
     def __init__(

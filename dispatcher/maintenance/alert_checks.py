@@ -91,7 +91,7 @@ class AlertChecks:
         self._listeners: list[asyncio.Event] = []
 
     def subscribe(self) -> asyncio.Event:
-        """An event that is set after each check. The caller clears it."""
+        """An event that is set after each check. The caller must clear the event."""
         self._listeners.append(asyncio.Event())
         return self._listeners[-1]
 

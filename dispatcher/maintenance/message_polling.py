@@ -45,7 +45,7 @@ IDLE_SECONDS: Final = 900.0
 class MessagePolling:
     """Asks one provider, at intervals, what became of the messages that it accepted. See the module's docstring.
 
-    Runs in each monitor on whose host the provider is configured. For one database, only one of them asks.
+    Runs in each monitor on whose host the provider is configured. For one database, only one of these monitors asks.
     """
 
     interval_seconds = INTERVAL_SECONDS

@@ -12,7 +12,7 @@ from dispatcher.store.outbox import DueDeadLetter, Outbox
 from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.25
-"""How often the relay looks for due dead letters. They are not urgent, so no NOTIFY announces them."""
+"""How often the relay looks for due dead letters. Dead letters are not urgent, so no NOTIFY announces them."""
 
 
 class DeadLetterPublisher:

@@ -55,7 +55,7 @@ LIST_SHARE: Final = 1 / 50
 CHECK_SHARE: Final = 1 / 50
 """During a backlog, the relay spends at most this share of its time on reading published emails again."""
 _TENANT_OF: Final = attrgetter("lane", "tenant_id")
-"""Returns the lane and the tenant of an email, as `DuePointer.tenant` does. `groupby` calls it for each email."""
+"""Returns the lane and the tenant of an email, as `DuePointer.tenant` does. `groupby` calls this for each email."""
 
 
 class PointerPublisher:

@@ -193,7 +193,7 @@ class CircuitBreaker:
         return self._state is BreakerState.CLOSED or self.state is BreakerState.CLOSED or trial == self._probe
 
     def abandon(self, trial: int) -> None:
-        """Notes that an attempt ended before it reached the provider."""
+        """Notes that an attempt ended before the attempt reached the provider."""
         if trial == self._probe:
             self._probe = None
 

@@ -1,8 +1,8 @@
 """The ceilings of recipient domains in one worker: emails per second, and attempts at the same time, over all hosts.
 
 PostgreSQL has one row per domain, with both ceilings. A worker takes tokens for a tenth of a second in one step, and
-holds a slot for each attempt that it makes at the same time. So the ceilings cost no statement per email, and nothing
-while no domain has ceilings.
+holds a slot for each attempt that it makes at the same time. So the ceilings do not cost a statement for each email.
+While no domain has ceilings, there is no cost.
 
 If an email gets no token, the worker releases it at once, and the email becomes `waiting` (see `wait_for_domains`). A
 few emails wait in the worker for a slot, because another attempt will soon end. These emails use only a part of the
@@ -103,12 +103,13 @@ class DomainGate:
         return EAGERNESS * min(rate, speed)
 
     def set_limit(self, limit: DomainLimit | None) -> None:
-        """Applies the ceilings that an operator set; None if they were removed."""
+        """Applies the ceilings that an operator set; None if the ceilings were removed."""
         self._limit = limit
         self._admit()
 
     async def enter(self) -> bool:
-        """Waits for a token and a slot. Returns whether the email got them. If not, the worker must release the email.
+        """Waits for a token and a slot for one email. Returns whether the email got both. If not, the worker must
+        release the email.
 
         If this method returned True, call `leave` after the attempt, or `give_back` if no attempt is made.
         """

@@ -28,11 +28,11 @@ class Blame(Enum):
     """What caused a refusal."""
 
     EMAIL = auto()
-    """The email. Its attempt is used."""
+    """The email, which uses up the attempt."""
     PROVIDER = auto()
-    """The provider: it must not be tried now. No attempt is used."""
+    """The provider, which must not be tried now. The email uses up no attempt."""
     UNKNOWN = auto()
-    """Unknown: no other email was refused or succeeded. No attempt is used, and only this email waits."""
+    """Unknown: no other email was refused or succeeded. The email uses up no attempt, and only this email waits."""
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 KEEP_PREFETCHED_SECONDS: Final = 5.0
-"""If a provider may be tried again within this time, the worker keeps its prefetched messages, because returning and
-fetching them again would cost more."""
+"""If a provider may be tried again within this time, the worker keeps its prefetched messages, because it would cost
+more to return these messages and fetch them again."""
 RETRY_SECONDS: Final = 5.0
 """The wait before the next try to publish a breaker's state, after PostgreSQL has failed."""
 

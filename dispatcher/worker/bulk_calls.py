@@ -8,7 +8,7 @@
 first byte of a call is sent, the slots of all its emails say *on the wire*. If the lease of an email is no longer
 valid, the call is made without this email.
 
-A call waits only until an iteration of the event loop has added no email to it.
+A call waits for further emails only until an iteration of the event loop has added no email.
 """
 
 from __future__ import annotations

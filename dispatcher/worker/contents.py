@@ -2,7 +2,7 @@
 
 Emails with such content share a memory budget. If an email does not fit into the free memory, it waits while other
 emails are sent. Content of up to LIGHT_OCTETS has a separate share of the memory, so it never waits for large files. If
-too many emails already wait, the worker releases the email, and it becomes due again later. Waiting emails therefore
+too many emails already wait, the worker releases the email, which becomes due again later. Waiting emails therefore
 cannot fill the worker's window.
 """
 

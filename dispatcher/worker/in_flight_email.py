@@ -164,8 +164,10 @@ class InFlightEmail:
             prefers other providers.
         suppressed: Why each suppressed recipient is left out, by position from 1 over To, Cc and Bcc. None if no
             recipient is suppressed.
-        unable: Providers whose adapters found that they cannot send this email.
-        pin: The only provider that may be tried, because it may have accepted the email; None for any provider.
+        unable: Providers that must not be tried: the adapters found that these providers cannot send this email, or the
+            email is pinned to a different provider.
+        pin: The only provider that may be tried, because this provider may have accepted the email; None if any
+            provider may be tried.
         work: The pending task, bulk call, or timer of the next attempt.
     """
 
