@@ -363,7 +363,7 @@ class Channel:
 
 
 async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) -> None:
-    """Waits until at least one future is done, or until the timeout. Cancels no future."""
+    """Waits until at least one future is done, or until `seconds` have passed (None: no limit). Cancels no future."""
     await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 

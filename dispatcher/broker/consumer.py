@@ -41,7 +41,7 @@ log = get_log()
 FIRST_WAIT_SECONDS: Final = 0.5
 LONGEST_WAIT_SECONDS: Final = 5.0
 STEADY_SECONDS: Final = 30.0
-"""Only a connection that lasted longer than this resets the backoff."""
+"""Only a connection that lasted longer than this resets the backoff before a reconnect."""
 LOOK_SECONDS: Final = 1.0
 """How often to look for a missing queue."""
 CHECK_SECONDS: Final = 10.0
@@ -167,6 +167,9 @@ class Consumer:
         """Splits a message that points to several emails into its parts.
 
         From then on, ack or return only the parts, not the delivery itself.
+
+        Args:
+            count: The number of emails to which the message points.
         """
         if self._is_open(delivery):
             self._outstanding[delivery.tag] = (1 << count) - 1
@@ -214,7 +217,7 @@ class Consumer:
             self._session.give_up()
 
     def resume(self) -> None:
-        """Ends a pause. Idempotent."""
+        """Ends the pause that `pause` began. Idempotent."""
         self._resumed.set()
 
     async def pause_lane(self, lane: str) -> None:

@@ -1,5 +1,5 @@
-"""The body of a dead letter. With it, an operator can understand the failure and replay the email. It contains nothing
-private.
+"""The body of a dead letter. With this body, an operator can understand the failure and replay the email. The body
+contains nothing private.
 
 Only dead letters of failed and held emails have such a body. If a message cannot be decoded, RabbitMQ moves it to the
 DLQ with its original body.

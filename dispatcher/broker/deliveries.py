@@ -64,7 +64,7 @@ class DeliveryFrame(NamedTuple):
 
 
 def delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
-    """The delivery at this offset; None if pika must handle it."""
+    """The delivery at this offset; None if pika must read the frames there."""
     try:
         return _delivery_at(buffer, at)
     except (struct.error, IndexError, UnicodeDecodeError):

@@ -73,8 +73,8 @@ class DeadLetterQueue:
 
     @asynccontextmanager
     async def scan(self) -> AsyncIterator[DlqScan]:
-        """Reads the messages that are on the queue now. When the block ends, removes the messages that were passed to
-        `remove`, and returns all other messages to the queue.
+        """Reads the messages that are on the queue now. When the `async with` block ends, removes the messages that
+        were passed to `remove`, and returns all other messages to the queue.
 
         Raises:
             TopologyError: The queue does not exist.
@@ -144,7 +144,8 @@ class DlqScan:
                 return
 
     def remove(self, messages: Iterable[DlqMessage]) -> None:
-        """Removes these messages from the queue when the block ends. If the block ends with an exception, removes none.
+        """Removes these messages from the queue when the block of `DeadLetterQueue.scan` ends. If that block ends with
+        an exception, no message is removed.
 
         A busy RabbitMQ may drop acks to a quorum queue when the channel closes, and redeliver the messages. To be sure,
         scan again until nothing is left to remove (`ops.dead_letters.remove`).

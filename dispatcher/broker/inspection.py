@@ -172,7 +172,7 @@ def _dead_lettering_faults(queue: _QueueReport, topology: Topology) -> Iterator[
 
 
 def _shown(value: object) -> str:
-    """A reported value as a short printable text. It may contain any text, because users of RabbitMQ who may set
+    """A reported value as a short printable text. The value may contain any text, because users of RabbitMQ who may set
     policies choose it."""
     text = printable(str(value)[: MAX_SHOWN_CHARACTERS + 1])
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"

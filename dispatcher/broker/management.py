@@ -241,7 +241,7 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def _cut(connection: HTTPConnection, is_late: threading.Event) -> None:
-    """Shuts down the socket, so that a read in another thread returns immediately."""
+    """Sets `is_late`, and shuts down the socket, so that a read in another thread returns immediately."""
     is_late.set()
     with suppress(OSError, AttributeError):  # not connected yet, or already closed
         connection.sock.shutdown(socket.SHUT_RDWR)

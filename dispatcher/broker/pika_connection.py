@@ -19,8 +19,8 @@ CHECKS_PER_HEARTBEAT: Final = 10
 
 
 class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Checks pika's heartbeats, but ends a silent connection after the timeout. pika itself may need more than twice as
-    long.
+    """Pika's heartbeats, with one change: a silent connection ends after the timeout. pika itself may need more than
+    twice as long.
 
     RabbitMQ sends a heartbeat twice per timeout. This class counts checks, not seconds. A process that is stopped for a
     while makes no checks. When the process continues, it reads the data that has arrived before it makes the next
@@ -91,8 +91,8 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             self._adapter_emit_data(data)
 
     def _on_data_available(self, data_in: bytes) -> None:
-        """Replaces pika's method: reads deliveries with `deliveries` first. pika would also copy the remaining buffer
-        for each frame."""
+        """Replaces pika's method: first reads deliveries with the module `deliveries`. pika alone would copy the
+        remaining buffer for each frame."""
         self._frame_buffer += data_in
         while self._frame_buffer:
             self._take_deliveries()

@@ -100,7 +100,7 @@ class Publisher:
 
     @property
     def is_open(self) -> bool:
-        """Whether a connection is open. RabbitMQ may still block it."""
+        """Whether a connection is open. RabbitMQ may still block publishing over this connection."""
         return self._stream is not None and not self._stream.channel.closed.done()
 
     async def open(self) -> None:
@@ -139,7 +139,8 @@ class Publisher:
             return self._stream
 
     def _abandon(self, stream: _Stream) -> None:
-        """Drops this connection; the next message opens a new one. The callers publish unconfirmed messages again."""
+        """Drops this connection; the next message opens a new connection. The callers publish unconfirmed messages
+        again."""
         if self._stream is stream:
             self._stream = None
         stream.connection.abort()
@@ -262,7 +263,7 @@ class _Stream:
         self._returned[method.routing_key, properties.message_id] += 1
 
     def on_answer(self, answer: Any) -> None:
-        """Handles RabbitMQ's answer: it confirms or refuses one message, or all messages up to a number."""
+        """Handles an answer in which RabbitMQ confirms or refuses one message, or all messages up to a number."""
         method = answer.method
         confirmed = isinstance(method, spec.Basic.Ack)
         if method.multiple:

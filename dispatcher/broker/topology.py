@@ -24,9 +24,9 @@ from dispatcher.domain.lanes import DEFAULT_LANES, send_queue
 from dispatcher.errors import TopologyError
 
 DELIVERY_LIMIT: Final = 1_000_000
-"""How many times RabbitMQ redelivers a message before it dead-letters the message. High, because PostgreSQL counts the
-attempts. With RabbitMQ 4's default of 20, RabbitMQ would dead-letter a whole prefetch window of harmless emails after
-20 workers died."""
+"""How many times RabbitMQ redelivers a message before it dead-letters the message. The number is high, because
+PostgreSQL counts the attempts. With RabbitMQ 4's default of 20, RabbitMQ would dead-letter a whole prefetch window of
+harmless emails after 20 workers died."""
 _INIT: Final = "Run `dispatcher init`."
 # An example: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr'
 # but current is none

@@ -25,8 +25,8 @@ MAX_LABEL_OCTETS: Final = 63
 """The longest part of a domain between two dots (RFC 1035, section 2.3.4). Measured in the form that DNS uses: Punycode
 if the part is not ASCII."""
 MAX_NAME_CHARACTERS: Final = 255
-"""The longest display name. No standard sets a limit, but no name is longer. This limit keeps an address far below the
-998 octets of a header line."""
+"""The longest display name. No standard sets a limit, but hardly any real name is longer. This limit keeps an address
+far below the 998 octets of a header line."""
 _MAX_TEXT_CHARACTERS: Final = 2 * MAX_NAME_CHARACTERS + MAX_ADDRESS_OCTETS + 10
 """The longest text that is parsed. Enough for an address, brackets, spaces, and a quoted name in which every character
 is escaped."""

@@ -78,8 +78,8 @@ class Alert:
         queue: The name of the DLQ.
         raised_at: When a check first found the condition.
         host: The host that ran the check.
-        count: The number of messages on the DLQ, or of emails that are due or lose their content soon. None if it is
-            unknown, or if alerts of this kind have no count.
+        count: The number of messages on the DLQ, or of emails that are due or lose their content soon. None if the
+            number is unknown, or if alerts of this kind have no count.
         oldest_age_seconds: The time since the oldest email failed, or a lower bound of this time; None if unknown.
         correlation_ids: The correlation ids of the oldest emails, at most `MAX_CORRELATION_IDS`.
         reason: Why the check failed, why nothing is sent, or which providers, hosts, webhooks or pauses are affected;

@@ -29,7 +29,7 @@ class Requirement(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a provider supports, as far as we know before we send it an email.
+    """What a provider supports, as far as this is certain before we send an email.
 
     Some capabilities depend on the provider's account. Then the limit here is None or the flag is True, and the adapter
     or the provider refuses an email that needs more.

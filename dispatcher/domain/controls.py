@@ -1,6 +1,6 @@
 """What operators set for all hosts: lanes' policies, limits of tenants and recipient domains, pauses.
 
-`store.controls` reads them.
+`store.controls` reads these settings from PostgreSQL.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Pause:
 
     Attributes:
         name: The name of the lane, tenant or provider; empty if the scope is `all`.
-        until: When the pause ends by itself; None if an operator must end it. By PostgreSQL's clock.
+        until: When the pause ends by itself, by PostgreSQL's clock; None if an operator must end the pause.
         actor: Who began the pause, such as `ann@host`.
         began_at: When the pause began, by PostgreSQL's clock.
     """

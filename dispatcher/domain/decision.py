@@ -36,7 +36,7 @@ class MarkSent:
     """Record that the provider accepted the email.
 
     Attributes:
-        provider_message_id: The provider's id for the email; None if it gave none.
+        provider_message_id: The provider's id for the email; None if the provider gave no id.
         detail: The provider's answer, scrubbed.
     """
 
@@ -47,7 +47,7 @@ class MarkSent:
 
 @dataclass(frozen=True, slots=True)
 class RetryIn:
-    """Try again in this process, under the same lease.
+    """Try to send the email again in this process, under the same lease.
 
     Attributes:
         seconds: The wait before the next attempt.
@@ -184,7 +184,7 @@ def _decide_in_doubt(
 
 
 def _asked_seconds(outcome: Deferred, policy: RetryPolicy) -> float | None:
-    """The wait that the provider asked for; None if it asked for none.
+    """The wait that the provider asked for; None if the provider asked for no wait.
 
     If the wait concerns the provider and not the email, returns at most the policy's cap: a longer wait would end the
     retries, and the email would fail.

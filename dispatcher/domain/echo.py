@@ -1,6 +1,6 @@
 """Removes everything from a provider's error text that repeats a part of the email.
 
-`scrub` recognizes addresses by their at sign, but does not have the email. A server may also repeat the mailbox name
+`scrub` gets only the text, so it recognizes addresses only by their at sign. A server may also repeat the mailbox name
 alone ("ann.lee: no such user"), the subject, a line of the body, or a code from the body. This module therefore
 compares the text with the email. It removes names of mailboxes and recipients, quotes of three words or more, whole
 short headers and file names, and single words that look like a code or a token. The disadvantage: if the email and the
@@ -25,8 +25,8 @@ QUOTED_CHARACTERS: Final = 12
 NAME_CHARACTERS: Final = 3
 """Minimum length of a name to remove. Shorter names occur inside too many ordinary words."""
 CODE_CHARACTERS: Final = 4
-"""Minimum length of a word with a digit, such as a one-time code or an order number. Reply codes have three
-characters."""
+"""Minimum length of a word to remove if it contains a digit, such as a one-time code or an order number. Reply codes
+have only three characters, so they stay."""
 TOKEN_CHARACTERS: Final = 20
 """A word of at least this length counts as a token, even without a digit."""
 BODY_CHARACTERS: Final = 256 * 1024

@@ -21,7 +21,8 @@ _VERSION_AND_VARIANT: Final = 7 << 76 | 2 << 62
 _TICKS_PER_MILLISECOND: Final = 4096
 _NOISE: Final = (1 << 62) - 1
 _FORGIVEN_TICKS: Final = 1000 * _TICKS_PER_MILLISECOND
-"""One second. If the clock is set back by less, ids still ascend. If the clock is set back by more, ids follow it."""
+"""One second. If the clock is set back by less, ids still ascend. If the clock is set back by more, new ids follow the
+clock."""
 
 
 class Ticks:

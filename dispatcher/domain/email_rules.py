@@ -23,7 +23,7 @@ from dispatcher.domain.text import body_fault, header_fault
 from dispatcher.errors import InvalidEmail
 
 MAX_TENANT_CHARACTERS: Final = 100
-"""Every log line and index entry contains the tenant id, so it must be short."""
+"""The longest tenant id. Every log line and index entry contains the id, so the id must be short."""
 MAX_RECIPIENTS: Final = 1000
 """The most recipients in to, cc and bcc together, and the most addresses in reply_to. This is SendGrid's limit per
 request. SMTP servers must accept 100 (RFC 5321)."""

@@ -8,7 +8,8 @@ from typing import Final
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _MAX_SECONDS: Final = 36_500 * 86_400
-"""A hundred years: PostgreSQL and Python can subtract it from any current time."""
+"""The longest length of time that is allowed: a hundred years. PostgreSQL and Python can subtract it from any current
+time."""
 _LENGTH: Final = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)([smhdw])", re.ASCII)
 
 

@@ -12,7 +12,8 @@ URGENT_WEIGHT: Final = 50.0
 NORMAL_WEIGHT: Final = 40.0
 BULK_WEIGHT: Final = 10.0
 URGENT_SHARE: Final = 0.2
-"""While the most urgent lane has emails, it gets at least this share. So no weight of another lane can starve it."""
+"""While the most urgent lane has emails, it gets at least this share of the turns. So no weight of another lane can
+starve the most urgent lane."""
 
 
 class LaneWeights:

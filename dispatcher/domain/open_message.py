@@ -13,7 +13,7 @@ class Traits:
     """The properties by which we find a held message in a provider's list of messages. They must not be logged.
 
     Attributes:
-        sender: The sender; empty if it was the provider's default sender.
+        sender: The sender; empty if the message was sent with the provider's default sender.
         accepted_from: The earliest time at which the provider can have accepted the message. This time and
             `accepted_until` allow for a difference between our clock and the provider's.
         accepted_until: The latest time at which the provider can have accepted the message.

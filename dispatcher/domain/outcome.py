@@ -27,8 +27,8 @@ class Reason(StrEnum):
     REJECTED_RECIPIENT = "rejected_recipient"
     """The provider permanently refuses the recipients."""
     REJECTED_SENDER = "rejected_sender"
-    """The provider permanently refuses the sender: the sender is unverified, or this account has no permission to use
-    it."""
+    """The provider permanently refuses the sender: the sender is unverified, or this account has no permission to send
+    as this sender."""
     INVALID_CONTENT = "invalid_content"
     """The provider, or our rendering, refuses the content or structure of the email."""
     TOO_LARGE = "too_large"
@@ -86,7 +86,7 @@ class Concern(Enum):
     EMAIL = auto()
     """The email, or its recipients."""
     EITHER = auto()
-    """The email, or the provider as a whole. The answers to other emails show which."""
+    """The email, or the provider as a whole. The answers to other emails show which of the two."""
     PROVIDER = auto()
     """The provider as a whole. The provider had received nothing of the email."""
 
@@ -96,7 +96,7 @@ class Accepted:
     """The provider took responsibility for the email.
 
     Attributes:
-        provider_message_id: The provider's id for the email; None if it gave none.
+        provider_message_id: The provider's id for the email; None if the provider gave no id.
         detail: The provider's answer, scrubbed. May list recipients that the provider refused.
     """
 
@@ -113,7 +113,8 @@ class Deferred:
         detail: The provider's error text, scrubbed of addresses.
         code: The provider's error code, such as `451 4.7.1` or `429`.
         retry_after: Seconds that the provider asked us to wait; None if it gave no time.
-        known_concern: What the deferral concerns, if the adapter knows this better than the reason implies.
+        known_concern: What the deferral concerns, if the adapter can say this more precisely than the reason; None:
+            what the reason implies.
     """
 
     reason: Reason

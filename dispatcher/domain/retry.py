@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 _MAX_DOUBLINGS: Final = 60
-"""More doublings would exceed every cap. The limit keeps the power from overflowing."""
+"""The most doublings of a wait. More doublings would exceed every cap, and could overflow the number."""
 REDELIVERY_WAITS: Final = (60.0, 300.0, 900.0, 3600.0)
 """Seconds before the first, second, third and fourth redelivery. The last number also applies to later redeliveries."""
 REDELIVERY_SPREAD: Final = 0.2
@@ -34,10 +34,10 @@ class RetryLimits(NamedTuple):
     redeliveries: int
 
     def redelivery_wait(self, retry_after: float | None, random: Callable[[], float]) -> float | None:
-        """Seconds to wait before the next redelivery; None if it would begin too late.
+        """Seconds to wait before the next redelivery; None if that redelivery would begin too late.
 
         Args:
-            retry_after: Seconds that the provider asked for.
+            retry_after: Seconds that the provider asked for; None if it asked for none.
             random: Returns a number from 0 up to, but not including, 1.
         """
         step = REDELIVERY_WAITS[min(self.redeliveries, len(REDELIVERY_WAITS) - 1)]
@@ -80,7 +80,7 @@ class RetryPolicy:
         return min(self.cap_seconds, max(0.0, asked) + jitter)
 
     def limited(self, limits: RetryLimits | None) -> RetryPolicy:
-        """This policy, with `max_attempts` from the email's own limits if these set it."""
+        """This policy, with the `max_attempts` of the email's own limits if they contain such a number."""
         if limits is None or limits.max_attempts is None:
             return self
         return replace(self, max_attempts=limits.max_attempts)

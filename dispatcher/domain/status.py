@@ -113,7 +113,8 @@ FINISHED: Final = frozenset({Status.SENT, Status.FAILED, Status.HELD, Status.CAN
 
 
 class OnUncertain(StrEnum):
-    """The policy for an attempt with an unknown outcome. The email, its lane or the host's settings choose it."""
+    """The policy for an attempt with an unknown outcome. The email, its lane or the host's settings choose the
+    policy."""
 
     HOLD = "hold"
     RESEND = "resend"

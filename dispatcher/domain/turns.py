@@ -29,7 +29,7 @@ class Turns:
         self._now = 0.0
 
     def next(self, waiting: Iterable[str]) -> str:
-        """The name to serve next. The caller must call `charge` after it has served the name.
+        """The name to serve next. The caller must call `charge` after an email of the name was served.
 
         Args:
             waiting: All names that wait now, at least one. If clocks are equal, the first of their names is next.
@@ -74,5 +74,6 @@ class Turns:
         return order
 
     def charge(self, name: str, emails: int = 1) -> None:
-        """Advances a name's clock after the name was served. A negative number gives back unused turns of `allot`."""
+        """Advances a name's clock, because this many emails of the name were served. A negative number gives back
+        unused turns of `allot`."""
         self._clocks[name] = max(self._clocks.get(name, 0.0), self._now) + emails / self._weight_of(name)

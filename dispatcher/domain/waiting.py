@@ -29,7 +29,7 @@ class WaitReason(StrEnum):
     SCHEDULED = "scheduled"
     """The email is scheduled for later."""
     REDELIVERY = "redelivery"
-    """The provider deferred the email, and it is tried again later."""
+    """The provider deferred the email, and a worker tries to send the email again later."""
     DOMAIN = "domain"
     """The ceiling of a recipient domain is reached."""
     LOCKED = "locked"
@@ -37,7 +37,8 @@ class WaitReason(StrEnum):
     PAUSED = "paused"
     """An operator paused everything, the email's lane or tenant, or every provider that could send it."""
     NOT_DUE = "not_due"
-    """The email is due later, because a worker could not use the provider that it needs, or had no memory for it."""
+    """The email is due later, because a worker could not use a provider that the email needs, or had no memory for the
+    email."""
     NO_RELAY = "no_relay"
     """No relay publishes for the database."""
     UNPUBLISHED = "unpublished"

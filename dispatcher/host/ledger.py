@@ -18,8 +18,8 @@ database. If the host's settings later point to a different database, the relay 
 ledger.
 
 A locked ledger belongs to a live worker, which may be frozen (stopped, swapped out) while its leases expire. Before the
-relay releases such a lease, it must be certain that the email was not sent and will not be. Each side writes before it
-reads, so correctness does not depend on a clock:
+relay releases such a lease, it must be certain that the worker has not sent the email, and will not send it. Each side
+writes before it reads, so correctness does not depend on a clock:
 
     worker   1 marks the slot *on the wire*   2 reads `voided_at`. If the lease was last confirmed before that time, the
                lease is void: the worker clears the slot and sends nothing   3 sends the first byte
@@ -200,8 +200,9 @@ class Ledger:
     def keep_file(self) -> None:
         """Keeps the file when the worker exits, so that the relay ends the worker's leases.
 
-        Call this if the reply to a lease statement was lost. PostgreSQL may still commit these leases, which the worker
-        does not know. The relay ends the worker's sessions, and then releases the leases that are not in the ledger.
+        Call this if the reply to a lease statement was lost. PostgreSQL may still commit these leases, although the
+        worker did not receive them. The relay ends the worker's sessions, and then releases the leases that are not in
+        the ledger.
         """
         self._is_file_kept = True
 

@@ -72,7 +72,7 @@ class LivingLedger:
     database_id: UUID | None
 
     def void_leases(self, at: float) -> None:
-        """Voids every lease that was confirmed before `at`. The worker no longer sends these emails.
+        """Voids every lease that was confirmed before `at`. The worker no longer sends the emails of these leases.
 
         The worker can read this change after a moment, not immediately.
 
@@ -129,7 +129,7 @@ def living_ledger(path: Path) -> LivingLedger | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """Opens a file for reading; None if it was deleted. Never blocks, even if the path is a pipe."""
+    """Opens a file for reading; None if the file was deleted. Never blocks, even if the path is a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -62,7 +62,7 @@ def _beat(loop: asyncio.AbstractEventLoop, process_slot: ProcessSlot) -> None:
 
 
 async def raise_on_stray_cancel(work: Callable[P, Coroutine[Any, Any, T]], *given: P.args, **named: P.kwargs) -> T:
-    """Awaits `work(*given, **named)`. If the work is cancelled although this task is not, raises an exception.
+    """Awaits `work(*given, **named)`. If the work is cancelled although the calling task is not, raises an exception.
 
     If a library cancels something that the work awaits, CancelledError ends the task as if the task had been cancelled.
     A task group would then continue without the task, and report no error.

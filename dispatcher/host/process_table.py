@@ -24,8 +24,8 @@ from enum import IntEnum
 from typing import Final
 
 MAX_PROCESSES: Final = 1024
-"""More than twice the largest number of workers per host: during a replacement, the old and the new worker each have a
-row."""
+"""The number of rows. It is more than twice the largest number of workers per host: during a replacement, the old and
+the new worker each have a row."""
 
 
 class _Field(IntEnum):
@@ -62,8 +62,8 @@ class ProcessStatus:
         confirm_wait_seconds: How long the process has waited for RabbitMQ's confirms; None if it is not waiting.
         served_seconds: Seconds since RabbitMQ last confirmed a message, or the process last acked one; None if never.
         age_seconds: Seconds since the process was forked; None while it waits to be started.
-        restarts: How many times the process has ended although the parent did not stop it, since it was added to the
-            table.
+        restarts: How many times the process has ended although the parent did not stop it. Counts from when the process
+            was added to the table.
     """
 
     role: str
@@ -106,7 +106,7 @@ class ProcessTable:
         return self._reasons[first : first + REASON_OCTETS]
 
     def statuses(self) -> list[ProcessStatus]:
-        """All processes that run or should run."""
+        """The status of each process that runs or should run."""
         return [self._status(at) for at in range(0, MAX_PROCESSES * _FIELDS, _FIELDS) if self._cells[at + _Field.TAKEN]]
 
     def unready(self) -> list[str]:
@@ -214,7 +214,7 @@ class ProcessSlot:
             self._cells[self._at + cell] = 0
 
     def note_process(self, pid: int | None) -> None:
-        """Stores the pid of the process; None if it has exited."""
+        """Stores the pid of the process; None if the process has exited."""
         self._cells[self._at + _Field.PID] = pid or 0
         self._cells[self._at + _Field.STARTED] = _now()
         if pid is None:

@@ -32,7 +32,7 @@ class Service(Protocol):
         ...
 
     async def run_once(self) -> float | None:
-        """Runs one round. Returns the seconds until the next round, or None for the interval."""
+        """Does the work of one round. Returns the seconds until the next round, or None for the interval."""
         ...
 
 
@@ -50,7 +50,7 @@ class Periodic:
         return max(0.0, self._due_at - time.monotonic())
 
     async def run_if_due(self) -> None:
-        """Runs a round if it is due.
+        """Runs a round of the service if a round is due.
 
         Raises the exception of a round that fails. The next round is then due after the interval, too.
         """
@@ -61,7 +61,8 @@ class Periodic:
             self._due_at = time.monotonic() + (self.service.interval_seconds if seconds is None else seconds)
 
     async def run(self) -> None:
-        """Runs rounds until cancelled. Logs an outage of PostgreSQL once, and retries."""
+        """Runs the service, round after round, until cancelled. During an outage of PostgreSQL, logs one line, and
+        retries."""
         while True:
             try:
                 await self.run_if_due()
@@ -77,8 +78,8 @@ class Task(Protocol):
     """Work that runs as long as its process."""
 
     async def run(self) -> None:
-        """Runs until cancelled. If this method raises an exception, `run_tasks` logs it, and calls the method again
-        after a wait."""
+        """Does the work until cancelled. If this method raises an exception, `run_tasks` logs it, and calls the method
+        again after a wait."""
         ...
 
 

@@ -47,7 +47,7 @@ class WebServer:
     """Serves pages at an address. Retries while the address cannot be bound.
 
     Attributes:
-        address: The bound address; None while it is not bound.
+        address: The bound address; None while no address is bound.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class WebServer:
         """Connections that have not sent a whole request, oldest first."""
 
     async def run(self) -> None:
-        """Serves until cancelled."""
+        """Serves the pages until cancelled."""
         backoff = Backoff(self._retry_seconds, LONGEST_RETRY_SECONDS)
         while True:
             try:

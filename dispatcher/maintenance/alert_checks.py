@@ -91,12 +91,12 @@ class AlertChecks:
         self._listeners: list[asyncio.Event] = []
 
     def subscribe(self) -> asyncio.Event:
-        """An event that is set after each check. The caller clears it."""
+        """An event that is set after each check. The caller must clear the event."""
         self._listeners.append(asyncio.Event())
         return self._listeners[-1]
 
     async def run_once(self) -> None:
-        """Checks once, unless another monitor makes the checks."""
+        """Makes one check, unless another monitor makes the checks."""
         if await self._alert_state.refresh():
             states = await self._check()
             self.alerts = {
@@ -141,7 +141,7 @@ class AlertChecks:
         return states | self._timed_states(tables)
 
     async def _publish(self, probe: _State) -> None:
-        """Shows the result of the probe on the operators' page."""
+        """Shows the result of the DLQ probe on the operators' page."""
         active = [alert for alert in self.alerts.values() if alert.is_firing]
         if not self._alert_state.is_alone:
             with suppress(DispatcherError):

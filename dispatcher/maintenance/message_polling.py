@@ -39,13 +39,13 @@ MAX_REQUESTS: Final = 25
 """The most requests per round and age."""
 MOST_WAIT_SECONDS: Final = 3600.0
 IDLE_SECONDS: Final = 900.0
-"""PostgreSQL ends a session that is idle for longer than this. Another host then asks."""
+"""PostgreSQL ends a session that is idle for longer than this. Another host then asks the provider."""
 
 
 class MessagePolling:
     """Asks one provider, at intervals, what became of the messages that it accepted. See the module's docstring.
 
-    Runs in each monitor on whose host the provider is configured. For one database, only one of them asks.
+    Runs in each monitor on whose host the provider is configured. For one database, only one of these monitors asks.
     """
 
     interval_seconds = INTERVAL_SECONDS
@@ -68,7 +68,7 @@ class MessagePolling:
             await self._provider.close()
 
     async def close(self) -> None:
-        """Lets another host ask. Idempotent."""
+        """Closes the database session, so that another host can ask the provider. Idempotent."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -96,7 +96,7 @@ class MessagePolling:
         return NEXT_BATCH_SECONDS if any(has_more) else None
 
     async def _leading(self) -> AsyncSession | None:
-        """The session that holds the named lock; None while another host holds the lock."""
+        """The session that holds the lock for asking this provider; None while another host holds the lock."""
         name = self._provider.name
         if self._session is None:
             session = await connect_async(self._database_url, name=f"dispatcher polling {name}")

@@ -29,7 +29,7 @@ class OneTimeCodePruning:
         self._retention = retention
 
     async def run_once(self) -> None:
-        """Runs one round, unless another host is running a round."""
+        """Deletes the content that is due for deletion, unless another host is doing so."""
         async with session(self._pool) as opened, named_lock(opened, CODES_LOCK_NAME) as is_ours:
             if is_ours:
                 _log_done([step async for step in Pruner(opened, self._retention).delete_one_time_codes()])
@@ -46,7 +46,8 @@ class PruningService:
         self._retention = retention
 
     async def run_once(self) -> float:
-        """Runs one round. Returns the seconds until the next round, even after failures."""
+        """Deletes old data, unless another host is doing so. Returns the seconds until the next round, even after
+        failures."""
         done: list[PrunedStep] = []
         next_in_seconds = PRUNE_SECONDS
         try:

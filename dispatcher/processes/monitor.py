@@ -1,6 +1,6 @@
 """The monitor process: serves its host's status pages, alerts operators, prunes, and delivers events to webhooks.
 
-No email passes through it.
+No email passes through this process.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
     answered       → the answer is recorded
     on the wire    → uncertain: held or resent, by the policy in the ledger. Pending, and pinned to its provider, if the
                      provider has idempotency keys (see `domain.decision`)
-    being rendered → released, and one crash counted: rendering may have killed the worker. Fails after three crashes
+    being rendered → released, and one crash counted: rendering may have killed the worker. After three crashes,
+                     the email fails
     not in the ledger → released. If another host has recovered the email in the meantime, the recovery is undone: a
                      held email that has not changed since becomes pending again
 
-If the host has rebooted since, the last writes to the ledger may be lost. Emails that are not in the ledger are then
-left to `lost_host`.
+If the host has rebooted since the ledger was created, the last writes to the ledger may be lost. Emails that are not in
+the ledger are then left to `lost_host`.
 
 The order matters. First, the relay ends the worker's database sessions, so the worker can commit nothing more. Then the
 relay records results, unless the worker or an earlier settlement has recorded them. Then it releases leases. Last, it

@@ -1,6 +1,7 @@
 """Settles the expired leases of a frozen worker (stopped, swapped out). The relay on the same host does this.
 
-    not in the ledger → released: the email was not sent and will not be (see `host.ledger`)
+    not in the ledger → released: the worker has not sent the email, and will not send it under this lease (see
+                        `host.ledger`)
     answered          → the answer is recorded
     on the wire       → after a wait, uncertain: held or resent, by the policy in the ledger. During the wait, the
                         worker may continue and record the answer
@@ -9,8 +10,8 @@ A lease counts as expired only if it has expired by PostgreSQL's clock and by th
 
 The relay first reads the lease from PostgreSQL, and fences every later write by the lease's token and end. If the
 worker commits anything in between, even a renewal, the relay's write finds no row. The worker may continue at any time.
-Then its writes find a different token, and it sends no new email. If it records that a provider accepted an email, the
-email still becomes `sent`.
+It then sends no further email under the expired leases, and its writes find a different token. But if the worker
+records that a provider accepted an email, the email still becomes `sent`.
 """
 
 from __future__ import annotations

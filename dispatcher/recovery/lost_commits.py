@@ -20,7 +20,7 @@ class LostCommits:
         self._outbox = outbox
 
     async def run_once(self) -> None:
-        """Records the timeline; after a promotion, marks the emails that are in doubt."""
+        """Records PostgreSQL's timeline. After a promotion, marks the emails that are in doubt."""
         if (promotion := await self._outbox.follow_timeline()) is None:
             return
         log = get_log().error if promotion.is_lossy else get_log().info

@@ -76,7 +76,8 @@ class LostMessages:
             get_log().warning("relay.republished", count=count, queue=queue, reason="message_lost")
 
     async def _republish_all(self, lanes: Sequence[str]) -> int:
-        """Makes emails with lost messages due. After a promotion, also holds or resends uncertain emails, by policy.
+        """Makes emails of these lanes due again if their messages are lost. After a promotion, also holds or resends
+        uncertain emails, by policy.
 
         Returns how many emails became due.
         """

@@ -120,7 +120,7 @@ class Settlement:
         return outcome
 
     def log(self, worker: str, released: int, recorded: Sequence[Result]) -> None:
-        """Adds a settlement to the metrics, and logs it."""
+        """Adds a settlement of a ledger to the metrics, and logs it."""
         uncertain = sum(result.outcome == "uncertain" for result in recorded)
         metrics.RECOVERED.add(released, self.reason)
         metrics.HELD.add(sum(result.status is Status.HELD for result in recorded), self.reason)

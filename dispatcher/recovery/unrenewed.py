@@ -32,7 +32,7 @@ class UnrenewedLeases:
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float] = steady_clock) -> None:
         self.within_seconds = SHARE * lease_seconds
-        """Pass leases to `observe` that end within this time."""
+        """The caller must pass to `observe` all leases that end within this time."""
         self._longest_gap_seconds = max(LONGEST_GAP_SECONDS, lease_seconds / 6)
         self._clock = clock
         self._observed_at = clock()

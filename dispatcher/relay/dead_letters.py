@@ -12,7 +12,7 @@ from dispatcher.store.outbox import DueDeadLetter, Outbox
 from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.25
-"""How often the relay looks for due dead letters. They are not urgent, so no NOTIFY announces them."""
+"""How often the relay looks for due dead letters. Dead letters are not urgent, so no NOTIFY announces them."""
 
 
 class DeadLetterPublisher:
@@ -32,7 +32,7 @@ class DeadLetterPublisher:
             is_last: Whether to publish now, even within these POLL_SECONDS.
 
         Raises:
-            BrokerUnavailable: All dead letters are still due.
+            BrokerUnavailable: RabbitMQ confirmed no message. All dead letters are still due.
         """
         now = time.monotonic()
         if not self._writer.is_open or (now < self._next_poll_at and not is_last):

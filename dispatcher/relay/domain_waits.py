@@ -2,8 +2,8 @@
 
 If a ceiling is reached, the worker releases the email and sets the end of its wait. `relay.timing` wakes the email at
 that time. After a ceiling was raised, this service of the leading relay shortens the waits in proportion. After all
-ceilings of a domain were removed, it ends the waits. After a ceiling was lowered, it does nothing: the waits end at the
-old times, and most of the emails must wait again.
+ceilings of a domain were removed, the service ends the waits. After a ceiling was lowered, the service does nothing:
+the waits end at the old times, and most of the emails must wait again.
 """
 
 from __future__ import annotations

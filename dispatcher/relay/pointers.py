@@ -48,14 +48,14 @@ MARK_AFTER_SECONDS: Final = 5.0
 """How long the relay waits before it clears a due mark itself. Workers that keep up lease the email sooner, and the
 lease also clears the mark. The wait is far below 60 seconds, at which an alert says that emails are not published."""
 CONFIRM_SECONDS: Final = 0.05
-"""The longest wait for confirms, while many messages are unconfirmed. If RabbitMQ confirms no message for one queue,
-this must not delay the other lanes."""
+"""The longest wait for confirms, while many messages are unconfirmed. The wait is short, because a queue for which
+RabbitMQ confirms no message must not delay the other lanes."""
 LIST_SHARE: Final = 1 / 50
 """During a backlog, the relay spends at most this share of its time on finding the tenants that have due emails."""
 CHECK_SHARE: Final = 1 / 50
 """During a backlog, the relay spends at most this share of its time on reading published emails again."""
 _TENANT_OF: Final = attrgetter("lane", "tenant_id")
-"""As `DuePointer.tenant`, for `groupby`, which calls it for each email."""
+"""Returns the lane and the tenant of an email, as `DuePointer.tenant` does. `groupby` calls this for each email."""
 
 
 class PointerPublisher:
@@ -101,14 +101,15 @@ class PointerPublisher:
 
     @property
     def wait_seconds(self) -> float:
-        """How long due emails that the last round left out must wait; infinite if it left out none."""
+        """How long due emails that the last round left out must wait; infinite if that round left out no email."""
         return self._wait_seconds
 
     async def publish_due(self, outbox: Outbox, *, is_last: bool = False) -> int:
-        """Starts to publish a batch of due emails. Returns how many.
+        """Starts to publish a batch of due emails. Returns the number of emails in the batch.
 
         Args:
-            is_last: Whether to return 0 only if a new scan found no email that may be published now.
+            is_last: Whether this may be the last call. If so, the relay scans anew. The result 0 then means that no
+                email may be published now.
 
         Raises:
             BrokerUnavailable: An earlier batch failed, or RabbitMQ does not report how many messages are on a queue.
@@ -135,7 +136,8 @@ class PointerPublisher:
         self._note_ended()
 
     async def mark_all(self, outbox: Outbox) -> None:
-        """Clears the due marks of all confirmed emails now, in batches. If cancelled, finished batches stay cleared."""
+        """Clears the due marks of all confirmed emails now, in batches. If cancelled, the marks of finished batches
+        stay cleared."""
         left = list(self._confirmed.to_mark(math.inf, len(self._confirmed)).items())
         for start in range(0, len(left), BATCH):
             await self._mark(outbox, dict(left[start : start + BATCH]))

@@ -35,7 +35,7 @@ batch."""
 STANDBY_SECONDS: Final = 1.0
 NOTIFICATIONS_SECONDS: Final = 10.0
 """How often the relay reads pending notifications. While every round finds rows, the loop never waits for a
-notification, and they would accumulate."""
+notification, and unread notifications would accumulate."""
 
 
 class PublishLoop:

@@ -51,7 +51,7 @@ class QueueWriter:
         return max(0.0, self._opens_at - time.monotonic())
 
     async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
-        """Publishes messages. Returns for each message whether it was confirmed.
+        """Publishes messages. Returns for each message whether RabbitMQ confirmed the message.
 
         Raises:
             BrokerUnavailable: RabbitMQ confirmed no message.

@@ -13,8 +13,8 @@ always counts. Missing answers count, too, but only a whole window of missing an
 restart of the provider interrupts every email on the wire. Any answer about an email counts as a success, even a
 rejection, because an answer shows that the provider works.
 
-While the breaker is half open, an email is suspect if it was refused before, or if emails to each of its domains were
-refused. Suspect emails are not used as probes while there may be other emails.
+While the breaker is half open, an email is suspect if it was refused before, or if each domain of its recipients is
+also a domain of a refused email. Suspect emails are not used as probes while there may be other emails.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.routing.evidence import Blame, Refusals, SuspectEmails
 
 FAILURES_IN_A_ROW: Final = 8
-"""This many failures open the breaker. Fewer failures are normal at a busy provider. A higher limit would waste
-attempts on a failed provider."""
+"""This many failures in a row open the breaker. Fewer failures are normal at a busy provider. A higher limit would
+waste attempts on a failed provider."""
 UNREACHED_IN_A_ROW: Final = 3
-"""This many failed connections open the breaker. The number is low, because an email is never the cause, and because
-the breaker must open before a single email has used up its attempts."""
+"""This many failed connections in a row open the breaker. The number is low, because an email is never the cause, and
+because the breaker must open before a single email has used up its attempts."""
 THROTTLED_IN_A_ROW: Final = 2
-"""If the provider gave no wait time, this many throttled emails pause it. A single throttled email may concern only its
-recipient."""
+"""If the provider gave no wait time, this many throttled emails in a row pause the provider. A single throttled email
+may concern only its recipient."""
 PROBES: Final = 3
 """How many emails that are not suspect must fail before a half-open breaker opens again."""
 SUSPECT_SECONDS: Final = 1.0
@@ -50,7 +50,7 @@ LONGEST_PAUSE_SECONDS: Final = 3600.0
 """The longest pause, even if the provider asks for more. Otherwise a wrong time, such as the year 30000, would stop the
 sending for ever. One attempt per hour harms no provider."""
 _MAX_DOUBLINGS: Final = 6
-"""Limits the wait of a single email to about a minute."""
+"""The most doublings of the wait of a single email. The longest wait is about a minute."""
 _REPORT_SECONDS: Final = 1.0
 """A pause is not reported again if it grows by less than this. Hundreds of emails may get the same refusal within
 moments."""
@@ -181,8 +181,8 @@ class CircuitBreaker:
         return DEFAULT_PAUSE_SECONDS * 2.0**doublings * (0.5 + 0.5 * self._jitter())
 
     def begin(self) -> int:
-        """Notes the start of an attempt, and returns its number. If the breaker is half open, the attempt is the
-        probe."""
+        """Notes the start of an attempt, and returns its number, which the other methods take as `trial`. If the
+        breaker is half open, the attempt is the probe."""
         self._trials += 1
         if self._is_half_open:
             self._probe = self._trials
@@ -193,7 +193,7 @@ class CircuitBreaker:
         return self._state is BreakerState.CLOSED or self.state is BreakerState.CLOSED or trial == self._probe
 
     def abandon(self, trial: int) -> None:
-        """Notes that an attempt ended before it reached the provider."""
+        """Notes that an attempt ended before the attempt reached the provider."""
         if trial == self._probe:
             self._probe = None
 
@@ -303,7 +303,11 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
-        """Decides whether the provider or the email caused a throttling. An email never pauses the provider twice."""
+        """Decides whether the provider or the email caused a throttling. An email never pauses the provider twice.
+
+        Args:
+            names_time: Whether the provider gave a wait time. If so, the throttling concerns all emails.
+        """
         others_succeeded = self._suspects.note(email, self._successes)
         if others_succeeded is not None:
             return Blame.EMAIL if others_succeeded else Blame.UNKNOWN

@@ -1,8 +1,8 @@
 """The ceilings of recipient domains in one worker: emails per second, and attempts at the same time, over all hosts.
 
 PostgreSQL has one row per domain, with both ceilings. A worker takes tokens for a tenth of a second in one step, and
-holds a slot for each attempt that it makes at the same time. So the ceilings cost no statement per email, and nothing
-while no domain has ceilings.
+holds a slot for each attempt that it makes at the same time. So the ceilings do not cost a statement for each email.
+While no domain has ceilings, there is no cost.
 
 If an email gets no token, the worker releases it at once, and the email becomes `waiting` (see `wait_for_domains`). A
 few emails wait in the worker for a slot, because another attempt will soon end. These emails use only a part of the
@@ -33,7 +33,7 @@ ASK_SECONDS: Final = 0.25
 RENEW_SECONDS: Final = 1.0
 """How often a worker renews its slots, and gives back slots that it does not need."""
 HOLD_SECONDS: Final = 1.0
-"""The longest wait for a slot in the worker."""
+"""The longest time for which an email waits for a slot in the worker."""
 ASSUMED_SECONDS: Final = 1.0
 """The assumed length of an attempt, until the first attempt was measured."""
 NEW_SHARE: Final = 0.1
@@ -103,12 +103,13 @@ class DomainGate:
         return EAGERNESS * min(rate, speed)
 
     def set_limit(self, limit: DomainLimit | None) -> None:
-        """Applies the ceilings that an operator set; None if they were removed."""
+        """Applies the ceilings that an operator set; None if the ceilings were removed."""
         self._limit = limit
         self._admit()
 
     async def enter(self) -> bool:
-        """Waits for a token and a slot. Returns whether the email got them. If not, the worker must release the email.
+        """Waits for a token and a slot for one email. Returns whether the email got both. If not, the worker must
+        release the email.
 
         If this method returned True, call `leave` after the attempt, or `give_back` if no attempt is made.
         """
@@ -148,7 +149,7 @@ class DomainGate:
         return limit.concurrent is None or (self._used < self._slots and steady_clock() < self._slots_until)
 
     def _is_empty(self) -> bool:
-        """Whether the last claim, within the last CLAIM_SECONDS, found too few tokens."""
+        """Whether no token is left, and the last claim found too few tokens less than CLAIM_SECONDS ago."""
         limit = self._limit
         return limit is not None and not self._has_token(limit) and self._loop.time() < self._empty_until
 
@@ -273,6 +274,8 @@ class DomainGates:
 
     async def enter(self, email: OutgoingEmail) -> Sequence[DomainGate]:
         """Waits for a token and a slot of each of the email's domains that has ceilings. Returns these domains' gates.
+
+        Call `leave` or `give_back` of each gate later; see `DomainGate.enter`.
 
         Raises:
             DomainFull: A ceiling is reached. The worker must release the email.

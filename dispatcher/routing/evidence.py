@@ -18,8 +18,8 @@ from dispatcher.domain.outgoing import OutgoingEmail
 SEVERAL_DOMAINS: Final = 3
 """Refusals count against the provider only if the refused emails have at least this many domains."""
 ALIKE_FACTOR: Final = 4
-"""Four times as many refusals count even if all of them concern one domain, because the queue may contain no other
-domain."""
+"""Four times as many refusals count against the provider even if all of them concern one domain, because the queue may
+contain no emails to other domains."""
 MAX_REMEMBERED: Final = 1024
 """How many refused emails a worker remembers per provider."""
 
@@ -28,11 +28,11 @@ class Blame(Enum):
     """What caused a refusal."""
 
     EMAIL = auto()
-    """The email. Its attempt is used."""
+    """The email, which uses up the attempt."""
     PROVIDER = auto()
-    """The provider: it must not be tried now. No attempt is used."""
+    """The provider, which must not be tried now. The email uses up no attempt."""
     UNKNOWN = auto()
-    """Unknown: no other email was refused or succeeded. No attempt is used, and only this email waits."""
+    """Unknown: no other email was refused or succeeded. The email uses up no attempt, and only this email waits."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Refusals:
         return self.certain >= needed or (count >= needed and has_several) or count >= needed * ALIKE_FACTOR
 
     def include(self, email: OutgoingEmail) -> bool:
-        """Whether this email was refused, or emails to each of its domains were refused."""
+        """Whether this email was refused, or each domain of its recipients is also a domain of a refused email."""
         return email.email_id in self._email_ids or (bool(self._domains) and domains_of(email) <= self._domains)
 
     def clear(self) -> None:
@@ -94,7 +94,7 @@ class SuspectEmails:
         self._records: OrderedDict[UUID, tuple[int, int]] = OrderedDict()
 
     def note(self, email: OutgoingEmail, successes: int) -> bool | None:
-        """Adds a refusal. Returns whether other emails have succeeded since the email's first refusal.
+        """Records a refusal of the email. Returns whether other emails have succeeded since the email's first refusal.
 
         Returns None if this is the email's first refusal.
 
@@ -108,7 +108,7 @@ class SuspectEmails:
         return successes > successes_before if times else None
 
     def times(self, email: OutgoingEmail) -> int:
-        """How many refusals of the email were added."""
+        """How often `note` has recorded a refusal of the email; 0 if no refusal is remembered."""
         return self._records.get(email.email_id, (0, 0))[0]
 
 

@@ -105,9 +105,9 @@ class Route:
 
         Args:
             trial: The attempt's number from `breaker.begin`.
-            is_already_counted: Another email of the same bulk call has already reported the provider's failure, which
-                must count only once. A missing answer still counts for each email, to limit how many emails become
-                held.
+            is_already_counted: Whether another email of the same bulk call has already reported the provider's failure,
+                which must count only once. A missing answer still counts for each email, to limit how many emails
+                become held.
         """
         match outcome:
             case Accepted():

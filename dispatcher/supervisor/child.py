@@ -28,7 +28,7 @@ Entry = Callable[[ChildContext], int]
 
 
 def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> NoReturn:
-    """Runs a role in a process that was just forked, and exits with its code."""
+    """Runs a role in a process that was just forked. Exits with the exit code that `entry` returns."""
     code = _FAILED
     try:
         _follow_parent(parent)
@@ -57,7 +57,8 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
 
 
 def _print(title: str, error: BaseException, *, is_up: bool) -> None:
-    """Prints errors that an operator can fix as text. Prints all others with a traceback, because they are our bugs."""
+    """Prints an error: only its text if an operator can fix the error, otherwise also a traceback, because the error
+    is then our bug."""
     if isinstance(error, ConfigurationError):
         print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     elif isinstance(error, DispatcherError | OSError) and not is_up:

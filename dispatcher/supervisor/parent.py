@@ -79,7 +79,8 @@ class Parent:
         self._replacement = RollingReplacement(self._manager)
 
     def run(self) -> int:
-        """Runs until every process has ended after a stop. Returns 0, or 1 if any process had to be killed.
+        """Keeps the roles running. After a stop, returns when every process has ended: 0, or 1 if any process had to be
+        killed.
 
         Raises:
             DispatcherError: Another parent uses the same run directory.

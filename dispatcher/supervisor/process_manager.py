@@ -142,7 +142,8 @@ class ProcessManager:
         os.kill(process.pid, signal.SIGTERM)
 
     def begin_drain(self) -> None:
-        """Stops all processes except those that stop last. From now on, no process is started."""
+        """Stops all processes, except the processes of roles that stop last (see `Role`). From now on, no process is
+        started."""
         self._is_draining = True
         for process in list(self.processes):
             if process.pid is None or (process.ending is None and not process.role.stops_last):

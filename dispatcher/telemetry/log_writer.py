@@ -47,7 +47,8 @@ class LogWriter:
         self._may_wait_at = 0.0
 
     def write(self, line: bytes, count: int = 1) -> None:
-        """Writes `line`, which contains `count` log lines. If the reader accepts nothing, counts them as lost."""
+        """Writes `line`, which contains `count` log lines. If the reader accepts nothing, counts these lines as
+        lost."""
         if self._rest:
             self._rest = self._put(self._rest)
         if self._rest:

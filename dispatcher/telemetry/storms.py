@@ -1,4 +1,5 @@
-"""Limits how often one event is logged: if a server is unreachable, thousands of emails may log the same event."""
+"""Limits how often one event is logged. Without a limit, thousands of emails would log the same event while a server is
+unreachable."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ class EnqueueSpan:
     """A context manager for the enqueue of one request. It does nothing if tracing is off.
 
     Attributes:
-        traceparent: The trace context for the request's emails: that of the span; without a span, that of the caller.
+        traceparent: The trace context for the request's emails: the span's context; without a span, the caller's
+            context.
     """
 
     __slots__ = ("_span", "traceparent")
@@ -128,7 +129,7 @@ TRACER: Final = Tracer()
 
 
 def prepare() -> None:
-    """If spans are enabled, loads their libraries; logs what is missing if that fails. Starts no thread."""
+    """If spans are enabled, loads OpenTelemetry's libraries, or logs what is missing. Starts no thread."""
     if is_wanted(os.environ) and (obstacle := _obstacle(os.environ)):
         get_log().warning("tracing.unavailable", reason=obstacle[0], remedy=obstacle[1])
 

@@ -54,8 +54,8 @@ class NoRoute(Exception):
 
 
 class TryLater(Exception):
-    """Raised if the email was not sent, and this worker must try again later. This uses up no attempt. Caught inside
-    the worker.
+    """Raised if the email was not sent, and this worker must try to send it later. The email uses up no attempt. Caught
+    inside the worker.
 
     Attributes:
         seconds: The wait before the next try.
@@ -200,7 +200,8 @@ class Attempts:
         self._without_channel = CountedLine(CHANNEL_SECONDS)
 
     def begin(self, email: InFlightEmail) -> BulkAttempt | None:
-        """Begins an attempt in a bulk call, without a task. Returns None if `make` must send the email instead."""
+        """Begins an attempt in a bulk call. Needs no task. Returns None if the caller must send the email with
+        `make`."""
         content = email.content
         if content is None or email.pin is not None:
             return None
@@ -220,7 +221,7 @@ class Attempts:
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
         """The outcome of a bulk attempt that has ended, if the provider accepted the email.
 
-        None if the attempt has any other outcome, which is rare. Then call `make` to handle that outcome.
+        If the attempt has any other outcome, which is rare, returns None. Then call `make`, which handles that outcome.
         """
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
@@ -237,11 +238,11 @@ class Attempts:
         """Makes one attempt and returns its outcome. Sets `email.provider` to the provider that was tried.
 
         Args:
-            bulk: The attempt in a bulk call, if `begin` returned one.
+            bulk: The attempt that `begin` returned: the method first handles its outcome. None: makes a new attempt.
 
         Raises:
             NoRoute, TryLater, DomainFull, LeaseExpired, CancelledError: The email was not sent, or the provider
-                certainly did not accept it. This uses up no attempt.
+                certainly did not accept it. The email uses up no attempt.
         """
         if bulk is None and (unsent := self._unsendable(email)):
             return unsent
@@ -275,8 +276,10 @@ class Attempts:
     async def _try(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        """Tries the route's provider as soon as the provider's rate limit and connections allow. Returns None if the
-        provider may no longer be tried."""
+        """Makes an attempt at the route's provider as soon as the provider's rate limit and connections allow.
+
+        Returns the attempt, and its outcome as from `_outcome`. Returns None if the provider may no longer be tried.
+        """
         if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
             return None
         if (gate := route.gate) is not None and not gate.try_acquire():
@@ -319,7 +322,7 @@ class Attempts:
         """The outcome of an email whose recipients are all suppressed.
 
         Args:
-            reasons: Why each recipient is suppressed, by position.
+            reasons: Why each recipient is suppressed, by position from 1 over To, Cc and Bcc.
         """
         why = ", ".join(dict.fromkeys(reasons.values()))
         return self._refused(email, Reason.SUPPRESSED, f"Every recipient is suppressed: {why}.")
@@ -340,11 +343,12 @@ class Attempts:
         return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {kind}.")
 
     def pin_of(self, email: InFlightEmail, outcome: Outcome) -> tuple[Pin, float] | None:
-        """The pin of an email, if the outcome of this attempt or of an earlier attempt is unknown.
+        """The pin of an email (the only provider that may be tried again), if the outcome of this attempt or of an
+        earlier attempt is unknown.
 
         Returns:
-            The pin, and in how many seconds the idempotency key expires (negative if it has expired). None if no
-            outcome is unknown, or if the provider has no idempotency keys.
+            The pin, and in how many seconds the idempotency key expires (negative if it has expired). None if every
+            outcome is known, or if the provider has no idempotency keys.
         """
         pin = email.pin
         if pin is None:
@@ -374,7 +378,7 @@ class Attempts:
     def _unsendable(self, email: InFlightEmail) -> Outcome | None:
         """The outcome of an email that must not be sent to any provider; None if it may be sent.
 
-        If the email is pinned to a provider, this method excludes all other providers.
+        If the email is pinned to a provider, this method also excludes all other providers from its attempts.
         """
         if email.content is None:
             return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")

@@ -22,10 +22,10 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 KEEP_PREFETCHED_SECONDS: Final = 5.0
-"""If a provider may be tried again within this time, the worker keeps its prefetched messages, because returning and
-fetching them again would cost more."""
+"""If a provider may be tried again within this time, the worker keeps its prefetched messages, because it would cost
+more to return these messages and fetch them again."""
 RETRY_SECONDS: Final = 5.0
-"""If PostgreSQL fails, the wait before the next try to publish a breaker's state."""
+"""The wait before the next try to publish a breaker's state, after PostgreSQL has failed."""
 
 
 class BreakerListener:
@@ -39,7 +39,7 @@ class BreakerListener:
         self._unpublished: dict[str, tuple[BreakerState, str | None, float]] = {}
 
     def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> CircuitBreaker:
-        """Creates the breaker of a provider, and acts on its changes.
+        """Creates the breaker of a provider. From then on, `run` acts on the breaker's changes.
 
         Args:
             window: How many emails this worker may have on the wire to the provider at the same time.
@@ -54,11 +54,11 @@ class BreakerListener:
         )
 
     def note_pauses(self) -> None:
-        """Notes that an operator paused or resumed a provider."""
+        """Makes `run` check which providers may be tried, because an operator paused or resumed a provider."""
         self._changed.set()
 
     async def run(self, routes: Routes, consumer: Consumer, wake: Callable[[], None]) -> None:
-        """Acts on changes until cancelled.
+        """Acts on changes of the breakers, and on pauses of providers, until cancelled.
 
         Args:
             wake: Called when more emails may be leased.

@@ -8,7 +8,7 @@
 first byte of a call is sent, the slots of all its emails say *on the wire*. If the lease of an email is no longer
 valid, the call is made without this email.
 
-A call waits only until an iteration of the event loop has added no email to it.
+A call waits for further emails only until an iteration of the event loop has added no email.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class _PlannedCall:
         self.recipients = self.octets = 0
 
     def has_room(self, part: BulkEntry, limits: BulkLimits) -> bool:
-        """Whether one more part fits. The first part always fits."""
+        """Whether this part fits into the call, too. The first part of a call always fits."""
         return not self.members or (
             len(self.members) < limits.emails
             and self.recipients + part.recipients <= limits.recipients
@@ -292,8 +292,8 @@ class _CallPlan:
         self._next_by_address: dict[str, int] = {}
 
     def add(self, member: _Member) -> None:
-        """Adds the email to the first call that has room. Considers only calls after the last call with an email to one
-        of the same addresses."""
+        """Adds the email to the first call that has room, after all calls with an email to one of the same addresses.
+        If there is no such call, plans a new call."""
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):
             at += 1

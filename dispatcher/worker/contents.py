@@ -2,7 +2,7 @@
 
 Emails with such content share a memory budget. If an email does not fit into the free memory, it waits while other
 emails are sent. Content of up to LIGHT_OCTETS has a separate share of the memory, so it never waits for large files. If
-too many emails already wait, the worker releases the email, and it becomes due again later. Waiting emails therefore
+too many emails already wait, the worker releases the email, which becomes due again later. Waiting emails therefore
 cannot fill the worker's window.
 """
 
@@ -29,15 +29,16 @@ LIGHT_OCTETS: Final = 1024 * 1024
 LIGHT_SHARE: Final = 4
 """A quarter of the memory is reserved for content of at most LIGHT_OCTETS."""
 WAITING_SHARE: Final = 8
-"""For each of the two shares of the memory, at most an eighth of the prefetch window may wait under a lease. The worker
-releases further emails."""
+"""The memory has two shares: one for light content, one for all other content. The emails that wait for one share may
+fill at most an eighth (1 / WAITING_SHARE) of the prefetch window. The worker releases further emails."""
 MIN_DELAY_SECONDS: Final = 2.0
 """The shortest time until a released email is due again."""
 MAX_DELAY_SECONDS: Final = 60.0
 
 
 class NoMemory(Exception):
-    """Raised if too many emails wait for memory already. Caught inside the worker.
+    """Raised if an email gets no memory for its content: too many emails already wait for memory, or the host has too
+    little memory. Caught inside the worker.
 
     Attributes:
         delay_seconds: Seconds until the email is due again.
@@ -85,7 +86,7 @@ class MemoryBudget:
         self._admit()
 
     def cancel(self, octets: int, grant: asyncio.Future[None]) -> None:
-        """Cancels a request, whether it is granted or not."""
+        """Cancels a request. If the request was already granted, returns its octets to the budget."""
         if grant.done() and not grant.cancelled():
             self.give_back(octets)
             return

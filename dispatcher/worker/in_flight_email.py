@@ -13,7 +13,7 @@ The table enforces these rules:
 
 - An email reaches the wire only through MARKED: the worker writes the ledger slot, then checks the lease once more.
 - The message of an email is acked only after RECORDED or RELEASING: a commit comes first.
-- An email on the wire can be neither stopped nor released. A stopped email is never sent.
+- An email on the wire can be neither stopped nor released. A stopped email is never sent under the same lease.
 - Only the first answer counts: later answers have no transition.
 
 Only `InFlightEmail.on` writes the state. The send stage, with the modules that it uses, raises the events from WAIT to
@@ -50,7 +50,8 @@ class EmailState(IntEnum):
     WAITING = auto()
     """The email waits for its next attempt, or for memory."""
     STOPPED = auto()
-    """The worker drains, the lease was lost, or the email is paused. Nothing was sent, and nothing will be sent."""
+    """The worker drains, the lease was lost, or the email is paused. Nothing was sent, and the worker sends nothing
+    under this lease any more."""
     MARKED = auto()
     """The ledger says *on the wire*. Next, the worker checks that the lease is still valid."""
     ON_THE_WIRE = auto()
@@ -136,7 +137,8 @@ class NotAllowed(Exception):
 
 
 class LeaseExpired(Exception):
-    """Raised by `Attempt.mark_on_wire`: the email has expired, or another worker may have the lease by now.
+    """Raised by `Attempt.mark_on_wire`: the email must not be sent, because it has expired or was stopped, or because
+    another worker may have leased it by now.
 
     Caught inside the worker.
     """
@@ -158,11 +160,14 @@ class InFlightEmail:
         ledger_slot: The attempt's slot in the in-flight ledger; None while the attempt has no slot.
         provider: The provider of the current attempt.
         started_at: When the attempt began, in Unix seconds.
-        refused_by: Providers that have just refused for reasons of their own. The next attempt prefers other providers.
+        refused_by: Providers that have just refused the email for reasons that concern the provider. The next attempt
+            prefers other providers.
         suppressed: Why each suppressed recipient is left out, by position from 1 over To, Cc and Bcc. None if no
             recipient is suppressed.
-        unable: Providers whose adapters found that they cannot send this email.
-        pin: The only provider that may be tried, because it may have accepted the email; None for any provider.
+        unable: Providers that must not be tried: the adapters found that these providers cannot send this email, or the
+            email is pinned to a different provider.
+        pin: The only provider that may be tried, because this provider may have accepted the email; None if any
+            provider may be tried.
         work: The pending task, bulk call, or timer of the next attempt.
     """
 
@@ -244,7 +249,8 @@ class InFlightEmail:
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:
-        """Notes that a statement sent at `at` extended the lease by at least `seconds`. Never shortens the lease."""
+        """Notes that a statement, which was sent at `at`, confirmed the lease for at least `seconds` after `at`. Never
+        shortens the lease."""
         self.confirmed_at = max(self.confirmed_at, at)
         self.leased_until = max(self.leased_until, at + seconds)
 

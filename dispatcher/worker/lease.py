@@ -125,7 +125,7 @@ class LeaseStage:
         self._held.clear()
 
     async def run(self) -> None:
-        """Leases until cancelled."""
+        """Leases the emails of arriving messages until cancelled."""
         await self._inbox.lease(self._lease, self._window)
 
     async def stop(self) -> None:
@@ -266,7 +266,8 @@ class LeaseStage:
         self._broker.ack([each.delivery for each in arrivals if self._is_done(each, standing, put_back)])
 
     async def _put_back(self, standing: dict[UUID, UnleasedEmail]) -> set[UUID]:
-        """Makes the emails of paused tenants due again; returns their ids. Their messages can then be acked.
+        """Makes the emails of paused tenants due again after PUT_BACK_SECONDS; returns their ids. Their messages can
+        then be acked.
 
         If their messages went back to the queue instead, RabbitMQ would deliver them again and again during the pause.
         """

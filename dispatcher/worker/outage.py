@@ -29,7 +29,7 @@ class StoreOutage:
         self._log = get_log()
 
     async def wait(self, error: DispatcherError) -> None:
-        """Logs a failure, and waits before the next try. The waits grow until `end` is called."""
+        """Logs a failure of PostgreSQL, and waits before the next try. The waits grow until `end` is called."""
         seconds = self._backoff.next_wait(random.random)
         self._log.warning("store.connection_lost", reason=str(error), retry_in_seconds=round(seconds, 2))
         await asyncio.sleep(seconds)

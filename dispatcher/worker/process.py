@@ -45,15 +45,17 @@ CANCEL_SECONDS = 2.0
 """The longest wait for RabbitMQ to stop deliveries, so that a hanging RabbitMQ does not use up the drain's time. The
 worker ignores messages that arrive later."""
 RECYCLE_SPREAD = 0.2
-"""Each worker varies its recycle limit by up to 20 %, so that workers do not all restart together."""
+"""A worker requests a replacement after a number of emails. Each worker varies this number by up to 20 %, so that
+workers do not all restart together."""
 _POLL_SECONDS = 1.0
 PREFETCH_HEADROOM = 0.25
-"""Prefetch 25 % more messages than the worker sends at the same time, to hide the round trip to RabbitMQ."""
+"""A worker prefetches 25 % more messages than the number of emails that it sends at the same time, to hide the round
+trip to RabbitMQ."""
 WAITING_SHARE = 0.125
 """The largest share of the prefetch window that may wait in this worker for slots of recipient domains."""
 GC_THRESHOLDS = (20_000, 20, 50)
-"""Collect garbage rarely. An email's few dozen objects are freed by reference counting. Cycles (of exceptions and
-closed connections) are rare. By default the collector would run after every ten emails."""
+"""Thresholds at which the garbage collector rarely runs. An email's few dozen objects are freed by reference counting.
+Cycles (of exceptions and closed connections) are rare. By default the collector would run after every ten emails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ async def _dispatch(
     ledger: Ledger,
     process_slot: ProcessSlot,
 ) -> None:
-    """Consumes until `stop` is set, then drains.
+    """Consumes messages until `stop` is set, then drains.
 
     Raises:
         ConfigurationError: RabbitMQ refused the connection before the worker was up. The worker that this process was
@@ -232,7 +234,7 @@ async def _ask_for_successor(process_slot: ProcessSlot, pipeline: Pipeline, ledg
     The worker keeps running until the parent stops it.
 
     Args:
-        after_emails: 0 means never.
+        after_emails: The approximate number of emails; 0 for no limit.
     """
     spread = random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
     enough = after_emails * spread if after_emails else math.inf

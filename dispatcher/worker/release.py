@@ -68,7 +68,8 @@ class ReleaseStage:
         self._window.wake()
 
     async def _until_answered(self, release: Callable[[], Awaitable[set[UUID]]]) -> set[UUID]:
-        """Repeats a statement until PostgreSQL answers. Returns the emails whose rows are locked."""
+        """Repeats the statement that `release` executes until PostgreSQL answers. Returns the emails whose rows are
+        locked."""
         while True:
             try:
                 locked = await release()

@@ -47,7 +47,7 @@ class Renewals:
         self._log = get_log()
 
     async def run(self) -> None:
-        """Renews until cancelled."""
+        """Renews leases until cancelled."""
         seconds = self._lease_seconds / RENEWALS_PER_LEASE
         while True:
             await asyncio.sleep(seconds / 2)
@@ -69,7 +69,7 @@ class Renewals:
         await self._inbox.run(self._retry)
 
     async def _retry(self, batch: list[InFlightEmail]) -> None:
-        """Renews the leases, and then begins the next attempts.
+        """Renews the leases of these emails, and then begins their next attempts.
 
         The renewal leaves out an email if, during the wait, an event has proven that a provider accepted the email.
         """

@@ -23,7 +23,7 @@ def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finis
 
     Args:
         status: The email's status after the attempt.
-        finished_at: Unix seconds.
+        finished_at: When the attempt ended, in Unix seconds.
     """
     refusal = None if isinstance(outcome, Accepted) else outcome
     name = outcome_name(outcome)
@@ -60,6 +60,7 @@ def report_lease(emails: int, seconds: float) -> None:
 
     Args:
         emails: How many emails the statement tried to lease.
+        seconds: How long the statement took.
     """
     metrics.LEASE_EMAILS.observe(emails)
     metrics.LEASE_SECONDS.observe(seconds)

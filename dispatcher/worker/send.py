@@ -81,7 +81,7 @@ class SendStage:
         self._is_draining = False
 
     def add(self, email: InFlightEmail) -> None:
-        """Begins the first attempt under a lease."""
+        """Begins the first attempt of an email under its lease."""
         bulk = self._begin_bulk(email) if self._attempts.has_bulk_calls else None
         if bulk is None:
             self._start(email)
@@ -100,7 +100,10 @@ class SendStage:
         self._start(email)
 
     def release(self, email: InFlightEmail, delay_seconds: float = 0.0, wait: DomainWait | None = None) -> None:
-        """Releases an email that was not sent, or that the provider certainly did not accept. Idempotent."""
+        """Releases an email that was not sent, or that the provider certainly did not accept. Idempotent.
+
+        For `delay_seconds` and `wait`, see `ReleaseRequest`.
+        """
         if email.may(EmailEvent.RELEASE):
             email.on(EmailEvent.RELEASE)
             self._releases.add(ReleaseRequest(email, delay_seconds, wait))

@@ -54,8 +54,8 @@ class Question(NamedTuple):
     """An email with a recipient that may be suppressed.
 
     Attributes:
-        hashes: Two entries per recipient: its position (from 1, over To, Cc and Bcc), with the hash of the address and
-            with the hash of the address's domain.
+        hashes: Two entries per recipient: the recipient's position (from 1, over To, Cc and Bcc) with the hash of its
+            address, and the same position with the hash of the address's domain.
         answer: A future of the suppressed recipients.
     """
 
@@ -149,7 +149,8 @@ class SuppressedRecipients:
         return found
 
     async def opt_out(self, email: OutgoingEmail) -> None:
-        """Suppresses the recipients of an email, because the email's provider reports that they want no more messages.
+        """Suppresses the recipients of an email, because the email's provider reports that these recipients want no
+        more messages.
 
         If PostgreSQL is unavailable, stores nothing: the provider reports this again for the next message.
         """

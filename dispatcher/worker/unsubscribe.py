@@ -15,13 +15,13 @@ ONE_CLICK: Final = {"List-Unsubscribe-Post": "List-Unsubscribe=One-Click"}
 
 
 class UnsubscribeHeaders:
-    """Adds the List-Unsubscribe headers to emails of certain senders."""
+    """Adds the List-Unsubscribe headers to emails from the configured senders."""
 
     def __init__(self, url: str, senders: Collection[str]) -> None:
         """
         Args:
             url: The base URL of the HTTP API, as recipients reach it.
-            senders: Addresses and domains of senders.
+            senders: The addresses, and the domains, of the senders whose emails get the headers.
         """
         self._prefix = f"{url.rstrip('/')}/v1/unsubscribe/"
         self._senders = frozenset(normalised(sender) for sender in senders)
