@@ -180,6 +180,15 @@ async def test_each_email_of_a_batch_counts_toward_the_rate(api: Api, connection
     assert int(second.headers["retry-after"]) >= 10
 
 
+async def test_a_batch_of_one_email_counts_as_one_request(api: Api, connection: psycopg.Connection) -> None:
+    token = make_key(connection, requests_per_second=2.0)
+
+    first = await api.call("POST", "/v1/emails/batch", body={"emails": [EMAIL]}, token=token)
+    second = await api.get("/v1/emails", token=token)
+
+    assert (first.status, second.status) == (200, 200)
+
+
 async def test_a_quota_is_shared_by_processes_and_repeated_requests_cost_nothing(
     settings: Settings, connection: psycopg.Connection
 ) -> None:
