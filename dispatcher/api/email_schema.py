@@ -142,8 +142,8 @@ _FIELDS: Final[dict[str, Any]] = {
     "ignore_suppression": _optional(
         {
             "type": "boolean",
-            "description": "Send to suppressed recipients, too, for example a legal notice. The API key needs the "
-            "scope `ignore_suppression`.",
+            "description": "Send to suppressed recipients, too: for emails such as a legal notice. The API key needs "
+            "the scope `ignore_suppression`.",
         }
     ),
     "send_at": _optional(_instant("The email is not sent before this time. At most 366 days ahead.")),

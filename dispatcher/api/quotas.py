@@ -109,8 +109,8 @@ class Quotas:
             except StoreBusy:
                 chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
-                # The database might have counted the returned recipients. If this process kept them, too, the
-                # quota could be exceeded.
+                # The statement may have succeeded, although its answer was lost. The database then has the unused
+                # recipients back already. If this process kept them, too, the quota could be exceeded.
                 pass
 
     async def close(self) -> None:

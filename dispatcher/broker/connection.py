@@ -92,7 +92,7 @@ def _parameters(amqp_url: str, name: str, ca_file: Path | None) -> pika.URLParam
 
 
 def vhost_of(amqp_url: str) -> str:
-    """The virtual host that all URLs contain.
+    """The virtual host, which is the same in all URLs of the comma-separated `amqp_url`.
 
     Raises:
         ConfigurationError: A URL is invalid.

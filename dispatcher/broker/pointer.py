@@ -149,6 +149,7 @@ def message_key(fields: Mapping[str, Any]) -> str:
         or (not text.isprintable() and _CONTROLS.search(text))
     ):
         raise InvalidPointer(
-            f'"message_key" is missing or is not 1 to {MAX_KEY_CHARACTERS} characters without control characters.'
+            f'"message_key" is missing, is not 1 to {MAX_KEY_CHARACTERS} characters long, or contains control '
+            "characters."
         )
     return text

@@ -83,7 +83,8 @@ def up(folder: Path, as_json: bool) -> int:
 @command.command("down", short_help="Stop the servers, and keep their data.")
 @_folder_option
 def down(folder: Path) -> int:
-    """Stop the servers, and keep their data. To start with empty servers next time, delete the folder.
+    """Stop the servers, and keep their data. To start with empty servers next time, delete their folder
+    (see --folder).
 
     \b
     Example:

@@ -76,7 +76,7 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
     "--erase-after-sending", is_flag=True, help="Delete the content (such as a one-time code) after the email is sent."
 )
 @click.option(
-    "--ignore-suppression", is_flag=True, help="Send to suppressed recipients, too, for example a legal notice."
+    "--ignore-suppression", is_flag=True, help="Send to suppressed recipients, too: for emails such as a legal notice."
 )
 @click.option(
     "--send-at", type=Instant(), metavar="TIME", help="Do not send before this time, such as 2026-12-24T18:00:00+01:00."

@@ -103,7 +103,7 @@ class Whom(click.ParamType[str]):
     "--until",
     type=PastInstant(),
     metavar="AGE|TIME",
-    help="Only emails enqueued before this time, which is given as for --since.",
+    help="Only emails enqueued before this time, in the same formats as for --since.",
 )
 @click.option(
     "--provider", type=ProviderName(), metavar="NAME", help="Only emails whose last attempt used this provider."

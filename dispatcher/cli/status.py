@@ -103,9 +103,9 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     `expiring` as "undecided, expiring".
 
     With --history, the command counts attempts by provider and outcome: per hour if TIME is at most 2d, otherwise per
-    day, in UTC. The first hour or day is counted from its beginning, even if TIME begins later. An email counts once
-    per attempt, so a deferred email that is sent later counts twice. The history needs only DISPATCHER_DATABASE_URL.
-    Its JSON always contains both hours and days:
+    day, in UTC. The first hour or day is counted as a whole, even if only a part of it lies within TIME. An email
+    counts once per attempt, so a deferred email that is sent later counts twice. The history needs only
+    DISPATCHER_DATABASE_URL. Its JSON always contains both hours and days:
 
     \b
       {"hours": [{"begins_at": "2026-11-23T12:00:00Z", "provider": "smtp", "outcome": "accepted", "attempts": 4711}],

@@ -31,7 +31,7 @@ from typing import NamedTuple, TypedDict
 WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 OWNER_CHECK_SECONDS = 0.25
 STOP_SECONDS = 16.0  # long enough for a clean stop of RabbitMQ, which takes 6 s
-OWNED_STOP_SECONDS = 4.0  # short: a clean stop is not needed, because the data of servers with an owner may be lost
+OWNED_STOP_SECONDS = 4.0  # short: the data of servers that end with a process is not needed, so neither is a clean stop
 ORPHAN_STOP_SECONDS = 0.5  # short: a server's helper processes exit by themselves when the server has exited
 
 PR_SET_PDEATHSIG = 1

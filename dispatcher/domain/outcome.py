@@ -81,7 +81,7 @@ CONCERNS_PROVIDER: Final = frozenset(
 
 
 class Concern(Enum):
-    """What a deferral may concern."""
+    """What a deferral is about: only the email, perhaps the provider, or certainly the provider."""
 
     EMAIL = auto()
     """The email, or its recipients."""

@@ -15,7 +15,7 @@ def steady_clock() -> float:
 
 
 def boot_id() -> str:
-    """The kernel's id of the last boot. Empty if the kernel provides no id; no ledger is then treated as complete."""
+    """The kernel's id of the last boot. Empty if the kernel provides no id. Then any ledger may be incomplete."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

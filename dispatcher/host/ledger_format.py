@@ -25,7 +25,7 @@ SLOT_BYTES: Final = 512
 # the file's inode number, by which a reader detects a copy of the file. A copy is outdated and not locked.
 INODE: Final = struct.Struct("<Q")
 INODE_AT: Final = 184
-# when the relay last voided leases (`steady_clock`)
+# when the relay last ended leases of this worker (`steady_clock`)
 VOIDED: Final = struct.Struct("<d")
 VOIDED_AT: Final = 192
 # email id, lease token; zeros if nothing is being rendered

@@ -179,7 +179,7 @@ def _read(path: Path, content: bytes) -> DeadLedger:
         raise LedgerUnreadable("it contains a value that this release does not know") from error
     attempts = tuple(attempt for attempt in found if attempt)
     if attempts and head.database_id is None:
-        raise LedgerUnreadable("it does not contain the id of the database of its emails")
+        raise LedgerUnreadable("it does not say to which database its emails belong")
     return DeadLedger(
         path=path,
         worker=head.worker,

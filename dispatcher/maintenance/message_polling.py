@@ -74,7 +74,7 @@ class MessagePolling:
             await session.close()
 
     async def run_once(self) -> float | None:
-        """Asks about the messages that have reached one of AGES_SECONDS, unless another host does so.
+        """Asks the provider about the messages whose age has reached one of AGES_SECONDS, unless another host does so.
 
         Returns the seconds until the next round; None for the usual interval.
 

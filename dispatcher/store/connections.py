@@ -376,7 +376,7 @@ def _is_read_only(error: Exception) -> bool:
 def _raise_if_cancelled() -> None:
     """Raises CancelledError if the task was cancelled inside the pool, because the pool can lose a cancellation.
 
-    The pool loses a cancellation in two cases. First, it returns a session with `asyncio.wait_for`, and in Python 3.11,
+    The pool loses a cancellation in two cases. First, it gets a session by `asyncio.wait_for`, and in Python 3.11,
     `wait_for` loses a cancellation that arrives at the same moment as its result. Second, when the pool checks its
     sessions, it mistakes a cancellation for a broken session. A stopping process would wait forever for a task that
     lost its cancellation.

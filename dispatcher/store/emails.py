@@ -91,7 +91,7 @@ class EmailStore:
         return await fetch(self._pool, "list_email_attempts", {"email_id": email_id}, into=AttemptRow)
 
     async def list_events(self, email_id: UUID) -> list[Record]:
-        """What providers reported about the email (see `list_events`)."""
+        """What providers reported about the email, as rows. See the function `list_events` in this module."""
         async with session(self._pool) as connection:
             return await list_events(connection, email_id)
 

@@ -266,7 +266,7 @@ async def list_disabled(source: Source) -> list[DisabledWebhook]:
 async def measure_lag(source: Source) -> dict[int, float]:
     """For each active webhook, by id: the age in seconds of the oldest event that was not delivered.
 
-    Refused events that were stored for a retry do not count. 0 if there is no such event.
+    0 if every event was delivered. Refused events that were stored for a retry do not count.
     """
     return dict(await fetch(source, "measure_webhook_lag"))
 

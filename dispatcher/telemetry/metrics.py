@@ -64,8 +64,8 @@ HELD: Final = Counter(
 )
 CANCELLED: Final = Counter(
     "dispatcher_cancelled_emails_total",
-    "Emails that the HTTP API or the operators' page cancelled, or that expired before they were sent or while held. "
-    "Does not count the command dispatcher cancel.",
+    "Emails that were cancelled through the HTTP API or the operators' page, and emails that expired before they were "
+    "sent, or while they were held. Leaves out emails that the command dispatcher cancel cancelled.",
     ("reason",),
     (("cancelled",), ("expired",)),
     panel=Panel.SENDING,
@@ -89,7 +89,7 @@ LEASES_LOST: Final = Counter(
 )
 RECOVERED: Final = Counter(
     "dispatcher_recovered_emails_total",
-    "Emails that recovery made due again or held, because their worker, host, message or commit was lost.",
+    "Emails that recovery made due again, or set to held, because their worker, host, message or commit was lost.",
     ("reason",),
     (
         *(("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_lost",), ("host_returned",)),

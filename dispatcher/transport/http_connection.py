@@ -136,7 +136,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Marks the connection as open. Called by asyncio, with TLS after the handshake."""
+        """Marks the connection as open. asyncio calls this; if the connection uses TLS, after the handshake."""
         self._transport = cast(asyncio.Transport, transport)
         self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
         self.is_open = True

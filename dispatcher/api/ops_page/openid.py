@@ -194,7 +194,7 @@ class OpenIdIssuer:
     def _endpoint(self, metadata: Mapping[str, Any], name: str) -> str:
         """A URL from the metadata.
 
-        The URL must use HTTPS, or the scheme of the issuer, which is HTTP only on the loopback.
+        The URL must use HTTPS. It may use HTTP if the issuer does, which is allowed only on the loopback.
 
         Args:
             name: The URL's name in the metadata, such as `token_endpoint`.

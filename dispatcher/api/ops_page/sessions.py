@@ -99,7 +99,8 @@ class Sessions:
     async def _find(self, token_hash: bytes, *, is_refresh: bool) -> ops_sessions.OpsSession | None:
         """The session with this hash; None if it is unknown or has expired.
 
-        A refresh looks up the sessions of all open pages at once, so many open pages cost one look-up per second.
+        A refresh looks up the sessions of all open pages together. However many pages are open, this costs one look-up
+        per second.
         """
         now, pages = time.monotonic(), self._open
         page = pages.get(token_hash)

@@ -6,7 +6,7 @@ only on the email.
 This module rejects what Resend would certainly refuse, and rewrites what Resend would misread:
 
     names          quoted if they contain a special character
-    no `to`        Resend requires `to`: cc is sent as to, and so is a single bcc. Several recipients that are all bcc
+    no `to`        Resend requires `to`: cc addresses, or a single bcc, become `to`. Several recipients that are all bcc
                    would see each other, so such an email is rejected, and routing tries the next provider.
     header values  encoded words if they are not ASCII
     tags           `email_id`, then tag_1, tag_2 …, with `_` for each character that Resend does not allow

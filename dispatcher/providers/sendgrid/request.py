@@ -9,8 +9,8 @@ SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-
     recipients' names     quoted if they contain a special character: SendGrid reads a bare `Doe, Ann` as two addresses
                           and drops the email after accepting it (sendgrid-python#291). SendGrid quotes senders' names
                           itself.
-    no `to`               SendGrid requires `to`: cc is sent as to. If there is only bcc, each recipient gets a separate
-                          email.
+    no `to`               SendGrid requires `to`: the cc addresses become `to`. If there is only bcc, each recipient
+                          gets a separate email.
     repeated addresses    SendGrid refuses an address that occurs twice in to, cc and bcc: only the first is sent
     categories            only the tags that SendGrid accepts: ASCII
     header values         encoded words if they are not ASCII, because SendGrid does not encode them
