@@ -89,7 +89,7 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     DISPATCHER_ALERT_AFTER_SECONDS and did not shut down cleanly. `settled_in_seconds` is the time within which another
     host marks the vanished host's emails `held`, or resends them (see DISPATCHER_ON_UNCERTAIN). It is null if the
     vanished host has no leases. `silent_seconds` is the time since the monitor of the vanished host last reported. It
-    is null if that monitor still reports (then only the workers have vanished), or shut down cleanly.
+    is null if that monitor shut down cleanly, or if it still reports and only the workers have vanished.
 
     `unready` is a text that names the processes of this host's `dispatcher run` that do not work, and the reasons. The
     text comes from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor

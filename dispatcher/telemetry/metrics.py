@@ -65,7 +65,7 @@ HELD: Final = Counter(
 CANCELLED: Final = Counter(
     "dispatcher_cancelled_emails_total",
     "Emails that were cancelled through the HTTP API or the operators' page, and emails that expired before they were "
-    "sent, or while they were held. Leaves out emails that the command dispatcher cancel cancelled.",
+    "sent, or while they were held. Does not include cancellations by the command `dispatcher cancel`.",
     ("reason",),
     (("cancelled",), ("expired",)),
     panel=Panel.SENDING,
@@ -108,7 +108,7 @@ DUPLICATES: Final = Counter(
 )
 MESSAGES_REJECTED: Final = Counter(
     "dispatcher_rejected_messages_total",
-    "Messages that workers rejected, because a message points to no email, or to an email that PostgreSQL cannot read. "
+    "Messages that workers rejected, because the message points to no email, or to an email whose row is damaged. "
     "RabbitMQ moves them to the DLQ.",
     panel=Panel.TROUBLE,
 )
