@@ -219,31 +219,38 @@ class AccessControl:
         key = await self._key(request)
         if not any(scope in key.scopes for scope in scopes):
             raise Problem("insufficient-scope", f"Use a key that has the scope {' or '.join(scopes)}.")
-        self.charge(key)
+        self._charge(key)
         return Caller(key, key.key_id)
 
-    def charge(self, key: ApiKey | None, more: int = 0) -> None:
-        """Counts one request, or the further emails of a batch, against the key's requests per second.
+    def charge_batch(self, key: ApiKey | None, more: int) -> None:
+        """Counts the emails of a batch after the first. They are always admitted, and delay the key's later requests.
 
         Args:
             key: The key of the caller; None if the caller has no key, and so no limit.
-            more: 0 to count one request. Otherwise the number of emails in a batch after the first: they are always
-                admitted, and delay later requests.
+            more: The number of these emails, which may be 0.
+        """
+        if bucket := self._bucket_of(key):
+            bucket.overdraw(more)
+
+    def _charge(self, key: ApiKey) -> None:
+        """Counts one request against the key's requests per second.
 
         Raises:
-            Problem: `rate-limited`: `more` is 0, and the key has sent too many requests.
+            Problem: `rate-limited`.
         """
+        if (bucket := self._bucket_of(key)) and (wait := bucket.acquire()):
+            seconds = math.ceil(wait)
+            limit = f"{bucket.per_second:g} per second"
+            raise Problem("rate-limited", f"The key allows {limit}. Retry after {seconds} s.", retry_after=seconds)
+
+    def _bucket_of(self, key: ApiKey | None) -> _TokenBucket | None:
+        """The key's token bucket; None if the key has no limit."""
         if key is None or key.requests_per_second is None:
-            return
+            return None
         bucket = self._buckets.get(key.key_id)
         if bucket is None or bucket.per_second != key.requests_per_second:
             bucket = self._buckets[key.key_id] = _TokenBucket(key.requests_per_second)
-        if more:
-            bucket.overdraw(more)
-        elif wait := bucket.acquire():
-            seconds = math.ceil(wait)
-            limit = f"{key.requests_per_second:g} per second"
-            raise Problem("rate-limited", f"The key allows {limit}. Retry after {seconds} s.", retry_after=seconds)
+        return bucket
 
     def valid_key(self, key_id: str) -> ApiKey | None:
         """The key with this id; None if it does not exist or was revoked."""

@@ -108,7 +108,7 @@ DUPLICATES: Final = Counter(
 )
 MESSAGES_REJECTED: Final = Counter(
     "dispatcher_rejected_messages_total",
-    "Messages that workers rejected, because the message points to no email, or to an email whose row is damaged. "
+    "Messages that workers rejected, because the message points to no email, or PostgreSQL refuses to lease its email. "
     "RabbitMQ moves them to the DLQ.",
     panel=Panel.TROUBLE,
 )
