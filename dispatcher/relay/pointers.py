@@ -31,8 +31,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import groupby
-from operator import attrgetter
 from typing import Final
 from uuid import UUID
 
@@ -54,8 +52,6 @@ LIST_SHARE: Final = 1 / 50
 """During a backlog, the relay spends at most this share of its time on finding the tenants that have due emails."""
 CHECK_SHARE: Final = 1 / 50
 """During a backlog, the relay spends at most this share of its time on reading published emails again."""
-_TENANT_OF: Final = attrgetter("lane", "tenant_id")
-"""Returns the lane and the tenant of an email, as `DuePointer.tenant` does. `groupby` calls this for each email."""
 
 
 class PointerPublisher:
@@ -249,8 +245,8 @@ class PointerPublisher:
     async def _find(self, outbox: Outbox, ranges: Sequence[DueRange]) -> dict[Tenant, list[DuePointer]]:
         """The due rows of each tenant, longest due first."""
         found: dict[Tenant, list[DuePointer]] = {}
-        for tenant, rows in groupby(await outbox.find_due_of_tenants(ranges), _TENANT_OF):
-            found.setdefault(tenant, []).extend(rows)
+        for row in await outbox.find_due_of_tenants(ranges):
+            found.setdefault(row.tenant, []).append(row)
         return found
 
     def _is_known(self, row: DuePointer) -> bool:

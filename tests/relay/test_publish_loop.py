@@ -88,6 +88,28 @@ async def test_a_commit_is_published_without_waiting_for_the_next_poll(
         await rabbit.take_all(settings.queue, 1)
 
 
+async def test_services_run_even_if_there_is_a_notification_in_each_round(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    async def notify() -> None:
+        while True:
+            # PostgreSQL drops a notification if the same transaction has sent an equal one.
+            books.connection.execute(
+                "select pg_notify('email_dispatcher_due', n::text) from generate_series(1, 50) as n"
+            )
+            await asyncio.sleep(0)
+
+    await start(settings)
+    await until(lambda: books.sessions("dispatcher relay"))
+    notifying = asyncio.create_task(notify())
+    # A service makes the email pending when its time has come.
+    enqueue(books.connection, email(send_at=datetime.now(UTC) + timedelta(seconds=1)))
+
+    await rabbit.take_all(settings.queue, 1)
+
+    notifying.cancel()
+
+
 @pytest.mark.parametrize(("bundle", "count"), [(1, 3), (16, 1)])
 async def test_an_unroutable_message_stays_due_until_it_can_be_routed(
     start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit, bundle: int, count: int
