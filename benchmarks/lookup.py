@@ -123,6 +123,11 @@ def _generate(connection: psycopg.Connection, emails: int, begin: datetime, step
         if last % (10 * CHUNK) == 0 or last == emails:
             console.log(f"{last:,} emails after {time.monotonic() - began:.0f} s")
     connection.execute("vacuum (analyze) dispatcher.email_log, dispatcher.email_recipient")
+    # As the monitor does hourly. The vacuum can cancel autovacuum while it writes a summary.
+    connection.execute(
+        "select dispatcher.email_recipient_summarize(relid::regclass::text) from pg_partition_tree(%s) where isleaf",
+        ["dispatcher.email_recipient"],
+    )
     console.log(f"vacuumed after {time.monotonic() - began:.0f} s")
 
 

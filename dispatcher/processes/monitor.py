@@ -25,6 +25,7 @@ from dispatcher.maintenance.alert_state import AlertState
 from dispatcher.maintenance.dlq_depth import depth_of_dlq
 from dispatcher.maintenance.message_polling import MessagePolling
 from dispatcher.maintenance.pruning import OneTimeCodePruning, PruningService
+from dispatcher.maintenance.recipient_summaries import RecipientSummaries
 from dispatcher.maintenance.samples import HostReporting, MinuteSampling
 from dispatcher.monitor.pages import pages_of, poll_of_queues
 from dispatcher.providers.contract import PollableProvider
@@ -69,9 +70,10 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     )
     context.process_slot.mark_up()
     try:
-        pruning = [
+        maintenance = [
             Periodic(OneTimeCodePruning(pool, retention)),
             Periodic(PruningService(settings.database_url, retention)),
+            Periodic(RecipientSummaries(settings.database_url)),
         ]
         webhooks = WebhookDelivery(
             settings.database_url,
@@ -85,7 +87,7 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             Periodic(HostReporting(pool, processes.statuses, holder=holder, host=settings.host_name)),
         ]
         pages = pages_of(settings, pool, processes, queues)
-        tasks = [*alerting, *pruning, webhooks, *_event_sources(settings, pool), queues, *reporting, *pages]
+        tasks = [*alerting, *maintenance, webhooks, *_event_sources(settings, pool), queues, *reporting, *pages]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()

@@ -21,3 +21,15 @@ async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[U
     rows = await fetch(source, "find_recipients", ids_within(set(email_ids)))
     fields = ("to", "cc", "bcc")
     return {email_id: [each for field in fields for each in found.get(field, ())] for email_id, found in rows}
+
+
+async def summarize_recipients(source: Source) -> list[str]:
+    """Creates missing and broken summaries in the index of the recipients (migration 0046 describes them).
+
+    Each partition is a transaction. A partition that vacuum is working on is left out.
+
+    Returns:
+        The names of the partitions that had such summaries.
+    """
+    partitions = [row[0] for row in await fetch(source, "list_recipient_partitions")]
+    return [each for each in partitions if (await fetch(source, "summarize_recipients", {"partition": each}))[0][0]]

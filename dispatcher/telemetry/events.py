@@ -154,6 +154,8 @@ EVENTS: Final = MappingProxyType(
         "emails.pruning_failed": "Some old data could not be deleted; all other old data was deleted. Fields: what (a "
         "table or a kind of data), reason, retry_in_seconds.",
         "partition.created": "Partitions for the coming weeks were created. Field: names.",
+        "partition.summarized": "Look-ups by recipient read too much of these partitions, because PostgreSQL had left "
+        "summaries in their index missing or unfinished. The summaries were created again. Field: names.",
         "ledger.settled": "The relay settled the in-flight ledger of a worker that died, or that was frozen until its "
         "leases expired. Fields: worker, reason (worker_died, worker_frozen), released, recorded, uncertain.",
         "ledger.delayed": "The ledger of a dead worker cannot be settled yet, usually because PostgreSQL has not ended "

@@ -47,7 +47,8 @@ grant execute on function
         text, text, text, text, text, double precision, double precision, uuid[], boolean, text, text
     ),
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.email_partitions_make,
-    dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune
+    dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune,
+    dispatcher.email_recipient_summarize
     to {role};
 
 -- name: grant_reader

@@ -94,6 +94,18 @@ from bound
 left join wanted as w on true
 order by w.email_id desc;
 
+-- name: list_recipient_partitions
+-- The names of the partitions that contain recipients.
+select c.relname
+from pg_inherits as i
+join pg_class as c on c.oid = i.inhrelid
+where i.inhparent = 'dispatcher.email_recipient'::regclass
+order by c.relname;
+
+-- name: summarize_recipients
+-- Creates missing and broken summaries of a partition. Returns one row: whether there were any.
+select dispatcher.email_recipient_summarize(%(partition)s);
+
 -- name: find_with_domain
 -- The given emails that have a recipient at a domain.
 select email_id
