@@ -92,7 +92,7 @@ def since(email: Record) -> datetime | None:
 
 
 def tone(what: str) -> str:
-    """The CSS class of a moment in the timeline: `good`, `bad`, `warn`, or empty."""
+    """The CSS class of a moment in the timeline, by the words in `what`: `good`, `bad`, `warn`, or empty."""
     words = frozenset(_LETTERS.findall(what))
     return next((each for each, marks in _TONES.items() if words & marks), "")
 
@@ -103,7 +103,7 @@ def newest_decision(history: EmailHistory) -> Moment | None:
 
 
 def is_repeated(history: EmailHistory, act: Act) -> bool:
-    """Whether an act repeats the newest decision, because the visitor sent the form twice."""
+    """Whether the visitor has sent the form twice: the newest decision is recent, and has the same actor and reason."""
     newest = newest_decision(history)
     return (
         newest is not None

@@ -43,7 +43,7 @@ def is_secure(request: Request, ops_url: str | None) -> bool:
 
 
 def is_for_loopback(request: Request) -> bool:
-    """Whether the browser asked for a host name of the loopback."""
+    """Whether the URL in the browser has a host name of the loopback, such as `localhost`."""
     return urlsplit(f"//{request.headers.get('host', '')}").hostname in LOOPBACKS
 
 
