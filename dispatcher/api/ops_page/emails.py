@@ -102,7 +102,7 @@ class _EmailPages:
         self._site = site
 
     async def search(self, request: Request, visitor: Visitor) -> Response:
-        """The page with the search and its results. If the text identifies exactly one email, redirects to the email."""
+        """The page with the search and its results. If the text identifies only one email, redirects to the email."""
         form = read_form(request.query_params, tenant_id=visitor.tenant_id, now=datetime.now(UTC))
         found = _Found()
         if not form.errors:
