@@ -93,7 +93,7 @@ def _value(declared: Setting, origin: Origin) -> str | None:
 
 
 def _written(value: object) -> str:
-    """The text with which an environment variable would set this value."""
+    """The value as text, as an environment variable would contain it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):

@@ -64,7 +64,7 @@ def up(folder: Path, as_json: bool) -> int:
     from dispatcher.dev import servers
 
     folder = folder.expanduser().absolute()
-    # If a SIGTERM stops this command between the two starts, it must also stop the server that it has started.
+    # If SIGTERM arrives when only one of the two servers has started, this command must stop that server.
     end_by_sigterm()
     environment = servers.start(folder, progress=say, owner_pid=None).environment() | _other_settings(folder)
     if as_json:

@@ -106,7 +106,7 @@ def _email(row: Record) -> dict[str, Any]:
 
 
 def _explained_fields(row: Record) -> dict[str, Any]:
-    """The columns that need an explanation, each only if it applies to this email."""
+    """The fields that the page explains in words. Leaves out fields that do not apply to this email."""
     fields: dict[str, Any] = {"attempts": f"{row['attempt_count']:,}"}
     if row["attempt_base"]:
         fields["attempts"] += f", {row['attempt_count'] - row['attempt_base']:,} since the last replay or recovery"
