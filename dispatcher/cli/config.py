@@ -80,7 +80,7 @@ def _line(declared: Setting, origin: Origin) -> ShownSetting:
 
 
 def _value(declared: Setting, origin: Origin) -> str | None:
-    """The value as text. A value that an operator set is shown as it was written, so that a typo is visible."""
+    """The value as text. A value that an operator set is shown as written, so that a typo is visible. Masks secrets."""
     if origin.text is None:
         return None if declared.default is None else _written(declared.parse(declared.default))
     if not declared.secret:

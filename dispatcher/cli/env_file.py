@@ -99,7 +99,7 @@ class EnvFile:
         return sorted(name for name in (ours & self._lines.keys()) | named if self._lines[name].value)
 
     def locate(self, mistakes: Iterable[str]) -> list[str]:
-        """The mistakes. Those about variables in the file begin with its path and the line: `app.env, line 3: …`."""
+        """Adds the path and the line to each mistake about a variable in the file, such as `app.env, line 3: …`."""
         return [self._located(mistake) for mistake in mistakes]
 
     def _located(self, mistake: str) -> str:
@@ -211,8 +211,8 @@ def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if is_service:
             from setproctitle import getproctitle
 
-            # setproctitle finds the memory of the process title through the environment, when it is first called. So
-            # the first call must precede the changes of the environment.
+            # Call setproctitle once before the environment changes: in its first call, it uses the environment to find
+            # the memory of the process title.
             getproctitle()
         with log_startup_errors() if is_service else nullcontext():
             file.read()

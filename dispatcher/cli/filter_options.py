@@ -61,7 +61,7 @@ class Instant(click.ParamType[datetime]):
 
 
 class ProviderName(click.ParamType[str]):
-    """A provider's name. Only if the option is given, installed packages are searched for providers: this is slow."""
+    """A provider's name. Searches installed packages for providers only if the option is given: this is slow."""
 
     name = "provider"
 

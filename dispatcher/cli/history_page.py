@@ -118,7 +118,7 @@ def _explained_fields(row: Record) -> dict[str, Any]:
         fields["crashes"] = f"{counted(row['crash_count'], 'worker')} died while rendering this email"
     if row["status"] == Status.SENT and (refused := left_out(row["last_error"])):
         fields["not sent to"] = (
-            f"recipients {refused}, counted over To, Cc, Bcc: the provider refused these and accepted all others"
+            f"recipients {refused}, in the order To, Cc, Bcc: the provider refused these and accepted all others"
         )
     if row["provider"] in _KEEP_MESSAGE_ID:
         fields["Message-ID"] = f"<{row['email_id']}@…>, with the sender's domain"

@@ -34,7 +34,7 @@ class AttemptLimiter:
         return own if client in self._known else max(own, self._all.seconds_to_wait())
 
     def add_failure(self, client: str) -> None:
-        """Counts a failed attempt. If the client has signed in before, other clients do not wait because of it."""
+        """Counts a failed attempt. If the client has signed in before, the failure does not make other clients wait."""
         if client not in self._clients:
             self._clients[client] = _Failures(ATTEMPTS_PER_CLIENT, SECONDS_PER_CLIENT_ATTEMPT)
         self._clients.move_to_end(client)
@@ -56,7 +56,7 @@ class AttemptLimiter:
 
 
 class _Failures:
-    """A number of failures, which decreases by one every `seconds` seconds. At `most` failures, clients must wait."""
+    """A number of failures, which decreases by one every `seconds` seconds. At `most` failures, attempts must wait."""
 
     __slots__ = ("_at", "_count", "_most", "_seconds")
 

@@ -144,7 +144,7 @@ class Choices:
 
 
 _NO_CHOICE: Final[Mapping[Status, str]] = {
-    Status.SENDING: "A worker has leased the email. Nothing can be decided until its attempt ends.",
+    Status.SENDING: "A worker has leased the email. Nothing can be decided until the attempt ends.",
     Status.SENT: "The email is sent. Nothing is left to decide.",
     Status.CANCELLED: "The email is cancelled, and is never sent.",
 }

@@ -152,8 +152,8 @@ def _tenant(text: str) -> str:
     try:
         return tenant(text)
     except InvalidEmail:
-        allowed = f"must be 1 to {MAX_TENANT_CHARACTERS} of A-Z a-z 0-9 . _ : - and begin with a letter or digit."
-        raise ValueError(allowed) from None
+        allowed = f"must be 1 to {MAX_TENANT_CHARACTERS} characters of A-Z a-z 0-9 . _ : - and begin with a letter or"
+        raise ValueError(f"{allowed} digit.") from None
 
 
 def _lane(text: str) -> str:
@@ -169,7 +169,7 @@ def _sender(text: str) -> str:
 
 
 def instant_or_age(text: str, now: datetime) -> datetime:
-    """The instant that a text means: `24h` is 24 hours before `now`; a text can also be `2026-11-21T10:00:00Z`.
+    """Converts an age such as `24h` (24 hours before `now`), or a time such as `2026-11-21T10:00:00Z`, to an instant.
 
     Raises:
         ValueError: The text is neither an age nor an instant. The error's text begins with "must be".

@@ -123,7 +123,7 @@ def fields(email: Record) -> list[tuple[str, object]]:
         ("Provider", email["provider"]),
         ("Error type", email["error_type"]),
         ("Answer" if status is Status.SENT else "Last error", email["last_error"]),
-        ("Not sent to", refused and f"recipients {refused}, counted over To, Cc, Bcc: the provider refused these"),
+        ("Not sent to", refused and f"recipients {refused}, in the order To, Cc, Bcc: the provider refused these"),
         ("Attempts", _attempts(email)),
         ("May have arrived", "yes: the outcome of an attempt is unknown" if email["was_uncertain"] else None),
         ("Crashes", f"{email['crash_count']:,} while a worker rendered it" if email["crash_count"] else None),

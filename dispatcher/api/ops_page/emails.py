@@ -64,8 +64,8 @@ class _Found:
         email_id: The email with this id or message key; None if there is none, or if several tenants have the key.
         named: If several tenants have the message key: each tenant's email with this key, by tenant.
         page: One page of the emails that match; None if no list was searched, because the text is an id or a key.
-        kind: What the text is, if emails were found by it, such as a domain; None if only the filters select emails.
-        tried: What the text could also be, such as a message key, but no email was found by it.
+        kind: The kind of text, such as a domain, by which the search found emails; None if there is only a filter.
+        tried: The kinds of text, such as a message key, by which the search found no email.
     """
 
     email_id: UUID | None = None

@@ -130,7 +130,7 @@ class OpenIdIssuer:
             raise PageError(403, f"The issuer's ID token is not valid: {cut(reason, 200)}.", _SIGN_IN_AGAIN) from error
 
     def _checked(self, tokens: Mapping[str, Any], keys: Mapping[str, Any], nonce: str) -> Mapping[str, Any]:
-        # Leave out keys of unknown types: one such key would make the import of all keys fail.
+        # Leave out keys of unknown types: a single key of an unknown type would make the import of all keys fail.
         usable = [key for key in keys["keys"] if key.get("kty") in _KEY_TYPES and key.get("use", "sig") == "sig"]
         token = jwt.decode(
             str(tokens["id_token"]),

@@ -1,4 +1,4 @@
-"""Finds out whether a request comes from another website, whether the browser uses HTTPS, and the client's address."""
+"""Whether a request comes from another website, whether the browser uses HTTPS, and which address the client has."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ class Sessions:
                 idle_seconds=self._settings.ops_idle_seconds,
             )
         if is_refresh:
-            # If a session has ended in the meantime, `self._open` is a new object, and this change of the old object
-            # has no effect.
+            # If a session has ended in the meantime, `self._open` is a new object. Then this change of the old object
+            # has no effect, and the ended session does not return.
             pages.clear()
             pages.update({each.token_hash: _OpenPage(each, now, last[each.token_hash]) for each in found})
         return next((each for each in found if each.token_hash == token_hash), None)

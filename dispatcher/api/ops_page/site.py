@@ -244,7 +244,7 @@ class Site:
         return response
 
     async def _ask_to_sign_in(self, request: Request, kept: KeptForm | None = None) -> Response:
-        """Asks the visitor to sign in: redirects to the sign-in page, or returns it for a kept form or a refresh.
+        """Redirects to the sign-in page. If the request is a form or a refresh, returns the sign-in page itself.
 
         Args:
             kept: A form that arrived after its session had ended. The sign-in page keeps it in hidden fields.
