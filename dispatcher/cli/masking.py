@@ -35,7 +35,7 @@ def without_path(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Masks the passwords in a URL or a libpq string, which is a secret. Returns `***` for any other text."""
+    """Masks the passwords in a URL or a libpq string; returns `***` for any other text. For secret settings."""
     urls = addresses(text)
     # Split the list only if every URL has a login: otherwise, a part of a password could be mistaken for a URL.
     if len(urls) > 1 and all("@" in url for url in urls):

@@ -152,8 +152,9 @@ def _tenant(text: str) -> str:
     try:
         return tenant(text)
     except InvalidEmail:
-        allowed = f"must be 1 to {MAX_TENANT_CHARACTERS} characters of A-Z a-z 0-9 . _ : - and begin with a letter or"
-        raise ValueError(f"{allowed} digit.") from None
+        raise ValueError(
+            f"must be 1 to {MAX_TENANT_CHARACTERS} characters of A-Z a-z 0-9 . _ : - and begin with a letter or digit."
+        ) from None
 
 
 def _lane(text: str) -> str:
