@@ -91,8 +91,8 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     vanished host has no leases. `silent_seconds` is the time since the monitor of the vanished host last reported. It
     is null if that monitor shut down cleanly, or if it still reports and only the workers have vanished.
 
-    `unready` is a text. It says which processes of this host's `dispatcher run` do not work, and why. It comes from the
-    monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor answers.
+    `unready` is a text. It says which processes of this host's `dispatcher run` do not work, and why. The text comes
+    from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor answers.
 
     An email is undecided if it is failed or held, and no operator has resolved it. The content of an undecided email is
     deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS. `expiring` counts the undecided emails whose content will be deleted

@@ -29,7 +29,7 @@ _NOT_PRINTABLE: Final = "contains a character that is not printable. Remove it."
 
 
 class By(StrEnum):
-    """What the visitor's search text is, such as an address or an id. `ANYTHING`: the search must guess."""
+    """What the visitor's search text is, such as an address or an id. `ANYTHING`: the search guesses."""
 
     ANYTHING = "anything"
     RECIPIENT = "recipient"

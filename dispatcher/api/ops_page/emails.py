@@ -379,7 +379,7 @@ def _caption(found: _Found) -> str:
 
 
 def _notice(request: Request, visitor: Visitor, history: EmailHistory) -> str | None:
-    """What the visitor's decision did; None unless the visitor made the email's newest decision a few minutes ago.
+    """What the visitor's decision did; None unless the visitor made the newest decision, in the last ten minutes.
 
     The decision in the URL proves nothing, because anyone can write such a URL.
     """

@@ -235,7 +235,7 @@ class OpenIdIssuer:
     def _transport(self, url: str) -> HttpTransport:
         """The connections to a URL's server.
 
-        They are created once per server, because this reads all trusted certificates, which takes 20 ms.
+        They are created once per server, because creating them reads all trusted certificates, which takes 20 ms.
         """
         parts = urlsplit(url)
         server = parts.scheme, parts.netloc

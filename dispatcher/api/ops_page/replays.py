@@ -1,4 +1,4 @@
-"""The pages Replays: the dry run of a filter, its confirmation, and a replay's progress, with stop and resume."""
+"""The pages Replays: show the dry run of a filter, start a replay, show its progress, stop and resume it."""
 
 from __future__ import annotations
 

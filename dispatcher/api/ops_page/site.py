@@ -60,7 +60,7 @@ class Site:
         access: The API keys.
         path: The beginning of each path, as browsers use it: /ops, or the path of DISPATCHER_OPS_URL.
         sessions: The browsers that are signed in.
-        pauses: The pauses, for the band at the top of every page.
+        pauses: The pauses, which every page shows at its top.
         jobs: Work that takes longer than a request: replays, and the removal of dead letters.
         resources: Connections and the like, which the subjects have opened. They are closed when the API stops.
     """
