@@ -97,10 +97,10 @@ def passed_if(
 
 
 def check_env_file(file: EnvFile) -> Finding:
-    """Warns if the env file has secrets and every user of this machine may read it."""
+    """Warns if the env file has secrets and every user of this machine can read it."""
     secrets = file.secrets
     is_open = bool(secrets and file.path.stat().st_mode & stat.S_IROTH)
-    words = f"every user of this machine may read {file.path}, which contains secrets ({', '.join(secrets)})"
+    words = f"every user of this machine can read {file.path}, which contains secrets ({', '.join(secrets)})"
     remedy = f"Run: chmod o= {file.path}. The user of `dispatcher run` must still be able to read the file."
     return Finding("env file", CheckState.WARNING, words, remedy) if is_open else passed("env file", f"{file.path}")
 
@@ -366,7 +366,7 @@ def _quorum_finding(offline: OfflineMembers) -> Finding:
 
 
 def _check_consumer_timeout(settings: Settings, management: Management) -> Finding:
-    """Warns if RabbitMQ may close a worker's channel because the worker has not acked a message in time."""
+    """Warns if RabbitMQ might close a worker's channel because the worker keeps a message unacked for too long."""
     from dispatcher.broker.inspection import CONSUMER_TIMEOUT_SECONDS, consumer_timeout_in
     from dispatcher.broker.topology import Topology
 
@@ -425,7 +425,7 @@ def check_event_sources(settings: Settings) -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Checks that each provider from an installed package can be loaded, and that no built-in provider has its name."""
+    """Checks that each provider from an installed package can be loaded, and has no built-in provider's name."""
     from dispatcher.config.plugins import clash, installed, packages_of, provider_class
 
     for name in installed():

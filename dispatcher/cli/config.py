@@ -80,7 +80,7 @@ def _line(declared: Setting, origin: Origin) -> ShownSetting:
 
 
 def _value(declared: Setting, origin: Origin) -> str | None:
-    """The value as text. A value that an operator set is shown as it was written, so that a typo is visible."""
+    """The value as text. A value that an operator set is shown as written, so that a typo is visible. Masks secrets."""
     if origin.text is None:
         return None if declared.default is None else _written(declared.parse(declared.default))
     if not declared.secret:
@@ -93,7 +93,7 @@ def _value(declared: Setting, origin: Origin) -> str | None:
 
 
 def _written(value: object) -> str:
-    """The text with which an environment variable would set this value."""
+    """The value as text, as an environment variable would contain it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):

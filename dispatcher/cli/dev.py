@@ -56,15 +56,15 @@ def up(folder: Path, as_json: bool) -> int:
       eval "$(dispatcher dev up)" && dispatcher init && dispatcher run
 
     `dispatcher run` and `dispatcher api` need no other settings. Unless DISPATCHER_PROVIDERS is set, the provider is
-    `capture`, which writes emails to the folder `mail` and delivers nothing. Likewise, `sms-capture` writes SMS to the
-    folder `sms`. `dispatcher api` needs no API key, because DISPATCHER_API_ALLOW_ANONYMOUS is on. It serves the
-    operators' page, because DISPATCHER_OPS is on. If the servers are already running, the command prints their settings
-    again. The servers keep their data when they are stopped and started again.
+    `capture`, which delivers nothing, and writes emails to the folder `mail` below --folder. Likewise, `sms-capture`
+    writes SMS to the folder `sms`. `dispatcher api` needs no API key, because DISPATCHER_API_ALLOW_ANONYMOUS is on. It
+    serves the operators' page, because DISPATCHER_OPS is on. If the servers are already running, the command prints
+    their settings again. The servers keep their data when they are stopped and started again.
     """
     from dispatcher.dev import servers
 
     folder = folder.expanduser().absolute()
-    # If a SIGTERM stops this command between the two starts, it must also stop the server that it has started.
+    # If SIGTERM arrives when only one of the two servers has started, this command must stop that server.
     end_by_sigterm()
     environment = servers.start(folder, progress=say, owner_pid=None).environment() | _other_settings(folder)
     if as_json:

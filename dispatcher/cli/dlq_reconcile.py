@@ -33,11 +33,13 @@ def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
       dispatcher dlq reconcile --fix --reason "RabbitMQ was rebuilt"
 
     The database is the source of truth. Without --fix, the command only reports the differences. With --fix, the
-    relay publishes a dead letter for each failed or held email without a dead letter, and the command removes
-    superfluous dead letters. A dead letter is superfluous if its email was sent, replayed or discarded; if an
-    earlier dead letter on the DLQ reports the same failure; or if its email does not exist (pruned, or missing in a
-    restored backup). Poison messages, which point to no email, are reported and stay on the DLQ: see `dlq list
-    --poison`.
+    relay publishes missing dead letters again, and the command removes superfluous dead letters.
+
+    A dead letter is missing if an email is failed or held, but the DLQ has no dead letter for it. Emails that an
+    operator discarded, and emails whose recipients are all suppressed, need no dead letter. A dead letter is
+    superfluous if its email was sent, replayed or discarded; if an earlier dead letter on the DLQ reports the same
+    failure; or if its email does not exist (pruned, or missing in a restored backup). Poison messages, which point to
+    no email, are reported and stay on the DLQ: see `dlq list --poison`.
 
     Exit codes: 0 the DLQ and the database agree, or --fix has made them agree; 3 they differ.
     """

@@ -61,7 +61,7 @@ _OUTCOME_TEXTS: Final = {
     "--rate",
     type=Number(min=0),
     metavar="N",
-    help="Emails per second, at least 0.01; 0 for no limit.  [default: 50]",
+    help="Emails per second: 0.01 or more, or 0 for no limit.  [default: 50]",
 )
 @click.option(
     "--force",
@@ -240,8 +240,8 @@ def run_replay(
     """Runs a replay until it ends, is stopped, or is interrupted; returns the exit code.
 
     Args:
-        resumed_by: The options given with `--resume`. An option that is None keeps its earlier value. For a new
-            replay, there is no `--resume`, and `resumed_by` itself is None.
+        resumed_by: The options given with `--resume`; an option that is None keeps its earlier value. None for a new
+            replay, which is not resumed.
     """
     try:
         ended, skipped = run_with_dlq("dlq", partial(_run_replay, replay_id, resumed_by), settings)

@@ -43,7 +43,8 @@ def command(*, for_api: bool, as_json: bool) -> int:
       process      Python's version, the open-file limit, the run directory
       PostgreSQL   version, fsync and synchronous_commit, number of connections, tables,
                    partitions, whether a connection keeps its session (behind a pooler,
-                   a connection may lose its session), whether a small write commits in time
+                   a connection may lose its session), whether a small test write commits
+                   in time (it stores nothing)
       RabbitMQ     exchange and queues; if the management API is configured, also bindings,
                    policies, quorum and consumer timeout
       events       how providers report bounces, complaints and deliveries

@@ -76,7 +76,7 @@ def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> It
     """Yields one entry per line of the file, except for blank lines.
 
     Args:
-        allowed_headers: See `Email`.
+        allowed_headers: Names of headers that emails may contain although they control the provider.
     """
     end = number = 0
     while text := file.readline(MAX_LINE_OCTETS):

@@ -99,7 +99,7 @@ class EnvFile:
         return sorted(name for name in (ours & self._lines.keys()) | named if self._lines[name].value)
 
     def locate(self, mistakes: Iterable[str]) -> list[str]:
-        """Returns the mistakes. A mistake about a variable in the file gets the file and the line at its beginning."""
+        """Adds the path and the line to each mistake about a variable in the file, such as `app.env, line 3: …`."""
         return [self._located(mistake) for mistake in mistakes]
 
     def _located(self, mistake: str) -> str:
@@ -109,7 +109,7 @@ class EnvFile:
 
 
 def parse(path: Path, text: str) -> dict[str, FileLine]:
-    """The variables that an env file's text sets. Nothing in a value is expanded.
+    """The variables that an env file's text sets. Text such as `$NAME` in a value is not expanded.
 
     Raises:
         ConfigurationError: lists every mistake with file, line and remedy, but without the value.
@@ -144,7 +144,7 @@ def parse(path: Path, text: str) -> dict[str, FileLine]:
 def _line_number(original: Original) -> int:
     """The number of the line with the variable.
 
-    The parser's own number is the number of the first empty line before the variable, if there are empty lines.
+    If empty lines precede the variable, `original.line` is not this number, but the number of the first empty line.
     """
     before = original.string.removesuffix(original.string.lstrip())
     return original.line + len(re.findall(r"\r\n|\r|\n", before))
@@ -211,8 +211,8 @@ def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if is_service:
             from setproctitle import getproctitle
 
-            # setproctitle finds the memory of the process title through the environment, when it is first called. So
-            # the first call must precede the changes of the environment.
+            # Call setproctitle once before the environment changes: in its first call, it uses the environment to find
+            # the memory of the process title.
             getproctitle()
         with log_startup_errors() if is_service else nullcontext():
             file.read()

@@ -36,7 +36,7 @@ def read_settings(*needs: str, reads_own: bool = False) -> Settings:
     """Like `load_settings`, but without warnings.
 
     Args:
-        reads_own: Whether to read the providers' settings although the command does not need providers.
+        reads_own: Whether to read the settings of each provider even if `needs` does not contain "providers".
     """
     settings, _, mistakes = examine_settings(*needs, reads_own=reads_own or "providers" in needs)
     if mistakes:
@@ -45,9 +45,10 @@ def read_settings(*needs: str, reads_own: bool = False) -> Settings:
 
 
 def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Like `config.examine`, but also handles the env file.
+    """The settings, the origin of each setting, and all mistakes, as `config.examine` returns them.
 
-    A value from the env file has the source `env-file`. A mistake in the env file begins with the file and the line.
+    In addition, a value from the env file has the source `env-file`, and a mistake in the env file begins with the file
+    and the line.
     """
     settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
@@ -70,7 +71,7 @@ def warnings(*, reads_own: bool = True) -> list[str]:
 
 
 def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> dict[str, str | None]:
-    """Variables that begin with DISPATCHER_ but are not settings, each with the most similar setting, or None.
+    """Variables that begin with DISPATCHER_ but are not settings, each with the most similar setting, if there is one.
 
     Args:
         reads_own: Whether to check the names of providers' settings, too. If not, every name with the prefix of a

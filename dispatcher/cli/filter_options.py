@@ -61,7 +61,7 @@ class Instant(click.ParamType[datetime]):
 
 
 class ProviderName(click.ParamType[str]):
-    """A provider's name. Installed packages are searched for providers only if the option is given."""
+    """A provider's name. Searches installed packages for providers only if the option is given: this is slow."""
 
     name = "provider"
 
@@ -91,7 +91,7 @@ _OPTIONS: Final = {
         "--error-type",
         type=click.Choice([reason.value for reason in Reason]),
         metavar="TYPE",
-        help="Only this error type, such as rejected_recipient. `dlq list --by error_type` shows the types.",
+        help="Only this error type, such as outcome_unknown. `dlq list --by error_type` shows the types.",
     ),
     "provider": click.option(
         "--provider", type=ProviderName(), metavar="NAME", help="Only emails whose last attempt used this provider."
@@ -168,7 +168,7 @@ def filter_options(*, takes_keys: bool = True, **fixed: Any) -> Callable[[Callab
 
     Args:
         takes_keys: Whether the command also accepts message keys. With keys, `--tenant` is the tenant of these keys.
-        fixed: Values of the filter parameters that the command line cannot set.
+        fixed: Filter parameters, such as `status`, for which the command sets the value and has no option.
     """
     options = _OPTIONS | ({"tenant_id": _TENANT_OR_KEYS} if takes_keys else {})
 

@@ -199,4 +199,5 @@ def _show(page: FoundPage, recipients: dict[UUID, list[str]]) -> None:
         say(f"Next page: --cursor {page.cursor}")
     if page.recipients_since is not None:
         since = page.recipients_since.astimezone().isoformat(sep=" ", timespec="seconds")
-        say(f"Emails that were enqueued before {since} are not found by recipient: an earlier release enqueued them.")
+        why = "an early release stored no hashes of recipients"
+        say(f"Emails that were enqueued before {since} are not found by recipient: {why}.")

@@ -44,9 +44,10 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
 
     With `-`, the address is read from stdin, so that it is not in the shell's history.
 
-    The command erases the content and attachments of every finished email with this address in to, cc, bcc or reply_to.
-    It erases the hash of the address in events, and what providers wrote about these emails. For each email it keeps
-    id, key, status and times, as a proof that the email existed. The audit log does not contain the address.
+    The command erases the content and attachments of every finished email (sent, failed, held or cancelled) that has
+    this address in to, cc, bcc or reply_to. It erases the hash of the address in events, and what providers wrote about
+    these emails. For each email it keeps id, key, status and times, as a proof that the email existed. The audit log
+    does not contain the address.
 
     The command keeps the address's suppression entries, so that the address gets no email. It erases the masked address
     and the note in these entries. With --suppressions, it removes the entries.

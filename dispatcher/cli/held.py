@@ -186,7 +186,7 @@ def _decide(
         return chosen.email_ids or tuple(await find_dead_ids(session, chosen))
 
     async def decide_all(session: AsyncSession) -> tuple[dict[UUID, Verdict], int, str | None]:
-        """The result for each email, the number of removed dead letters, and why dead letters were not removed."""
+        """The result for each email, the number of removed dead letters, and the fault that prevented their removal."""
         verdicts = {email_id: await decide(session, email_id, act) for email_id in email_ids}
         if all(verdict.value in _KEEPS_DEAD_LETTER for verdict in verdicts.values()):
             return verdicts, 0, None

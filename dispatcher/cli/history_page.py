@@ -106,7 +106,7 @@ def _email(row: Record) -> dict[str, Any]:
 
 
 def _explained_fields(row: Record) -> dict[str, Any]:
-    """The columns that need an explanation, each only if it applies to this email."""
+    """The fields that the page explains in words. Leaves out fields that do not apply to this email."""
     fields: dict[str, Any] = {"attempts": f"{row['attempt_count']:,}"}
     if row["attempt_base"]:
         fields["attempts"] += f", {row['attempt_count'] - row['attempt_base']:,} since the last replay or recovery"
@@ -118,7 +118,7 @@ def _explained_fields(row: Record) -> dict[str, Any]:
         fields["crashes"] = f"{counted(row['crash_count'], 'worker')} died while rendering this email"
     if row["status"] == Status.SENT and (refused := left_out(row["last_error"])):
         fields["not sent to"] = (
-            f"recipients {refused}, counted over To, Cc, Bcc: the provider refused these and accepted all others"
+            f"recipients {refused}, in the order To, Cc, Bcc: the provider refused these and accepted all others"
         )
     if row["provider"] in _KEEP_MESSAGE_ID:
         fields["Message-ID"] = f"<{row['email_id']}@…>, with the sender's domain"

@@ -16,8 +16,9 @@ class LazyGroup(click.Group):
     """A group that imports a command when it is called, and adds the option `--env-file` to it.
 
     Args:
-        parts: For each command's name, `module:function` in this package, and a summary; in the order of `--help`.
-        brief: The names of short commands. They run without garbage collection, because the exit soon frees their
+        parts: The commands in the order of `--help`: for each name, where its function is (`module:function` in this
+            package), and a summary.
+        brief: The names of commands that end soon. They run without garbage collection, because the exit frees their
             memory.
     """
 

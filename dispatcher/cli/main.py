@@ -130,7 +130,7 @@ def _raised_in(error: BaseException) -> CodeType | None:
 
 
 def program() -> int:
-    """The console script: runs `main`, and exits immediately after a short command (see `LazyGroup`)."""
+    """The console script. Runs `main`; after a command in `brief` (see `LazyGroup`), exits without clean-up."""
     try:
         code = main()
     finally:

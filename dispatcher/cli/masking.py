@@ -24,20 +24,20 @@ _HOST: Final = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+(?=[/?#]|\Z)"
 
 
 def without_login(text: str) -> str:
-    """A text with the user, password and secret parameters of every URL masked. For settings that are not secret."""
+    """Masks the user, the password and secret parameters of every URL in a text. For settings that are not secret."""
     return _without_parameters(_LOGIN.sub(f"{MASK}@", text))
 
 
 def without_path(text: str) -> str:
-    """A URL with everything masked except scheme and host, because many webhooks' URLs have a secret path or query."""
+    """Masks a URL except for its scheme and host, because many webhooks' URLs have a secret path or query."""
     found = _HOST.match(text)
     return f"{found[0]}/{MASK}" if found else MASK
 
 
 def masked(text: str) -> str:
-    """A secret setting's value with passwords masked; `***` if the value is neither a URL nor a libpq string."""
+    """Masks the passwords in a URL or a libpq string; returns `***` for any other text. For secret settings."""
     urls = addresses(text)
-    # The list is split only if every URL has a login: otherwise part of a password could be mistaken for a URL.
+    # Split the list only if every URL has a login: otherwise, a part of a password could be mistaken for a URL.
     if len(urls) > 1 and all("@" in url for url in urls):
         return ",".join(map(masked, urls))
     if found := _URL.fullmatch(text):

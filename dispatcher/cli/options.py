@@ -41,8 +41,8 @@ def audit_options(
     """A decorator that adds `--reason` and `--actor` to a command. The command gets both as one parameter, `act`.
 
     Args:
-        is_required: Whether click refuses a command line without `--reason`. If it does not refuse the command line,
-            the command gets None as `act`.
+        is_required: Whether `--reason` is required. If `--reason` is optional and missing, the command gets None as
+            `act`.
         reason: The help of `--reason`.
         actor: The help of `--actor`.
     """

@@ -89,7 +89,7 @@ def command(workers: int | None) -> int:
 
 
 def _block_reload_signals() -> None:
-    """Blocks SIGHUP, SIGTTIN and SIGTTOU until the parent handles them. Without a block, they would end the process.
+    """Blocks SIGHUP, SIGTTIN and SIGTTOU until the parent handles them. Otherwise, they would end the process.
 
     Blocks nothing if the process has a controlling terminal: SIGHUP then means that the terminal closed.
     """
@@ -147,7 +147,10 @@ def _load_again(settings: Settings, workers: int | None) -> Settings:
 
 
 def _with_metrics_dir(settings: Settings) -> Settings:
-    """The settings with `metrics_dir` set to the folder in use, which startup has put into the environment."""
+    """The settings with the folder in use as `metrics_dir`.
+
+    Startup puts this folder into the environment. So a reload reads it there even if no operator has set it.
+    """
     return replace(settings, metrics_dir=settings.metrics_folder)
 
 

@@ -77,7 +77,7 @@ def command(
 
     For an email, the output has its status, the reason why it is not sent yet, a timeline of everything that happened
     to it, every attempt, events from providers, operators' actions, replays, and its dead letter on the DLQ with
-    RabbitMQ's x-death header.
+    RabbitMQ's x-death header. `dispatcher dlq show` is the same command.
 
     Exit codes: 0 shown; 1 there is no such email or message; 3 shown, but the DLQ could not be read.
     """

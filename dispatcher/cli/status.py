@@ -77,9 +77,9 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     `longest_due_seconds` is the longest time that a due email has waited for the relay to publish it. These two figures
     leave out emails that an operator paused (see `pauses`).
 
-    `latency_seconds` measures how long an email took from the moment at which it could first be sent to its acceptance
-    by a provider. The percentiles are computed from the sent emails that were enqueued in the last ten minutes. If
-    there are more than 1,000 such emails, only the newest 1,000 are used.
+    `latency_seconds` is the time from when an email could first be sent until a provider accepted it. The percentiles
+    are computed from the sent emails that were enqueued in the last ten minutes. If there are more than 1,000 such
+    emails, only the newest 1,000 are used.
 
     If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
     it. Its state is `paused` (the provider throttles us; `pauses` lists what operators paused), `open` (all requests
@@ -91,9 +91,8 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     vanished host has no leases. `silent_seconds` is the time since the monitor of the vanished host last reported. It
     is null if that monitor shut down cleanly, or if it still reports and only the workers have vanished.
 
-    `unready` is a text that names the processes of this host's `dispatcher run` that do not work, and the reasons. The
-    text comes from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor
-    answers.
+    `unready` is a text. It says which processes of this host's `dispatcher run` do not work, and why. The text comes
+    from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor answers.
 
     An email is undecided if it is failed or held, and no operator has resolved it. The content of an undecided email is
     deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS. `expiring` counts the undecided emails whose content will be deleted
@@ -259,7 +258,7 @@ def _redraw(settings: Settings, seconds: float) -> None:
             footer = f"refreshed every {seconds:g} s; stop with Ctrl-C"
             lines = [*lines, in_style(footer, "dim" if coloured else "")]
             rows = sum(max(1, -(-columns_of(line) // width)) for line in lines)
-            # Moves the cursor to the first line of the last page, and clears the screen from there.
+            # Move the cursor to the first line of the page that was drawn before, and clear the screen from there.
             upward = f"\x1b[{min(drawn, height - 1)}A" if drawn else ""
             if not print_data(f"{upward}\r\x1b[J" + "\n".join(lines)):
                 return

@@ -43,7 +43,7 @@ def show_history(settings: Settings, seconds: float, *, as_json: bool) -> bool:
 
 
 def history_table(attempts: Sequence[Attempts], unit: str) -> Table:
-    """A row per hour or day and provider, with a column per outcome, and the totals below."""
+    """A table with a row for each provider in each hour or day, a column for each outcome, and the totals below."""
     by_row: dict[tuple[str, str], Counter[str]] = {}
     for each in attempts:
         row = (f"{each.begins_at.astimezone(UTC):{_SHAPES[unit]}}", each.provider)

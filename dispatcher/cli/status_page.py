@@ -61,7 +61,7 @@ class Snapshot:
 
     @property
     def vanished(self) -> list[tuple[VanishedHost, float | None]]:
-        """The vanished hosts, each with the seconds until its leases are recovered; None for a host without leases."""
+        """The vanished hosts, each with the longest time until its leases are recovered; None without leases."""
         return [
             (host, None if end is None else max(0.0, end) + self.recovery_seconds)
             for host in find_vanished_hosts(self.workers, self.silent_seconds)
@@ -212,7 +212,7 @@ def _days(seconds: float | None) -> str:
 
 
 def _age(seconds: float | None) -> Styled:
-    """An age as text. Below -AHEAD_SECONDS, it is a warning: PostgreSQL's clock was set back (see `enqueue.sql`)."""
+    """An age as text; a warning if the age is below -AHEAD_SECONDS, because PostgreSQL's clock was then set back."""
     if seconds is not None and seconds < -AHEAD_SECONDS:
         return Styled(f"{_duration(-seconds)} ahead of PostgreSQL's clock", "red")
     return Styled(_duration(seconds and max(0.0, seconds)), "")

@@ -138,8 +138,8 @@ def add(
       dispatcher suppressions add ann@example.org --reason "closed account"
       dispatcher suppressions add example.net --days 30 --reason "their server is broken"
 
-    An existing entry that lasts at least as long as the new entry is not changed. Workers apply a new entry within two
-    seconds.
+    A new entry replaces an existing entry that ends earlier. An existing entry that lasts at least as long as the new
+    entry is not changed. Workers apply a new entry within two seconds.
     """
     from dispatcher.ops import suppressions
 

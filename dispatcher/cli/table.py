@@ -154,10 +154,11 @@ def in_style(text: str, style: str) -> str:
 
 
 def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
-    """The widths of the columns, after the widest columns are narrowed until the table has at most the width `wanted`.
+    """Narrows the widest columns until the table has at most the width `wanted`; returns the widths of the columns.
 
-    No column becomes narrower than its width in `narrowest`, usually that of its longest word: an operator could not
-    copy a broken id. If the table cannot fit, returns `widths` unchanged, and the terminal breaks the lines.
+    No column becomes narrower than its width in `narrowest`. This is usually the width of its longest word, because an
+    operator could not copy an id that is broken in two. If the table cannot fit, returns `widths` unchanged: then the
+    terminal breaks the lines.
     """
     room = _room(len(widths), wanted)
     if sum(narrowest) > room:
@@ -170,7 +171,7 @@ def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
 
 
 def _room(columns: int, width: int) -> int:
-    """How many characters of a table's width are left for text, if the table has this many columns and their gaps."""
+    """How many characters of a table's width are left for text after the gaps between the columns."""
     return width - len(_GAP) * (columns - 1)
 
 

@@ -140,7 +140,7 @@ def _change(
     settings = load_settings("database_url")
     found, email_ids = run_with_session(verb, lambda session: _find(session, selection, names), settings)
     if not email_ids and selection.lane is not None:
-        # Checked only now, because emails may still be in a lane that was removed from DISPATCHER_LANES.
+        # Refuse an unknown lane only if it has no emails: an old lane that is no longer in the settings may have some.
         known_lane(selection.lane, "--lane")
     if act is None or dry_run or not names:
         _show(found, len(email_ids), as_json=as_json and dry_run)

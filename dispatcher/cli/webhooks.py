@@ -70,7 +70,7 @@ def _since(context: click.Context, parameter: click.Parameter, text: str) -> dat
             words = f"{text!r} is neither an age (90s, 2h, 3d) nor a time (2026-11-21T10:00:00Z)"
             raise click.BadParameter(words) from None
     if instant.tzinfo is None:
-        raise click.BadParameter("needs a time zone, such as 2026-11-21T10:00:00Z")
+        raise click.BadParameter("the time needs a zone. Example: 2026-11-21T10:00:00Z")
     return instant
 
 

@@ -72,23 +72,22 @@ def make_ops_app(site: Site, subjects: Sequence[Callable[[Site], list[Route]]] =
 
 @dataclass(frozen=True, slots=True)
 class OpsMount:
-    """The application of the operators' page, and the paths at which the API mounts it.
-
-    Attributes:
-        paths: Two paths, because a proxy may keep the path that the browser uses, or replace it with /ops.
-    """
+    """The application of the operators' page, and the paths at which the API mounts it."""
 
     app: Starlette
     site: Site
 
     @property
     def paths(self) -> list[str]:
-        """The paths at which the API mounts the application: /ops, and the path of DISPATCHER_OPS_URL if it differs."""
+        """The paths at which the API mounts the application: /ops, and the path of DISPATCHER_OPS_URL if it differs.
+
+        A proxy either keeps the path that the browser uses, or replaces it with /ops.
+        """
         return list(dict.fromkeys((PATH, self.site.path or PATH)))
 
     @property
     def static_paths(self) -> tuple[bytes, ...]:
-        """The beginnings of the paths of static files."""
+        """The prefixes of the paths of static files, such as `/ops/static/`."""
         return tuple(f"{path}/static/".encode() for path in self.paths)
 
     async def redirect(self, _request: Request) -> Response:

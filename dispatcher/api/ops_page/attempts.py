@@ -16,10 +16,11 @@ MAX_CLIENTS: Final = 10_000
 
 
 class AttemptLimiter:
-    """Counts the failed attempts that this process has seen.
+    """Decides how long a client must wait after failed attempts to sign in. Each process counts on its own.
 
-    The limit per client is much lower than the limit for all clients together, so a single client cannot block all
-    clients. A client that has already signed in from its address does not wait because of other clients' failures.
+    A client is an address, as `client_address` returns it. The limit per client is much lower than the limit for all
+    clients together, so a single client cannot block all clients. A client that has signed in before does not wait
+    because of other clients' failures.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class AttemptLimiter:
         return own if client in self._known else max(own, self._all.seconds_to_wait())
 
     def add_failure(self, client: str) -> None:
-        """Counts a failed attempt."""
+        """Counts a failed attempt. If the client has signed in before, the failure does not make other clients wait."""
         if client not in self._clients:
             self._clients[client] = _Failures(ATTEMPTS_PER_CLIENT, SECONDS_PER_CLIENT_ATTEMPT)
         self._clients.move_to_end(client)
@@ -44,7 +45,10 @@ class AttemptLimiter:
             self._clients.popitem(last=False)
 
     def add_success(self, client: str) -> None:
-        """Remembers a client that has signed in. Its failures still count: a valid key must not allow more guesses."""
+        """Remembers a client that has signed in, so that it does not wait because of other clients' failures.
+
+        The client's own failures still count: otherwise, a client with a valid key could guess further keys.
+        """
         self._known[client] = None
         self._known.move_to_end(client)
         if len(self._known) > MAX_CLIENTS:
@@ -52,7 +56,7 @@ class AttemptLimiter:
 
 
 class _Failures:
-    """A number of failures, which decreases by one every `seconds` seconds. `most` failures are allowed."""
+    """A number of failures, which decreases by one every `seconds` seconds. At `most` failures, attempts must wait."""
 
     __slots__ = ("_at", "_count", "_most", "_seconds")
 

@@ -1,4 +1,4 @@
-"""The page Audit: what operators did, when and why. For visitors of all tenants."""
+"""The page Audit: what operators did, when and why. Only for visitors who see all tenants."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _filter(request: Request) -> AuditFilter:
 
 
 def _detail(detail: dict[str, Any] | None) -> str:
-    """The detail as short text, such as `lane: bulk, weight: 5.0`."""
+    """The details of an audit entry as short text, such as `lane: bulk, weight: 5.0`."""
     parts = [
         f"{name}: {value if isinstance(value, str) else orjson.dumps(value, default=str).decode()}"
         for name, value in (detail or {}).items()

@@ -121,7 +121,7 @@ def captured_folders(settings: Settings) -> list[Path]:
 def _check_allowed(site: Site, visitor: Visitor) -> None:
     """Checks that the visitor sees all tenants and has the scope `operate`.
 
-    The captured emails of all tenants are in one folder, with addresses and content.
+    A tenant's visitor may not see the page, because one folder has the captured emails of all tenants.
 
     Raises:
         PageError: the visitor may not see the page, or no provider captures emails.
@@ -159,7 +159,7 @@ def _before(request: Request) -> int | None:
 
 
 def _file(content: bytes, filename: str) -> Response:
-    """A response with a file that browsers save, whatever its type, and never show."""
+    """A response that makes browsers save the file and not show it, whatever its type."""
     plain = filename.encode("ascii", "replace").decode().replace("?", "_").replace('"', "_").replace("%", "_")
     disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
     headers = {**AS_FILE, "Content-Disposition": disposition}

@@ -38,7 +38,7 @@ class DeadFilter:
 
     Attributes:
         typed: The fields that are not empty, as the visitor typed them.
-        selection: The emails that the filter selects, of the visitor's tenant only.
+        selection: The emails that the filter selects. If the visitor sees only one tenant, only emails of this tenant.
     """
 
     typed: Mapping[str, str]
@@ -77,7 +77,7 @@ def read_filter(visitor: Visitor, given: Mapping[str, str]) -> DeadFilter:
 
 
 def email_id_of(request: Request, name: str) -> UUID | None:
-    """The email id at which a page of a list begins, from a parameter of the URL; None for the first page.
+    """The last email of the previous page of a list, from a parameter of the URL; None for the first page.
 
     Raises:
         PageError: The parameter is not an email id.

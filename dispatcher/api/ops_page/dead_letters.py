@@ -92,7 +92,12 @@ def _filter_of(request: Request, visitor: Visitor) -> tuple[DeadFilter, Mistake 
 
 
 def _list(wanted: DeadFilter, mistake: Mistake | None, start: UUID | None, rows: list[Any]) -> dict[str, Any]:
-    """The template's values for the filter and for one page of the list."""
+    """The values that a template needs to show a filter and one page of a list.
+
+    Args:
+        start: The last email of the previous page; None for the first page.
+        rows: The emails of this page, and one more email if there is a next page.
+    """
     shown = rows[: fields.PAGE_ROWS]
     return {
         "typed": wanted.typed,
@@ -107,7 +112,9 @@ def _list(wanted: DeadFilter, mistake: Mistake | None, start: UUID | None, rows:
 
 
 def _link(by: str, group: DeadGroup) -> Mapping[str, str] | None:
-    """The fields of a filter that select the group's emails; None if there is no such filter.
+    """The fields of the filter that selects the emails of a group. The page links the group to this filter.
+
+    None if there is no such filter: no filter selects a domain, or emails without a provider.
 
     Args:
         by: What the emails are grouped by: `cause`, `domain` or `tenant`.

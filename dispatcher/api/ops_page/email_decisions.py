@@ -40,7 +40,7 @@ class Decision:
     Attributes:
         name: The last part of the form's path, and the action's name in the audit log.
         label: The button's text.
-        done: What the page says after the decision was carried out.
+        done: What the page says when the decision has been carried out.
         statuses: The statuses in which the decision is possible.
         does: What the decision does. The page says this before the visitor confirms.
         is_final: Whether the decision cannot be undone.
@@ -144,7 +144,7 @@ class Choices:
 
 
 _NO_CHOICE: Final[Mapping[Status, str]] = {
-    Status.SENDING: "A worker has leased the email. Nothing can be decided until its attempt ends.",
+    Status.SENDING: "A worker has leased the email. Nothing can be decided until the attempt ends.",
     Status.SENT: "The email is sent. Nothing is left to decide.",
     Status.CANCELLED: "The email is cancelled, and is never sent.",
 }
@@ -203,7 +203,7 @@ class Result:
 
     Attributes:
         why: Why nothing was changed; None if the decision was carried out.
-        field: The form's field whose value prevented the decision; None if the email prevented it.
+        field: The form's field whose value prevented the decision; None if the email itself prevented the decision.
     """
 
     why: str | None = None
@@ -240,7 +240,7 @@ _LOCKED: Final = "Another transaction holds a lock on the email's row. Try again
 async def carry_out(
     session: AsyncSession, decision: Decision, history: EmailHistory, act: Act, *, send_at: datetime | None = None
 ) -> Result:
-    """Carries out a decision about an email, in one commit with its audit entry, if the email still permits it.
+    """Carries out and audits a decision about an email, if the email's status still permits the decision.
 
     Args:
         send_at: The new time, for `reschedule`.

@@ -29,7 +29,7 @@ _NOT_PRINTABLE: Final = "contains a character that is not printable. Remove it."
 
 
 class By(StrEnum):
-    """What the visitor's search text is, such as an address or an id. `ANYTHING`: the visitor has not chosen."""
+    """What the visitor's search text is, such as an address or an id. `ANYTHING`: the search guesses."""
 
     ANYTHING = "anything"
     RECIPIENT = "recipient"
@@ -57,8 +57,8 @@ class SearchForm:
         typed: The fields as the visitor typed them, to fill in the form again.
         errors: What is wrong with each invalid field, by the name of the field.
         text: The text of the search field, without spaces around it; empty if only the filters select emails.
-        filters: The query of the filters alone. `wanted` adds the text.
-        cursor: The cursor of the page; None for the first page.
+        filters: The query for the other fields of the form, such as the status. `wanted` adds the text.
+        cursor: Where this page of the results begins; None for the first page.
     """
 
     typed: Mapping[str, str]
@@ -81,7 +81,10 @@ class SearchForm:
         return {name: text for name, text in self.typed.items() if text and name != "cursor"}
 
     def wanted(self, kind: By | None) -> EmailQuery:
-        """The query of the filters. For an address, a domain or a correlation id, the query also contains the text."""
+        """The query that combines the filters with the text, which is an address, a domain or a correlation id.
+
+        For any other `kind`, the query has only the filters.
+        """
         match kind:
             case By.RECIPIENT:
                 return replace(self.filters, recipient=self.text)
@@ -149,8 +152,9 @@ def _tenant(text: str) -> str:
     try:
         return tenant(text)
     except InvalidEmail:
-        allowed = f"must be 1 to {MAX_TENANT_CHARACTERS} of A-Z a-z 0-9 . _ : - and begin with a letter or digit."
-        raise ValueError(allowed) from None
+        raise ValueError(
+            f"must be 1 to {MAX_TENANT_CHARACTERS} characters of A-Z a-z 0-9 . _ : - and begin with a letter or digit."
+        ) from None
 
 
 def _lane(text: str) -> str:
@@ -166,7 +170,7 @@ def _sender(text: str) -> str:
 
 
 def instant_or_age(text: str, now: datetime) -> datetime:
-    """The instant of a text such as `24h` (before `now`) or `2026-11-21T10:00:00Z`.
+    """Converts an age such as `24h` (24 hours before `now`), or a time such as `2026-11-21T10:00:00Z`, to an instant.
 
     Raises:
         ValueError: The text is neither an age nor an instant. The error's text begins with "must be".

@@ -92,7 +92,7 @@ def since(email: Record) -> datetime | None:
 
 
 def tone(what: str) -> str:
-    """The CSS class of a moment in the timeline: `good`, `bad`, `warn`, or empty."""
+    """The CSS class of a moment in the timeline, by the words in `what`: `good`, `bad`, `warn`, or empty."""
     words = frozenset(_LETTERS.findall(what))
     return next((each for each, marks in _TONES.items() if words & marks), "")
 
@@ -103,7 +103,7 @@ def newest_decision(history: EmailHistory) -> Moment | None:
 
 
 def is_repeated(history: EmailHistory, act: Act) -> bool:
-    """Whether an act repeats the newest decision, because the visitor sent the form twice."""
+    """Whether the visitor has sent the form twice: the newest decision is recent, and is the same as `act`."""
     newest = newest_decision(history)
     return (
         newest is not None
@@ -123,7 +123,7 @@ def fields(email: Record) -> list[tuple[str, object]]:
         ("Provider", email["provider"]),
         ("Error type", email["error_type"]),
         ("Answer" if status is Status.SENT else "Last error", email["last_error"]),
-        ("Not sent to", refused and f"recipients {refused}, counted over To, Cc, Bcc: the provider refused these"),
+        ("Not sent to", refused and f"recipients {refused}, in the order To, Cc, Bcc: the provider refused these"),
         ("Attempts", _attempts(email)),
         ("May have arrived", "yes: the outcome of an attempt is unknown" if email["was_uncertain"] else None),
         ("Crashes", f"{email['crash_count']:,} while a worker rendered it" if email["crash_count"] else None),

@@ -61,11 +61,11 @@ class _Found:
     """What a search found.
 
     Attributes:
-        email_id: The only email that the text identifies; None if the search found none or several.
-        named: Emails of several tenants with the same message key, by tenant.
-        page: A page of the emails that were found; None if `email_id` or `named` has the result.
-        kind: The kind of the text by which emails were found; None if only the filters select emails.
-        tried: The kinds of the text by which nothing was found.
+        email_id: The email with this id or message key; None if there is none, or if several tenants have the key.
+        named: If several tenants have the message key: each tenant's email with this key, by tenant.
+        page: One page of the emails that match; None if no list was searched, because the text is an id or a key.
+        kind: The kind of text, such as a domain, by which the search found emails; None if there is only a filter.
+        tried: The kinds of text, such as a message key, by which the search found no email.
     """
 
     email_id: UUID | None = None
@@ -102,7 +102,7 @@ class _EmailPages:
         self._site = site
 
     async def search(self, request: Request, visitor: Visitor) -> Response:
-        """The page with the search and its results. If the text identifies exactly one email, redirects to its page."""
+        """The page with the search and its results. If the text identifies only one email, redirects to the email."""
         form = read_form(request.query_params, tenant_id=visitor.tenant_id, now=datetime.now(UTC))
         found = _Found()
         if not form.errors:
@@ -266,7 +266,7 @@ class _EmailPages:
         form: Form,
         send_at: datetime | None,
     ) -> Result:
-        """Carries out a decision, unless another attempt has ended since the visitor opened the form."""
+        """Carries out a decision, unless the number of attempts has changed since the visitor opened the form."""
         email = history.email
         if form.get("attempts") != str(email["attempt_count"]):
             return Result("The email has changed since you opened the form: look at it again.")
@@ -364,7 +364,7 @@ async def _look_up(session: AsyncSession, form: SearchForm) -> _Found:
 
 
 def _with_error(form: SearchForm, error: InvalidEmail) -> SearchForm:
-    """The form, with an error of the search at the field that caused it."""
+    """The form with an error of the search, which the page shows at the field that caused the error."""
     name = error.field if error.field in _LABELS else "q"
     return SearchForm(form.typed, {name: f"{error.reason}."}, form.text, form.by, form.filters)
 
@@ -379,8 +379,10 @@ def _caption(found: _Found) -> str:
 
 
 def _notice(request: Request, visitor: Visitor, history: EmailHistory) -> str | None:
-    """What the visitor's decision did. None if the email's history does not contain the decision that the URL names:
-    anyone can write such a URL."""
+    """What the visitor's decision did; None unless the visitor made the newest decision, in the last ten minutes.
+
+    The decision in the URL proves nothing, because anyone can write such a URL.
+    """
     decision = DECISIONS.get(request.query_params.get("done", ""))
     newest = email_view.newest_decision(history)
     if decision is None or newest is None or newest.actor != visitor.name:

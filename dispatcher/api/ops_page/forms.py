@@ -58,7 +58,7 @@ class Form(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class KeptForm:
-    """A form that was not processed. The visitor checks it, and sends it again.
+    """A form that was not processed, usually because the session had ended. The visitor checks it, and sends it again.
 
     Attributes:
         path: The form's target, below `site.path`.

@@ -26,7 +26,7 @@ PATH: Final = "/keys"
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the list, of one key, and of the form that revokes it. For visitors of all tenants."""
+    """The routes of the list, of one key, and of the form that revokes it. Only for visitors who see all tenants."""
     pages = KeyPages(site)
     return [
         site.get(PATH, pages.show),

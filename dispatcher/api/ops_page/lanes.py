@@ -1,4 +1,7 @@
-"""The page Lanes and tenants: shares, policies, senders, ceilings, and what is due. For visitors of all tenants."""
+"""The page Lanes and tenants: shares, policies, senders, ceilings, due emails.
+
+Only for visitors who see all tenants.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ _SIGN_IN_AGAIN: Final = "Sign in again. If this repeats, the API's log has the r
 
 @dataclass(slots=True)
 class _Exchange:
-    """What the transport needs to know of a request to the issuer."""
+    """A request to the issuer, as the transport expects it (`transport.call.Call`). Only the deadline is used."""
 
     deadline: float
 
@@ -77,7 +77,7 @@ class OpenIdIssuer:
     def __init__(self, settings: Settings, redirect_uri: str, *, seconds: float = SECONDS) -> None:
         """
         Args:
-            redirect_uri: Where the issuer sends the browser back to.
+            redirect_uri: The URL to which the issuer sends the browser back.
             seconds: How long the issuer may take for all answers that one page needs.
         """
         assert settings.ops_oidc_issuer is not None
@@ -130,7 +130,7 @@ class OpenIdIssuer:
             raise PageError(403, f"The issuer's ID token is not valid: {cut(reason, 200)}.", _SIGN_IN_AGAIN) from error
 
     def _checked(self, tokens: Mapping[str, Any], keys: Mapping[str, Any], nonce: str) -> Mapping[str, Any]:
-        # Leave out keys of unknown types: one such key would make the import of all keys fail.
+        # Leave out keys of unknown types: a single key of an unknown type would make the import of all keys fail.
         usable = [key for key in keys["keys"] if key.get("kty") in _KEY_TYPES and key.get("use", "sig") == "sig"]
         token = jwt.decode(
             str(tokens["id_token"]),
@@ -233,7 +233,10 @@ class OpenIdIssuer:
             raise _unavailable(str(error)) from error
 
     def _transport(self, url: str) -> HttpTransport:
-        """The connections to a URL's server. Creating them reads all trusted certificates, which takes 20 ms."""
+        """The connections to a URL's server.
+
+        They are created once per server, because creating them reads all trusted certificates, which takes 20 ms.
+        """
         parts = urlsplit(url)
         server = parts.scheme, parts.netloc
         if server not in self._transports:

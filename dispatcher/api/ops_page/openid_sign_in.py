@@ -63,7 +63,7 @@ def routes(site: Site) -> list[Route]:
 
 
 class _OpenIdSignIn:
-    """The handlers of a sign-in's two requests.
+    """The handlers of the two requests of a sign-in: before and after the visitor signs in at the issuer.
 
     Failed sign-ins are counted separately from wrong API keys, so a visitor can still sign in with a key.
     """
@@ -139,7 +139,7 @@ def visitor_of(claims: Mapping[str, Any], settings: Settings) -> Visitor:
     """The visitor that the claims of an ID token describe.
 
     Raises:
-        PageError: the claims allow the visitor neither to operate nor to read.
+        PageError: the claims allow the visitor neither to operate nor to read, or do not name exactly one tenant.
     """
     values = _values(claims, settings.ops_oidc_claim)
     may_act = not values.isdisjoint(settings.ops_oidc_operate)
@@ -156,7 +156,7 @@ def visitor_of(claims: Mapping[str, Any], settings: Settings) -> Visitor:
 
 
 def _values(claims: Mapping[str, Any], claim: str) -> set[str]:
-    """The values of a claim. An address counts only if the issuer has verified it."""
+    """The values of a claim; empty for the claim `email` if the issuer has not verified the address."""
     found = claims.get(claim)
     if claim == "email" and claims.get("email_verified") is not True:
         return set()

@@ -1,4 +1,4 @@
-"""Finds out whether a request comes from another website, whether the browser uses HTTPS, and the client's address."""
+"""Whether a request comes from another website, whether the browser uses HTTPS, and which address the client has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def is_secure(request: Request, ops_url: str | None) -> bool:
 
 
 def is_for_loopback(request: Request) -> bool:
-    """Whether the browser asked for a host name of the loopback."""
+    """Whether the URL in the browser has a host name of the loopback, such as `localhost`."""
     return urlsplit(f"//{request.headers.get('host', '')}").hostname in LOOPBACKS
 
 

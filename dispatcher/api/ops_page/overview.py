@@ -47,11 +47,11 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of sent and not sent emails over time.
+    """A chart that shows how many emails were sent, and how many were not, over time.
 
     Attributes:
         name: The chart's id on the page.
-        shape: The format of the instants in the chart's table, for `strftime`.
+        shape: The `strftime` format of the times in the chart's table.
     """
 
     name: str

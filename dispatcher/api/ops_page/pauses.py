@@ -103,7 +103,7 @@ def _target(visitor: Visitor, form: Mapping[str, str]) -> tuple[PauseScope, str]
 
     Raises:
         PageError: The visitor may not pause or resume this.
-        Mistake: There is no such scope.
+        Mistake: The form does not say whether to pause everything, a lane, a tenant or a provider.
     """
     text, name = form.get("scope", ""), form.get("name", "").strip()
     if text not in tuple(PauseScope):

@@ -34,7 +34,7 @@ class PendingSignIn:
         state: A random text that the issuer returns with the authorization code. It shows that this browser began the
             sign-in.
         nonce: A random text that the ID token must contain. It shows that the issuer made the token for this sign-in.
-        verifier: The secret of PKCE. The issuer got only the verifier's hash, so a stolen code is useless.
+        verifier: The secret of PKCE, without which a stolen authorization code is useless.
         target: The page to show afterwards, below `site.path`.
     """
 

@@ -1,4 +1,7 @@
-"""The pages Poison: messages on the dead-letter queue that belong to no email. For visitors of all tenants."""
+"""The pages Poison: messages on the dead-letter queue that belong to no email.
+
+Only for visitors who see all tenants.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ class PoisonPages:
         return await self._page(request, visitor)
 
     async def discard(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Removes the messages with the id in the path from the queue."""
+        """Removes from the queue all messages that have the id in the path."""
         name = _name(request, visitor)
         try:
             act = fields.act_of(visitor, form)
@@ -109,7 +112,7 @@ class PoisonPages:
         Only one session at a time can read the queue, so a read may have to wait for another session.
 
         Raises:
-            PageError: The queue is too deep for a page.
+            PageError: The queue has more than `MOST_READ` messages.
         """
         url = self.site.settings.database_url
         async with (

@@ -33,8 +33,7 @@ _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 @cache
 def rendering(path: str) -> Rendering:
-    """The templates for pages below a path. All APIs of a process share them, because compiling a template takes tens
-    of milliseconds."""
+    """The templates for pages below a path. Cached, because compiling a template takes tens of milliseconds."""
     return Rendering(path)
 
 
@@ -74,7 +73,7 @@ class Rendering:
         return self._environment.get_template(template).render(values)
 
     def url(self, path: str, **parameters: object) -> str:
-        """A link to a path below the prefix. Leaves out parameters that are None or empty."""
+        """A link to a path below the prefix of all pages. Leaves out parameters that are None or empty."""
         given = [(name, value) for name, value in parameters.items() if value is not None and value != ""]
         return self._path + path + (f"?{urlencode(given, doseq=True)}" if given else "")
 

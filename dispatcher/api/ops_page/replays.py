@@ -1,4 +1,4 @@
-"""The pages Replays: the dry run of a filter, its confirmation, and a replay's progress, with stop and resume."""
+"""The pages Replays: show the dry run of a filter, start a replay, show its progress, stop and resume it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ReplayPages:
         return await self._preview(request, visitor, wanted, request.query_params)
 
     async def create(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Starts a replay, unless its filter selects more emails than the visitor was shown."""
+        """Starts a replay, unless its filter now selects more emails than the dry run showed."""
         try:
             wanted = read_filter(visitor, form)
         except Mistake as mistake:
@@ -214,7 +214,8 @@ class ReplayPages:
 
 
 def _pace(form: Form) -> float | None:
-    return fields.number_of(form, "per_second", "The pace", least=replaying.MIN_PER_SECOND, most=MAX_PER_SECOND)
+    label = "“Emails per second”"
+    return fields.number_of(form, "per_second", label, least=replaying.MIN_PER_SECOND, most=MAX_PER_SECOND)
 
 
 def _shown(form: Form) -> int:
@@ -226,7 +227,7 @@ def _shown(form: Form) -> int:
     text = form.get("shown", "")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise Mistake(
-            "The form does not contain the number of emails that its dry run showed. Check the new dry run on this "
+            "Nothing was replayed: the form lacks the number of emails from the dry run. Check the new dry run on this "
             "page, and confirm again."
         )
     return int(text)

@@ -35,7 +35,10 @@ class EventPages:
     counts: Cached[EventCounts]
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """The page with a list of events, newest arrival first. Visitors of all tenants also see counts by kind."""
+        """The page with a list of events, newest arrival first.
+
+        Visitors who see all tenants also see counts by kind.
+        """
         before, mistake, since = fields.cursor_of(request), None, None
         kind = fields.parameter(request, "kind")
         try:

@@ -75,7 +75,8 @@ class Sessions:
         """The visitor who has sent a request; None if the browser is not signed in, or if its session has expired.
 
         Raises:
-            Problem: `host-forbidden`: no key is needed, but the request did not come directly to the loopback.
+            Problem: `host-forbidden`: while requests need no key, they must come directly to the loopback. This request
+                did not.
         """
         if self._access.is_open:
             self._access.check_local(request)
@@ -99,8 +100,8 @@ class Sessions:
     async def _find(self, token_hash: bytes, *, is_refresh: bool) -> ops_sessions.OpsSession | None:
         """The session with this hash; None if it is unknown or has expired.
 
-        A refresh looks up the sessions of all open pages together. However many pages are open, this costs one look-up
-        per second.
+        When a page refreshes itself, this looks up the sessions of all open pages together. However many pages are
+        open, the look-ups cost one query per second.
         """
         now, pages = time.monotonic(), self._open
         page = pages.get(token_hash)
@@ -119,8 +120,8 @@ class Sessions:
                 idle_seconds=self._settings.ops_idle_seconds,
             )
         if is_refresh:
-            # If a session has ended in the meantime, `self._open` is a new object, and this change of the old object
-            # has no effect.
+            # If a session has ended in the meantime, `self._open` is a new object. Then this change of the old object
+            # has no effect, and the ended session does not return.
             pages.clear()
             pages.update({each.token_hash: _OpenPage(each, now, last[each.token_hash]) for each in found})
         return next((each for each in found if each.token_hash == token_hash), None)
@@ -163,7 +164,7 @@ class Sessions:
         self._open = {}
 
     def token(self, request: Request) -> str | None:
-        """The new token that the response sends, or the token in the request's cookie; None if there is neither."""
+        """The browser's token: a new token that the response sends, or the cookie's token; None if there is neither."""
         if new := self.new_token(request):
             return new
         return self._cookie(request)
@@ -175,8 +176,7 @@ class Sessions:
     def new_token(self, request: Request) -> str | None:
         """The new token that the response must send; None if there is no new token.
 
-        While requests need no key, a browser without a token also gets a new token: its forms need a CSRF
-        token.
+        While requests need no key, a browser without a token also gets a new token, because forms need a CSRF token.
         """
         new: str | None = getattr(request.state, "new_token", None)
         if new is None and self._access.is_open and self._cookie(request) is None:
@@ -203,7 +203,7 @@ class Sessions:
 def hashed(token: str) -> bytes:
     """The hash of a token, which PostgreSQL stores.
 
-    The token is 32 random bytes, so one round of SHA-256 protects it.
+    The token is 32 random bytes, so one round of SHA-256 is enough.
     """
     return sha256(token.encode()).digest()
 

@@ -100,7 +100,7 @@ def check_attempts(attempts: AttemptLimiter, client: str) -> None:
 
 
 def target_of(text: str) -> str:
-    """The page to show after signing in, below `site.path`: the text if it is such a path, else the first page."""
+    """The path of the page to show after the sign-in, below `site.path`: `text` if it is a path, else `/`."""
     return text if is_path(text) and not text.startswith(("/sign-in", "/sign-out")) else "/"
 
 

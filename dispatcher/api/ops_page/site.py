@@ -53,16 +53,16 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 
 
 class Site:
-    """What all pages share. Each subject's function `routes(site)` makes the subject's pages with the site.
+    """What all pages share. Each subject's function `routes(site)` uses it to create the subject's pages.
 
     Attributes:
         settings: All settings.
         access: The API keys.
         path: The beginning of each path, as browsers use it: /ops, or the path of DISPATCHER_OPS_URL.
         sessions: The browsers that are signed in.
-        pauses: The pauses, for the band at the top of every page.
+        pauses: The pauses, which every page shows at its top.
         jobs: Work that takes longer than a request: replays, and the removal of dead letters.
-        resources: What the subjects have opened, such as connections. It is closed when the API stops.
+        resources: Connections and the like, which the subjects have opened. They are closed when the API stops.
     """
 
     def __init__(self, settings: Settings, access: AccessControl, pool: Pool, jobs: OperatorJobs) -> None:
@@ -104,8 +104,8 @@ class Site:
 
         Args:
             path: The path below `site.path`.
-            title: What the form does, such as `Release an email`. If the session has expired, the page that keeps the
-                form shows the title.
+            title: What the form does, such as `Release an email`. If the session has ended, this is the heading of the
+                page on which the visitor checks the form and sends it again.
         """
 
         async def endpoint(request: Request) -> Response:
@@ -178,8 +178,9 @@ class Site:
         """Renders a template: the whole page, or only its <main> if htmx refreshes a part of it.
 
         Args:
-            shared: The object that <main> shows, if <main> is the same for all visitors with the same tenant. While the
-                object stays the same, <main> is rendered once for all refreshes by these visitors.
+            shared: The object that <main> shows, if <main> is the same for all visitors with the same tenant. Until the
+                object is replaced, <main> is rendered once for all refreshes by these visitors. None: <main> is
+                rendered for each refresh.
         """
         paused = [] if visitor is None else seen_by(await self._paused(), visitor.tenant_id)
         is_part = "hx-request" in request.headers
@@ -243,10 +244,10 @@ class Site:
         return response
 
     async def _ask_to_sign_in(self, request: Request, kept: KeptForm | None = None) -> Response:
-        """The sign-in page, or a redirect to it.
+        """Redirects to the sign-in page. If the request is a form or a refresh, returns the sign-in page itself.
 
         Args:
-            kept: A form that arrived after its session had ended. The sign-in page keeps it.
+            kept: A form that arrived after its session had ended. The sign-in page keeps it in hidden fields.
         """
         if kept is None and "hx-request" not in request.headers:
             query = f"?{request.url.query}" if request.url.query else ""
@@ -263,7 +264,7 @@ class Site:
 
 
 def with_security_headers(response: Response) -> Response:
-    """The response with the headers that every page needs. Headers that a handler has set stay."""
+    """The response with the headers that every page needs. Does not change a header that a handler has set."""
     for name, value in SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)
     return response

@@ -30,7 +30,7 @@ class StaticFile:
 
 @cache
 def static_files() -> dict[str, StaticFile]:
-    """The static files by their names. Files of other types, such as licences, are not served."""
+    """The style sheets, scripts and icons in the folder `static`, by name. Leaves out other files, such as licences."""
     found = {}
     for resource in files("dispatcher.api.ops_page").joinpath("static").iterdir():
         media_type = _TYPES.get(resource.name.rpartition(".")[2])
