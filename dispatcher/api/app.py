@@ -129,7 +129,7 @@ def make_app(
         fast["POST", path] = endpoint
     _add_pages(app, access)
     if ops is not None:
-        for path in ops.paths[1:]:  # last, so that an operator's choice of the path hides no path of the API
+        for path in ops.paths[1:]:  # last, so that a path that operators choose in a setting hides no path of the API
             _mount(app, ops, path)
     return FastRoutes(app, fast)
 

@@ -48,7 +48,7 @@ class _RequestResults:
 
 @dataclass(frozen=True, slots=True)
 class _QueuedDraft:
-    """One email that waits for its insert, and the request that gets its result."""
+    """One email that waits to be inserted, and the request that waits for the result."""
 
     draft: Draft
     request: _RequestResults
@@ -162,9 +162,10 @@ class InsertBatcher:
         return None
 
     async def _handle_refusal(self, batch: list[_QueuedDraft], refusal: DispatcherError) -> None:
-        """Splits the batch and inserts the parts.
+        """Handles the error with which the insert of a batch failed: splits the batch and inserts the parts.
 
-        If the batch has one email, or if the error affects all emails, the error is the result for each email.
+        Does not split a batch of one email, nor any batch if PostgreSQL is unavailable. The error then becomes the
+        result for each of the emails.
         """
         affects_all = isinstance(refusal, StoreUnavailable) and not isinstance(refusal, StoreBusy)
         if affects_all or len(batch) == 1:

@@ -13,7 +13,7 @@ from dispatcher.errors import InvalidEmail
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The operator's limits (DISPATCHER_API_*).
+    """The limits that the settings DISPATCHER_API_* set.
 
     Attributes:
         attachment_bytes: The most bytes of all attachments together, decoded.

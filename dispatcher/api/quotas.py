@@ -92,9 +92,10 @@ class Quotas:
         return QuotaExhausted(max(1, math.ceil(chunk.day_ends_at - self._clock())))
 
     async def return_unused(self, reservation: Reservation, recipients: int) -> None:
-        """Returns unused recipients to this process's chunk; if the chunk becomes too large, the rest to the database.
+        """Gives back recipients that were reserved but not used, so that later requests can use them.
 
-        Has no effect if the day of the reservation is over.
+        They return to the recipients that this process has reserved in advance (its chunk). If the chunk becomes too
+        large, the surplus returns to the database. Has no effect if the day of the reservation is over.
         """
         if reservation.key is None or not recipients:
             return
@@ -114,7 +115,7 @@ class Quotas:
                 pass
 
     async def close(self) -> None:
-        """Returns all chunks of this process to the database."""
+        """Returns to the database all recipients that this process has reserved in advance and not used."""
         for key_id, chunk in self._chunks.items():
             if chunk.remaining > 0:
                 try:
@@ -147,9 +148,10 @@ class Quotas:
         return True
 
     async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
-        """Reserves the recipients that the chunk lacks, or a whole new chunk if that is more.
+        """Takes recipients from the quota in the database, and adds them to this process's chunk.
 
-        Returns False if the quota has too few recipients left.
+        Takes a whole new chunk, or more if this request needs more. Returns False if the quota has too few recipients
+        left for this request.
         """
         asked_at = self._clock()
         # Take this process's chunk out of use during the statement. Otherwise, concurrent requests could use up the

@@ -98,8 +98,8 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     """Serves until SIGTERM or SIGINT, and returns the exit code 0.
 
     Raises:
-        ConfigurationError: no API key is usable and requests without a key are not allowed, or other users may write
-            to the run directory.
+        ConfigurationError: every API key is revoked, or none exists, and requests without a key are not allowed; or
+            other users may write to the run directory.
     """
     if settings.metrics:
         with suppress(OSError):  # only metrics need the run directory, and `metric_files.begin` logs the error
@@ -179,10 +179,11 @@ async def serve(
     Args:
         lock_seconds: See LOCK_SECONDS.
         shutdown_seconds: See SHUTDOWN_SECONDS.
-        fetch: Sends requests to Amazon SNS; by default over the network.
+        fetch: Requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. None for the network;
+            tests pass a function.
 
     Raises:
-        ConfigurationError: no API key is usable, and requests without a key are not allowed.
+        ConfigurationError: every API key is revoked, or none exists, and requests without a key are not allowed.
     """
     async with AsyncExitStack() as opened:
         url = settings.database_url
@@ -264,7 +265,7 @@ async def serve(
 async def _event_endpoints(
     settings: Settings, slots: FairLimiter, memory: FairLimiter, fetch: Fetch | None
 ) -> AsyncIterator[EventEndpoints | None]:
-    """The endpoints for providers' events, with their database sessions; None if no provider is configured."""
+    """The endpoints for providers' events, with their database sessions; None if no provider may post events."""
     has_callbacks = getattr(settings.own.get("twilio"), "callback_url", None) is not None
     if not (settings.sendgrid_events_keys or settings.ses_events_topics or has_callbacks):
         yield None
@@ -288,7 +289,7 @@ async def _event_endpoints(
 
 @asynccontextmanager
 async def _ops_page(settings: Settings, access: AccessControl, jobs: OperatorJobs) -> AsyncIterator[OpsMount | None]:
-    """The operators' page, with its database sessions; None if it is off."""
+    """The operators' page, with its database sessions; None if DISPATCHER_OPS is off."""
     if not settings.ops:
         yield None
         return

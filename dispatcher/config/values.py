@@ -1,6 +1,7 @@
 """Parsers of settings: functions that convert a variable's text to the setting's value.
 
-A parser raises ValueError. The error's text continues a sentence that begins with the variable's name.
+If the text is invalid, a parser raises ValueError. The message follows the variable's name, such as
+`must be on or off`.
 """
 
 from __future__ import annotations
@@ -194,7 +195,10 @@ def urls(*schemes: str) -> Callable[[str], str]:
 
 
 def database_url(text: str) -> str:
-    """A database in libpq's keyword or URL form; a URL may list several hosts. The text is returned unchanged."""
+    """Checks the address of a database, in libpq's URL or keyword form, and returns the text unchanged.
+
+    A URL can list several hosts.
+    """
     if "://" not in text and "=" in text:
         return text
     parts = re.fullmatch(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", text, re.DOTALL)
@@ -393,7 +397,7 @@ def queue_name(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """A host name for rows and logs. `auto` is the machine's name, without characters that are not allowed."""
+    """This host's name for rows and logs. `auto` is the machine's name, with `-` instead of characters not allowed."""
     if text.lower() == "auto":
         found = socket.gethostname()
         name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in found)
@@ -433,13 +437,13 @@ def certificates(text: str) -> Path:
     path = path_of(text)
     try:
         if not path.is_file():
-            raise ValueError("is a file that does not exist")
+            raise ValueError("is the path of a file that does not exist")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except ssl.SSLError:
-        raise ValueError("is a file without PEM certificates") from None
+        raise ValueError("is the path of a file without PEM certificates") from None
     except OSError as error:
         words = (error.strerror or type(error).__name__).lower()
-        raise ValueError(f"is a file that cannot be read: {words}") from None
+        raise ValueError(f"is the path of a file that cannot be read: {words}") from None
     return path
 
 

@@ -57,8 +57,8 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
 
 
 def _print(title: str, error: BaseException, *, is_up: bool) -> None:
-    """Prints an error: only its text if an operator can fix the error, otherwise also a traceback, because the error
-    is then our bug."""
+    """Prints an error: only the message if an operator can fix the cause. Any other error is our bug, and is printed
+    with a traceback."""
     if isinstance(error, ConfigurationError):
         print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     elif isinstance(error, DispatcherError | OSError) and not is_up:
@@ -80,9 +80,9 @@ def _public_reason(error: BaseException) -> str:
 
 
 def _follow_parent(parent: int) -> None:
-    """Has the kernel send SIGTERM when the parent dies. If the parent died before this call, exits.
+    """Makes the kernel send SIGTERM to this process when the parent dies. If the parent is already dead, exits.
 
-    The signal is SIGTERM and not SIGKILL, so that the process waits for answers to in-flight emails.
+    The signal is SIGTERM and not SIGKILL, so that the process still waits for the answers to in-flight emails.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:

@@ -1,7 +1,8 @@
 """Detects hung processes: processes whose event loop has sent no heartbeat for too long.
 
-Each check adds at most two check intervals to the measured time, whatever the clock says. If the host was suspended or
-the container frozen, the parent was stopped as well, and so no process is killed because of the interruption.
+The parent measures how long each process has sent no heartbeat. If the host is suspended or the container frozen, no
+process can send heartbeats, but the clock continues. So each check adds at most two check intervals to the measured
+time, and no process is killed because of such an interruption.
 """
 
 from __future__ import annotations

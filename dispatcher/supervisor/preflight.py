@@ -43,7 +43,9 @@ def raise_file_limit() -> None:
 
 
 def prepare(settings: Settings) -> None:
-    """Waits until a start can succeed. Leaves no thread and no connection behind.
+    """Checks everything that a start needs, and waits for servers that are unreachable.
+
+    Leaves no thread and no connection behind, because the parent forks next.
 
     Raises:
         ConfigurationError: Settings, tables or queues have errors; the exception lists all of them.
@@ -58,7 +60,7 @@ def prepare(settings: Settings) -> None:
 
 
 def prepare_store(settings: Settings) -> None:
-    """Like `prepare`, for a process that works without RabbitMQ.
+    """Like `prepare`, for a process that uses PostgreSQL, but neither RabbitMQ nor providers.
 
     Raises:
         ConfigurationError: The tables do not fit this release, or a connection pooler shares sessions.
@@ -99,8 +101,11 @@ def _inspect_broker(settings: Settings) -> list[str]:
 
 
 def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> list[str]:
-    """The errors that a check finds at a server. If the server is unreachable: waits until it answers, or returns no
-    errors if `waits` is False."""
+    """Runs a check, and returns the errors that it finds.
+
+    Args:
+        waits: What to do if the server is unreachable: wait until it answers, or return no errors.
+    """
     backoff = Backoff(base_seconds=1.0, cap_seconds=LONGEST_WAIT_SECONDS)
     while True:
         try:
