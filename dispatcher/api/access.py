@@ -128,14 +128,14 @@ class AccessControl:
     """Authenticates callers, and enforces scopes, rates and quotas.
 
     Attributes:
-        is_open: Whether requests need no key.
+        is_open: Whether requests are allowed without a key.
     """
 
     def __init__(self, store: KeyStore, slots: FairLimiter, *, may_be_open: bool) -> None:
         """
         Args:
             slots: Limits the number of requests in progress.
-            may_be_open: Whether requests need no key until the first key is created.
+            may_be_open: Whether requests are allowed without a key until the first key is created.
         """
         self.is_open = may_be_open
         self.quotas = Quotas(store)
@@ -182,7 +182,7 @@ class AccessControl:
         """Authenticates a request without a body, checks its key's scope, and occupies a request slot during the block.
 
         Raises:
-            Problem: see `authenticate`; also `overloaded`.
+            Problem: the codes of `authenticate`, or `overloaded`.
         """
         caller = await self.authenticate(request, scope)
         self._slots.acquire(caller.name)
@@ -226,13 +226,13 @@ class AccessControl:
         return Caller(key, key.key_id)
 
     def charge_batch(self, key: ApiKey | None, more: int) -> None:
-        """Counts the further emails of a batch against the key's rate. `authenticate` has counted the first email.
+        """Counts a batch's emails, except the first, against the key's rate. `authenticate` has counted the first.
 
-        The further emails are never refused. If they exceed the rate, the key's later requests are.
+        These emails are never refused. If they exceed the rate, later requests with the key are refused.
 
         Args:
             key: The key of the caller; None if the caller has no key, and so no limit.
-            more: The number of further emails, which may be 0.
+            more: The number of emails in the batch, minus 1.
         """
         if bucket := self._bucket_of(key):
             bucket.overdraw(more)

@@ -60,7 +60,7 @@ def make_app(
     events: EventEndpoints | None = None,
     ops: OpsMount | None = None,
 ) -> FastRoutes:
-    """Builds the application from its endpoints, whose connections are already open.
+    """Builds the application from its endpoints, whose database connections are already open.
 
     Args:
         events: None if no provider posts events.

@@ -138,9 +138,9 @@ class EnqueueEndpoints:
         return answers
 
     async def _enqueue_known(self, drafts: Sequence[Draft], quota: QuotaExhausted) -> list[InsertResult]:
-        """Returns the results after the key's quota is exhausted, if earlier requests have enqueued all these drafts.
+        """Handles a request whose key has too little quota left.
 
-        A repeated request uses no quota, so it still gets its results.
+        A repeated request needs no quota: if earlier requests have enqueued all drafts, returns their results.
 
         Raises:
             Problem: `quota-exceeded`: at least one draft is new.

@@ -68,8 +68,8 @@ class EventEndpoints:
 
         Args:
             sink: Stores the events.
-            fetch: Requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. None for the
-                network; tests pass a function.
+            fetch: Requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. By default, it sends
+                the request over the network; tests pass a different function.
             pool: The database sessions that store suppressions: a recipient who answers an SMS with STOP is suppressed.
         """
         keys, topics, seconds = (

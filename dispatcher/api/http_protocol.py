@@ -96,8 +96,8 @@ class StrictHttpProtocol(HttpToolsProtocol):
     ) -> None:
         """
         Args:
-            static_paths: Beginnings of paths. The default headers forbid browsers to cache a response. Responses for
-                these paths do not get them.
+            static_paths: Beginnings of the paths whose responses browsers may cache. Other responses get the default
+                headers, which forbid that.
         """
         super().__init__(*arguments, **named)
         self._timeouts = timeouts
@@ -174,7 +174,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Refuses Upgrade, CONNECT and ambiguous framing, and starts the timer for the body."""
         if self.parser.should_upgrade():
-            self._reject("This API does not support Upgrade and CONNECT. Set the client to HTTP/1.1.")
+            self._reject("This API does not support Upgrade and CONNECT. Configure the client for plain HTTP/1.1.")
         self._check_framing()
         self._overhead_bytes = 0
         self._is_in_head = False

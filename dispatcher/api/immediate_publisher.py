@@ -106,7 +106,11 @@ class ImmediatePublisher:
         self._log = get_log()
 
     def direct_lanes(self) -> list[str]:
-        """The lanes whose new emails this publisher publishes: not paused, and with few messages on their queues."""
+        """The lanes whose new emails this publisher publishes; the relay publishes those of the other lanes.
+
+        Leaves out lanes that are paused, that have many messages on their queues, or for which publishing failed
+        recently.
+        """
         now, controls = time.monotonic(), self._controls.now
         open_lanes = [lane for lane, until in self._paused_until.items() if now >= until]
         return [lane for lane in open_lanes if controls.pause_of_lane(lane) is None and self._has_credit(lane)]

@@ -164,8 +164,7 @@ class InsertBatcher:
     async def _handle_refusal(self, batch: list[_QueuedDraft], refusal: DispatcherError) -> None:
         """Handles the error with which the insert of a batch failed: splits the batch and inserts the parts.
 
-        Does not split a batch of one email, nor any batch if PostgreSQL is unavailable. The error then becomes the
-        result for each of the emails.
+        If the batch has only one email, or if PostgreSQL is unavailable, sets the error as each email's result instead.
         """
         affects_all = isinstance(refusal, StoreUnavailable) and not isinstance(refusal, StoreBusy)
         if affects_all or len(batch) == 1:

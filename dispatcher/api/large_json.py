@@ -62,8 +62,8 @@ def parse(body: bytearray) -> Any:
 def count_values(body: bytes | bytearray) -> int:
     """Counts a JSON text's values without parsing the text, to find out whether it has more than MAX_VALUES.
 
-    First counts quickly, which can give too high a number, but never too low a number. If this number is at most
-    MAX_VALUES, returns it. Otherwise counts exactly, and stops at MAX_VALUES + 1.
+    A quick count comes first. It can be too high, but never too low. If it is at most MAX_VALUES, returns it. Otherwise
+    counts exactly, and stops at MAX_VALUES + 1.
     """
     count = _count_marks(body, 0, len(body))
     if count <= MAX_VALUES:

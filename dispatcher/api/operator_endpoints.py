@@ -224,7 +224,7 @@ async def operator_request(
         scopes: The caller's key needs one of these scopes.
 
     Raises:
-        Problem: see `authenticate`; also `invalid-body`.
+        Problem: the codes of `authenticate` and of `BodyReader.receive`, `malformed-json` or `invalid-body`.
     """
     caller = await access.authenticate(request, *scopes)
     async with bodies.read(request, caller) as body:

@@ -1,4 +1,4 @@
-"""Limits for emails that arrive over the network. They are stricter than the domain's rules."""
+"""Limits for emails that arrive over the network. They are stricter than the rules of `dispatcher.domain`."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Problem(Exception):
         errors: The mistakes in the request.
         retry_after: Seconds after which the same request can succeed.
         email_status: The status of the email that the request is about; None if the status is not the cause.
-        closes: Whether the response closes the connection, because part of the request was not read.
+        closes: Whether the API closes the connection after the response, because part of the request is unread.
     """
 
     def __init__(

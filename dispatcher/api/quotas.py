@@ -1,8 +1,8 @@
 """Daily quotas of recipients per API key, shared by all API processes.
 
 The database counts each key's recipients per day. A process reserves recipients in chunks of a fiftieth of the quota,
-at most 500, so most requests need no SQL statement. A quota is never exceeded. It can be exhausted early, because other
-processes have unused recipients in their chunks, or because a process was killed before it returned its chunk.
+at most 500, so most requests need no SQL statement. A quota is never exceeded. But a request can be refused although
+some of the quota is unused: it may be in other processes' chunks, or in the chunk of a process that was killed.
 
 The database's clock determines which day it is and when the day ends. The host's clock is not used.
 """
@@ -78,10 +78,12 @@ class Quotas:
         self._chunks: dict[str, _Chunk] = {}
 
     async def reserve(self, key: ApiKey | None, recipients: int) -> Reservation | QuotaExhausted:
-        """Reserves this number of recipients from a key's quota. If the quota has too few left, reserves none.
+        """Reserves recipients from a key's quota for one request.
+
+        If the quota has too few recipients left, reserves none, and returns `QuotaExhausted`.
 
         Raises:
-            StoreBusy: another transaction locks the key's count.
+            StoreBusy: another transaction has locked the row with the key's count.
             StoreUnavailable: the database is unavailable.
         """
         if key is None or key.recipients_per_day is None:

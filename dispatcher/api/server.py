@@ -179,8 +179,8 @@ async def serve(
     Args:
         lock_seconds: See LOCK_SECONDS.
         shutdown_seconds: See SHUTDOWN_SECONDS.
-        fetch: Requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. None for the network;
-            tests pass a function.
+        fetch: Requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. By default, it sends the
+            request over the network; tests pass a different function.
 
     Raises:
         ConfigurationError: every API key is revoked, or none exists, and requests without a key are not allowed.
@@ -351,7 +351,10 @@ def _log_start(listener: socket.socket, access: AccessControl) -> None:
 
 
 async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
-    """Serves until one of `others` ends: the task that waits for the stop, or a background task that failed."""
+    """Serves until one of `others` ends, and raises its exception if it failed.
+
+    One of these tasks waits until the process should stop; the others are the background tasks.
+    """
     listeners = [listener, *(listener.dup() for _ in range(ACCEPTS_PER_ITERATION - 1))]
     serving = asyncio.create_task(server.serve(sockets=listeners))
     ended, _ = await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -362,7 +365,10 @@ async def _until_stopped(server: _Server, listener: socket.socket, others: list[
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without signal handling. uvicorn would raise a captured signal again, and kill the process."""
+    """uvicorn's server without signal handling.
+
+    After a signal, uvicorn would send the same signal to this process once more, and so kill it.
+    """
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

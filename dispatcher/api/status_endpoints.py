@@ -116,8 +116,8 @@ def limit_of(text: str) -> int:
     """Parses the number of rows per page.
 
     Raises:
-        ValueError: the number is invalid. The message continues a sentence that begins with the parameter's name:
-            `must be a whole number from 1 to 200`.
+        ValueError: the number is invalid. The message follows the parameter's name: `must be a whole number from 1 to
+            200`.
     """
     if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MAX_PAGE_EMAILS:
         raise ValueError(f"must be a whole number from 1 to {MAX_PAGE_EMAILS}")

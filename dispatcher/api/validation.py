@@ -86,7 +86,7 @@ class EmailValidator:
         """Builds a valid email from a JSON value; an SMS if its `channel` is `sms`.
 
         Args:
-            key: The message key from the header. The JSON value may repeat it.
+            key: The message key from the header, if it has one. The JSON value may contain the same key.
             prefix: The JSON pointer to the value in the body.
 
         Raises:

@@ -62,7 +62,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One finished provider call."""
+    """One finished attempt to send an email through a provider."""
 
     attempt: int
     provider: str

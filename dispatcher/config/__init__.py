@@ -90,7 +90,7 @@ def load(environ: Mapping[str, str], *, needs: Collection[str] = ()) -> Settings
 def examine(
     environ: Mapping[str, str], *, needs: Collection[str] = (), reads_own: bool = True
 ) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Reads the settings, and does not raise an exception if some are invalid: these get their default values.
+    """Reads the settings. An invalid setting does not raise an exception, but gets its default value.
 
     Returns the settings; for each variable, where its value comes from; and a sentence for each mistake.
 
@@ -140,7 +140,10 @@ def _variable(name: str) -> str:
 
 
 def _wrong_channels(settings: Settings) -> list[str]:
-    """A sentence for each built-in provider in the wrong setting: of emails in the setting for SMS, or the reverse."""
+    """A sentence for each built-in provider in the wrong list.
+
+    SMS providers belong into DISPATCHER_SMS_PROVIDERS, and email providers into DISPATCHER_PROVIDERS.
+    """
     wrong = [(name, "providers", "SMS") for name in settings.providers if name in SMS_PROVIDERS]
     wrong += [(name, "sms_providers", "emails") for name in settings.sms_providers if name in EMAIL_PROVIDERS]
     return [
@@ -150,10 +153,10 @@ def _wrong_channels(settings: Settings) -> list[str]:
 
 
 def _provider_gaps(settings: Settings, origins: Mapping[str, Origin]) -> list[str]:
-    """Mistakes that only matter for sending, one sentence each.
+    """A sentence for each mistake that matters only for sending.
 
-    They are settings that a listed provider needs and that are not set, and packages that declare a second provider
-    with the name of a listed built-in provider.
+    There are two kinds: a listed provider lacks a setting that it needs, or an installed package declares a second
+    provider with the name of a listed built-in provider.
     """
     clashes = [clash for name in settings.providers if (clash := plugins.clash(name))]
     return clashes + [

@@ -41,7 +41,10 @@ def provider_names() -> tuple[str, ...]:
 
 
 def verify_name(name: str) -> None:
-    """Raises the ValueError of `provider_class` if the provider does not exist. Does not load the provider's code."""
+    """Raises ValueError if no provider has this name. Does not load the provider's code.
+
+    The message is the same as that of `provider_class`.
+    """
     if name not in BUILT_IN and name not in installed():
         # A text that cannot be a name may be a secret, such as a URL with a password, so the error does not repeat it.
         named = repr(name) if name.isidentifier() or name.replace("-", "").isalnum() else "a text that is not a name"
@@ -87,7 +90,7 @@ def packages_of(name: str) -> str:
 
 
 def clash(name: str) -> str | None:
-    """The error if an installed package declares a provider with a built-in provider's name; None if none does."""
+    """The error message if an installed package declares a provider with a built-in provider's name; otherwise None."""
     if name not in BUILT_IN or name not in installed():
         return None
     return (

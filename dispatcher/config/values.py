@@ -175,7 +175,7 @@ def url(*schemes: str) -> Callable[[str], str]:
 
 
 def addresses(text: str) -> list[str]:
-    """The URLs of a comma-separated list. Passwords can contain commas, so a comma separates only before a URL."""
+    """Splits a comma-separated list of URLs. Passwords can contain commas, so only a comma before a URL separates."""
     return re.split(r"\s*,\s*(?=[a-z]+://)", text)
 
 
@@ -397,7 +397,7 @@ def queue_name(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """This host's name for rows and logs. `auto` is the machine's name, with `-` instead of characters not allowed."""
+    """This host's name for rows and logs. `auto` is the machine's name, with a `-` for each character not allowed."""
     if text.lower() == "auto":
         found = socket.gethostname()
         name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in found)
@@ -456,7 +456,10 @@ def api_listener(text: str) -> Listener:
 
 
 def header_names(text: str) -> tuple[str, ...]:
-    """Complete header names. Patterns are refused, because the operator should allow each header separately."""
+    """Parses a comma-separated list of header names.
+
+    Refuses patterns such as X-*, because the operator should allow each header separately.
+    """
     from dispatcher.domain.header_names import is_reserved  # loaded late, because few commands need it
 
     found = names("A-Za-z0-9_.-")(text)

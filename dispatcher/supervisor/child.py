@@ -1,4 +1,4 @@
-"""Runs a role in a forked process, and makes sure that the process ends when its parent dies."""
+"""Runs a worker, relay or monitor (a role) in a forked process, which ends when its parent dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ Entry = Callable[[ChildContext], int]
 
 
 def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> NoReturn:
-    """Runs a role in a process that was just forked. Exits with the exit code that `entry` returns."""
+    """Runs the main function of a role (worker, relay or monitor) in a process that was just forked, and exits.
+
+    The exit code is the result of `entry`.
+    """
     code = _FAILED
     try:
         _follow_parent(parent)

@@ -15,8 +15,8 @@ from dispatcher.supervisor.supervised import Process
 
 CHECK_SECONDS: Final = 1.0
 BOOT_SECONDS: Final = 60.0
-"""The shortest limit for the first heartbeat of a process, because a start may take long on a loaded host. Until then,
-the process has no emails that could be lost."""
+"""A process may take at least this long until its first heartbeat, because a start can be slow on a loaded host. Until
+then, the process has leased no emails."""
 ABORT_SECONDS: Final = 2.0
 """The time that a hung process has to print the traceback of all its threads, before SIGKILL."""
 

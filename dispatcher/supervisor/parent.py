@@ -62,7 +62,8 @@ class Parent:
             metrics_folder: The folder of this host's metric files. The parent deletes the files of an earlier run. None
                 if there is no such folder.
             counts: Whether the parent records metrics in this folder.
-            load_roles: Reads the settings again and returns the roles; raises ConfigurationError.
+            load_roles: For a reload: reads the settings again and returns the new roles. Raises ConfigurationError if a
+                setting is invalid. By default, a reload uses the same roles.
         """
         self._run_dir = run_dir
         self._metrics_folder = metrics_folder

@@ -1,7 +1,7 @@
 """The checks before the first fork: whether the settings work, and whether tables and queues fit this release.
 
-The start waits for unreachable servers, because a host often starts before its servers. Errors that waiting cannot fix
-end the start; the exception lists all of them.
+The start waits for unreachable servers, because a host often starts before its servers. Other errors cannot be fixed by
+waiting, so they end the start: an exception lists all of them.
 """
 
 from __future__ import annotations
