@@ -113,7 +113,7 @@ class Caller:
         """Checks that the caller's key has the scope that a field of an email needs.
 
         Args:
-            field: The name of the field.
+            field: The name of the field, such as `ignore_suppression`.
             prefix: The JSON pointer to the email in the body, such as `/emails/3`; empty if the body is the email.
 
         Raises:

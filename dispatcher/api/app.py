@@ -81,7 +81,7 @@ def make_app(
     app.add_middleware(ErrorMiddleware, refusals=refusals)
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
-    if ops is not None:  # routes are tried in order, and open pages send more requests than applications do
+    if ops is not None:  # first, because routes are tried in order, and operators' open pages send the most requests
         _mount(app, ops, ops.paths[0])
     _add(app, "POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE)
     _add(app, "POST", "/v1/sms", enqueueing.create_sms, enqueue_operations.CREATE_SMS)

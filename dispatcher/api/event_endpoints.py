@@ -33,7 +33,8 @@ from dispatcher.store.connections import Pool
 from dispatcher.telemetry.log import get_log
 
 MAX_BODY_BYTES: Final = 4 << 20
-"""The largest body. SendGrid posts up to 768 kB, SNS 256 KiB of text in an envelope."""
+"""The size of the largest body that is accepted. SendGrid posts up to 768 kB. Amazon SNS posts up to 256 KiB of text,
+which is escaped and wrapped in JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ class ImmediatePublisher:
             group.create_task(raise_on_stray_cancel(Periodic(self).run))
 
     async def finish(self) -> None:
-        """Returns when no email is queued any more, and the due marks of confirmed emails are cleared."""
+        """Waits until `run` has published all queued emails, and clears the due marks of the confirmed emails."""
         await self._batches.finish()
         for credit in self._credits.values():
             await credit.close()

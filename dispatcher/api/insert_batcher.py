@@ -74,7 +74,7 @@ class InsertBatcher:
     store: DraftStore
     publisher: ImmediatePublisher
     max_emails: int
-    _waiting: dict[str, deque[_QueuedDraft]] = field(default_factory=dict)  # by tenant; the first tenant is next
+    _waiting: dict[str, deque[_QueuedDraft]] = field(default_factory=dict)  # by tenant; the first has the next turn
     _free_inserts: int = CONCURRENT_INSERTS
     _retry_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENT_RETRIES))
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -99,7 +99,7 @@ class InsertBatcher:
         return [result for result in request.results if result is not None]
 
     async def finish(self) -> None:
-        """Returns when no insert is running."""
+        """Waits until no insert is running."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -185,7 +185,7 @@ def _result_of(draft: Draft, insertion: Insertion) -> InsertResult:
     holder = insertion.known.get(draft.key)
     if holder is None and draft.email.expires_at is not None:
         return Enqueued(draft.email_id, key, Acceptance.EXPIRED)
-    if holder is None:  # the email with this key was pruned between the two statements
+    if holder is None:  # the email with this key was pruned between the insert and the look-up of the key
         return StoreBusy("The earlier email with this message key was deleted during the request.")
     email_id, payload_hash = holder
     is_same = payload_hash == draft.payload_hash

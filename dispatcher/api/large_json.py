@@ -74,7 +74,7 @@ def count_values(body: bytes | bytearray) -> int:
         if start < 0:
             return count + _count_marks(body, end, len(body))
         count += _count_marks(body, end, start)
-        texts, end = texts + 1, min(len(body), _text_end(body, start) + 1)  # `end`: behind the string
+        texts, end = texts + 1, min(len(body), _text_end(body, start) + 1)  # `end` is the position after the string
     return MAX_VALUES + 1
 
 
@@ -92,7 +92,7 @@ def _load(text: bytearray) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        # The error texts of orjson quote nothing from the body.
+        # orjson's messages quote nothing from the body, so the response may contain them.
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_duplicate_name(text, value):

@@ -20,7 +20,7 @@ class Policy:
         denied_extensions: Filename extensions that no attachment may have, in lower case, without the dot.
         headers: Names of headers that an email may set, in lower case.
         header_prefixes: An email may also set headers whose names begin with one of these prefixes.
-        allowed_headers: Headers that an email may set although a provider reads them as commands.
+        allowed_headers: Headers that control a provider, such as X-MC-Tags, and that an email may set nevertheless.
     """
 
     recipients: int

@@ -74,7 +74,7 @@ EVENT_SESSIONS: Final = 2
 """The number of database sessions for providers' events: one stores a batch, the other looks for locked rows."""
 KEEP_ALIVE_SECONDS: Final = 75
 """How long an idle connection stays open. Proxies keep idle connections for 60 s. If the API closed a connection before
-the proxy, the proxy's next request would fail."""
+the proxy did, the proxy's next request would fail."""
 SHUTDOWN_SECONDS: Final = 3.0
 """How long the process publishes the messages of emails at shutdown. The relay publishes the messages that remain."""
 BACKLOG: Final = 4096

@@ -181,7 +181,7 @@ TENANT: Final = Parameter(
 
 
 _SAME_NAMES: Final = ("recipient", "domain", "tag", "status", "channel", "error_type", "provider", "correlation_id")
-"""The parameters that have the name of a field of `EmailQuery`."""
+"""The parameters whose names are also the names of fields of `EmailQuery`."""
 _PRIVATE_ACTS: Final = frozenset({"reveal", "forget"})
 """Acts of operators on private data. A tenant does not see these acts, nor the names and reasons of operators."""
 _SHOWN: Final = (

@@ -24,7 +24,7 @@ from dispatcher.store.suppressions import Suppression, list_suppressions
 
 MAX_RECIPIENTS: Final = 1000
 MAX_STOPPED: Final = 1000
-"""The most ids of stopped emails in a response. `POST /v1/replays` accepts as many."""
+"""The most ids of stopped emails in a response. `POST /v1/replays` accepts the same number of ids."""
 MAX_NOTE_CHARACTERS: Final = 500
 DEFAULT_PAGE: Final = 50
 MAX_PAGE: Final = 200

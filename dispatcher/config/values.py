@@ -203,7 +203,7 @@ def database_url(text: str) -> str:
         return text
     parts = re.fullmatch(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", text, re.DOTALL)
     before, hosts, after = parts.groups() if parts else ("", text, "")
-    if before.count("@") > 1:  # libpq would treat the rest as the host, and repeat it in errors
+    if before.count("@") > 1:  # libpq would treat the part after the first @ as the host, and repeat it in errors
         raise ValueError("has an @ in the user or password; write it as %40")
     for host in hosts.split(","):
         url("postgresql", "postgres")(f"{before}{host}{after}")

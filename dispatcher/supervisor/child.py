@@ -96,8 +96,8 @@ def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    # A terminal sends these signals to its whole process group: on Ctrl-C, when it closes, and to background processes.
-    # Only the parent reacts to them. When the parent drains or dies, this process drains, too.
+    # A terminal sends these signals to its whole process group: on Ctrl-C, when the terminal closes, or when a process
+    # in the background uses it. Only the parent reacts to them. When the parent drains or dies, this process drains.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

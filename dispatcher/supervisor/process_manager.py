@@ -215,7 +215,7 @@ class ProcessManager:
                 **error,
             )
             return
-        # SIGTERM itself ends a child that has not yet installed its handlers.
+        # -SIGTERM: the child had not yet installed its handler, so the signal itself ended the child.
         log = self._log.info if exit_code in (0, -signal.SIGTERM) else self._log.error
         log("process.exited", role=process.name, pid=pid, exit_status=how, reason=reason)
         if reason in (Ending.RELOADED, Ending.RECYCLED):
