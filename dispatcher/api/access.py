@@ -88,8 +88,8 @@ class Caller:
     def lane(self) -> str | None:
         """The lane for emails that name no lane: the lane of the caller's key.
 
-        None if the key has no lane. The email then gets the lane that `dispatcher lanes set --from` has set for its
-        sender, or else the lane `normal`.
+        None if there is no key, or the key has no lane. The email then gets the lane that `dispatcher lanes set --from`
+        has set for its sender, or else the lane `normal`.
         """
         return None if self.key is None else self.key.lane
 

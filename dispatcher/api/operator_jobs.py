@@ -32,9 +32,11 @@ class OperatorJobs:
     """The background work of one API process.
 
     A replay runs in the process that created or resumed it. If that process exits, any other process can resume the
-    replay. When an email is no longer failed or held, its dead letters are stale, and are removed from the DLQ. If
-    PostgreSQL or RabbitMQ is unreachable then, these dead letters stay until an operator runs
-    `dispatcher dlq reconcile --fix`.
+    replay.
+
+    A dead letter is stale if it is not about its email's current failure, for example after the email was replayed.
+    Stale dead letters are removed from the DLQ. If PostgreSQL or RabbitMQ is unreachable at that time, they stay until
+    an operator runs `dispatcher dlq reconcile --fix`.
     """
 
     settings: Settings
@@ -100,7 +102,7 @@ class OperatorJobs:
         return _replay_name(replay_id) in self._running
 
     def remove_dead_letters(self, email_ids: Collection[UUID]) -> None:
-        """Starts to remove these emails' dead letters from the DLQ, except those of emails that are failed or held."""
+        """Starts to remove dead letters of these emails from the DLQ, if they are not about the current failure."""
         if email_ids:
             self._settled.update(email_ids)
             self._start("sweep", self._clean_dlq)
@@ -155,7 +157,7 @@ class OperatorJobs:
             get_log().error("error.unexpected", where="replay", error=error.message)
 
     async def _clean_dlq(self) -> None:
-        """Removes the dead letters of all emails given to `remove_dead_letters` until now, in one pass over the DLQ."""
+        """Removes the stale dead letters of all emails given to `remove_dead_letters`, in one pass over the DLQ."""
         while self._settled:
             email_ids = frozenset(self._settled)
             self._settled.clear()

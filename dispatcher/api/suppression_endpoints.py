@@ -84,7 +84,7 @@ _ADDITION: Final[Mapping[str, tuple[Check, str]]] = {
 class SuppressionEndpoints:
     """Lists and changes a tenant's suppressed recipients.
 
-    Requests contain addresses only in their bodies, because proxies log paths and queries.
+    Requests contain addresses only in their bodies, because proxies often log paths and queries.
     """
 
     access: AccessControl

@@ -142,7 +142,7 @@ def _variable(name: str) -> str:
 def _wrong_channels(settings: Settings) -> list[str]:
     """A sentence for each built-in provider in the wrong list.
 
-    SMS providers belong into DISPATCHER_SMS_PROVIDERS, and email providers into DISPATCHER_PROVIDERS.
+    SMS providers belong in DISPATCHER_SMS_PROVIDERS, and email providers in DISPATCHER_PROVIDERS.
     """
     wrong = [(name, "providers", "SMS") for name in settings.providers if name in SMS_PROVIDERS]
     wrong += [(name, "sms_providers", "emails") for name in settings.sms_providers if name in EMAIL_PROVIDERS]

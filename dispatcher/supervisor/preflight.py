@@ -60,7 +60,7 @@ def prepare(settings: Settings) -> None:
 
 
 def prepare_store(settings: Settings) -> None:
-    """Like `prepare`, for a process that uses PostgreSQL, but neither RabbitMQ nor providers.
+    """Like `prepare`, for the API: checks only PostgreSQL, because the API also works while RabbitMQ is unreachable.
 
     Raises:
         ConfigurationError: The tables do not fit this release, or a connection pooler shares sessions.
@@ -104,7 +104,7 @@ def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> lis
     """Runs a check, and returns the errors that it finds.
 
     Args:
-        waits: What to do if the server is unreachable: wait until it answers, or return no errors.
+        waits: Whether to wait until an unreachable server answers. If False, returns no errors for such a server.
     """
     backoff = Backoff(base_seconds=1.0, cap_seconds=LONGEST_WAIT_SECONDS)
     while True:
