@@ -1,7 +1,7 @@
 """Authenticates requests by API key, and checks the scopes and the rate of each key.
 
-Every process keeps all keys in memory and reads them again every two seconds, so a request needs no query for its key,
-and a revoked key works for two seconds at most.
+Every process keeps all keys in memory, so a request needs no query for its key. The process reads the keys again every
+two seconds, so a revoked key works for two seconds at most.
 
 With DISPATCHER_API_ALLOW_ANONYMOUS=on, requests over the loopback need no key until the first key is created. After
 that every request needs a key, even if all keys are revoked or deleted.

@@ -2,8 +2,8 @@
 
 A commit waits about two milliseconds for the disk, and a batch of a hundred emails waits only once. The batcher never
 delays a batch to make it larger: it starts an insert when one of its two concurrent inserts has finished. All emails
-that have arrived by then form the next batch, so batches grow with the load. Tenants take turns: no tenant waits until
-all of another tenant's emails are inserted.
+that have arrived by then form the next batch, so batches grow with the load. Tenants take turns, so a tenant with many
+emails does not delay the others.
 
 If PostgreSQL refuses a batch because of one email, the batcher splits the batch until that email is alone, and inserts
 all other emails.

@@ -185,7 +185,7 @@ class Parent:
         self._log.info("dispatcher.scaled", workers=self._worker_count)
 
     def _remove_worker(self) -> None:
-        """Stops a worker that is not being replaced. If several workers run, there is always such a worker."""
+        """Stops a worker, unless only one runs. Chooses a worker that is not being replaced; there is always one."""
         if self._worker_count > 1:
             removable = [worker for worker in self._manager.workers if not self._replacement.includes(worker)]
             # Prefer a worker that waits for a restart.
