@@ -155,10 +155,10 @@ def test_the_default_run_directory_is_not_a_temporary_folder(
         ("DISPATCHER_SMTP_URL", "smtps://mx?tls=none", "contradicts"),
         ("DISPATCHER_SMTP_URL", "smtp://user:word@mx.example?tls=none", "would send the password without encryption"),
         ("DISPATCHER_SMTP_URL", "mx:25", "must be a URL"),
-        ("DISPATCHER_CA_FILE", "/no/such/file", "is a file that does not exist"),
-        ("DISPATCHER_CA_FILE", "/" + "x" * 300, "is a file that cannot be read: file name too long"),
+        ("DISPATCHER_CA_FILE", "/no/such/file", "is the path of a file that does not exist"),
+        ("DISPATCHER_CA_FILE", "/" + "x" * 300, "is the path of a file that cannot be read: file name too long"),
         ("DISPATCHER_CA_FILE", "~no-such-user/ca.pem", "begins with the home folder of a user who does not exist"),
-        ("DISPATCHER_CA_FILE", __file__, "is a file without PEM certificates"),
+        ("DISPATCHER_CA_FILE", __file__, "is the path of a file without PEM certificates"),
         ("DISPATCHER_RUN_DIR", "~no-such-user", "begins with the home folder of a user who does not exist"),
     ],
 )

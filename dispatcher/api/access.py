@@ -1,7 +1,7 @@
 """Authenticates requests by API key, and checks the scopes and the rate of each key.
 
-Every process keeps all keys in memory and reads them again every two seconds, so a request needs no query for its key,
-and a revoked key works for two seconds at most.
+Every process keeps all keys in memory, so a request needs no query for its key. The process reads the keys again every
+two seconds, so a revoked key works for two seconds at most.
 
 With DISPATCHER_API_ALLOW_ANONYMOUS=on, requests over the loopback need no key until the first key is created. After
 that every request needs a key, even if all keys are revoked or deleted.
@@ -86,10 +86,10 @@ class Caller:
 
     @property
     def lane(self) -> str | None:
-        """The lane of the caller's emails that name no lane themselves.
+        """The lane for emails that name no lane: the lane of the caller's key.
 
-        None if the key has no lane. Then the rule for the email's sender decides; without such a rule, the lane is
-        `normal`.
+        None if there is no key, or the key has no lane. The email then gets the lane that `dispatcher lanes set --from`
+        has set for its sender, or else the lane `normal`.
         """
         return None if self.key is None else self.key.lane
 
@@ -113,7 +113,7 @@ class Caller:
         """Checks that the caller's key has the scope that a field of an email needs.
 
         Args:
-            field: The name of the field.
+            field: The name of the field, such as `ignore_suppression`.
             prefix: The JSON pointer to the email in the body, such as `/emails/3`; empty if the body is the email.
 
         Raises:
@@ -128,14 +128,14 @@ class AccessControl:
     """Authenticates callers, and enforces scopes, rates and quotas.
 
     Attributes:
-        is_open: Whether requests need no key.
+        is_open: Whether requests are allowed without a key.
     """
 
     def __init__(self, store: KeyStore, slots: FairLimiter, *, may_be_open: bool) -> None:
         """
         Args:
             slots: Limits the number of requests in progress.
-            may_be_open: Whether requests need no key until the first key is created.
+            may_be_open: Whether requests are allowed without a key until the first key is created.
         """
         self.is_open = may_be_open
         self.quotas = Quotas(store)
@@ -182,7 +182,7 @@ class AccessControl:
         """Authenticates a request without a body, checks its key's scope, and occupies a request slot during the block.
 
         Raises:
-            Problem: see `authenticate`; also `overloaded`.
+            Problem: the codes of `authenticate`, or `overloaded`.
         """
         caller = await self.authenticate(request, scope)
         self._slots.acquire(caller.name)
@@ -193,7 +193,10 @@ class AccessControl:
 
     @contextmanager
     def slot(self, name: str) -> Iterator[None]:
-        """Occupies a request slot for a caller without an API key.
+        """Occupies a request slot during the block, for a caller who needs no API key.
+
+        Args:
+            name: Identifies the caller for limits per caller.
 
         Raises:
             Problem: `overloaded`.
@@ -223,11 +226,13 @@ class AccessControl:
         return Caller(key, key.key_id)
 
     def charge_batch(self, key: ApiKey | None, more: int) -> None:
-        """Counts the emails of a batch after the first. They are always admitted, and delay the key's later requests.
+        """Counts a batch's emails, except the first, against the key's rate. `authenticate` has counted the first.
+
+        These emails are never refused. If they exceed the rate, later requests with the key are refused.
 
         Args:
             key: The key of the caller; None if the caller has no key, and so no limit.
-            more: The number of these emails, which may be 0.
+            more: The number of emails in the batch, minus 1.
         """
         if bucket := self._bucket_of(key):
             bucket.overdraw(more)
@@ -287,7 +292,9 @@ class AccessControl:
         return key if secret.matches(key.secret_hash if key else _NO_HASH) else None
 
     async def _refresh_after_now(self) -> None:
-        """Reads all keys from the database, in a read that begins after this call. Concurrent calls share one read.
+        """Reads all keys from the database. Concurrent calls share one read.
+
+        The read begins after this call, so it finds every key that was created before the call.
 
         Raises:
             StoreUnavailable: the keys could not be read.
@@ -307,11 +314,11 @@ class AccessControl:
                     raise
 
     def check_local(self, request: Request) -> None:
-        """Checks that a request without a key came directly to the loopback.
+        """Checks that a request without a key came directly to the loopback, and not through a proxy.
 
-        The check of the Host header prevents DNS rebinding, where a web page's own name resolves to the loopback. A
-        proxy would admit every client, so requests with a proxy's headers are refused. A proxy that adds no such header
-        is not detected.
+        A web page could reach the loopback under a domain name of its own (DNS rebinding). The check of the Host header
+        prevents that. A proxy on this host would give every client access without a key, so requests with a proxy's
+        headers are refused. A proxy that adds no such header is not detected.
 
         Raises:
             Problem: `host-forbidden`.
@@ -332,9 +339,9 @@ def _is_proxy_header(header: str) -> bool:
 
 
 class _TokenBucket:
-    """A key's rate limit in this process. Each request takes a token.
+    """A key's rate limit in this process. Each request takes a token, and `per_second` tokens are added per second.
 
-    The bucket can hold the tokens of one second, and at least one token.
+    The bucket holds at most the tokens of one second, but always has room for one token.
     """
 
     __slots__ = ("_at", "_tokens", "per_second")

@@ -60,7 +60,7 @@ def make_app(
     events: EventEndpoints | None = None,
     ops: OpsMount | None = None,
 ) -> FastRoutes:
-    """Builds the application from its endpoints, whose connections are already open.
+    """Builds the application from its endpoints, whose database connections are already open.
 
     Args:
         events: None if no provider posts events.
@@ -81,7 +81,7 @@ def make_app(
     app.add_middleware(ErrorMiddleware, refusals=refusals)
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
-    if ops is not None:  # routes are tried in order, and open pages send more requests than applications do
+    if ops is not None:  # first, because routes are tried in order, and operators' open pages send the most requests
         _mount(app, ops, ops.paths[0])
     _add(app, "POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE)
     _add(app, "POST", "/v1/sms", enqueueing.create_sms, enqueue_operations.CREATE_SMS)
@@ -129,7 +129,7 @@ def make_app(
         fast["POST", path] = endpoint
     _add_pages(app, access)
     if ops is not None:
-        for path in ops.paths[1:]:  # last, so that an operator's choice of the path hides no path of the API
+        for path in ops.paths[1:]:  # last, so that a path that operators choose in a setting hides no path of the API
             _mount(app, ops, path)
     return FastRoutes(app, fast)
 

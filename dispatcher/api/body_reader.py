@@ -35,7 +35,7 @@ class Caller(Protocol):
 
 
 class BodyReader:
-    """Reads bodies, and counts their memory and request slots against the limits of their callers."""
+    """Reads the bodies of requests. Each body's memory and request slot count against the limits of its caller."""
 
     def __init__(
         self, slots: FairLimiter, memory: FairLimiter, *, max_bytes: int, any_media_type: bool = False
@@ -44,8 +44,9 @@ class BodyReader:
         Args:
             slots: Limits the number of requests in progress.
             memory: Limits the bytes of bodies, and of the objects parsed from bodies.
-            max_bytes: The largest body.
-            any_media_type: Whether bodies may have other types than JSON. Amazon SNS posts JSON as text/plain.
+            max_bytes: The size of the largest body that is accepted.
+            any_media_type: Whether to accept bodies whose Content-Type is not JSON. Amazon SNS posts JSON as
+                text/plain.
         """
         self._slots = slots
         self._memory = memory

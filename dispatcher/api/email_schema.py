@@ -196,8 +196,8 @@ def email_schema(*, needs_key: bool) -> dict[str, Any]:
     """The schema of an email.
 
     Args:
-        needs_key: Whether `message_key` is required. It is required in a batch, because one header cannot contain the
-            keys of several emails.
+        needs_key: Whether `message_key` is required. A request for one email may have the key in the header
+            Idempotency-Key instead. In a batch, each email needs its own `message_key`.
     """
     example = {"message_key": "order-17-receipt", **EXAMPLE} if needs_key else EXAMPLE
     return {

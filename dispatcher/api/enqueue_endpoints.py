@@ -116,7 +116,10 @@ class EnqueueEndpoints:
         return {"outcome": "refused", "problem": problem.document()}
 
     async def _enqueue(self, drafts: Sequence[Draft], caller: Caller) -> list[InsertResult]:
-        """Enqueues all drafts if the caller's quota suffices, and then gives back the quota that was not used.
+        """Enqueues all drafts (prepared emails), if enough of the key's quota is left.
+
+        Reserves all recipients from the quota, and gives back the recipients of drafts that were not inserted: refused
+        drafts, and repeated requests.
 
         Raises:
             Problem: `quota-exceeded`.
@@ -135,7 +138,9 @@ class EnqueueEndpoints:
         return answers
 
     async def _enqueue_known(self, drafts: Sequence[Draft], quota: QuotaExhausted) -> list[InsertResult]:
-        """Returns the results for drafts that earlier requests have enqueued. Such drafts use no quota.
+        """Handles a request whose key has too little quota left.
+
+        A repeated request needs no quota: if earlier requests have enqueued all drafts, returns their results.
 
         Raises:
             Problem: `quota-exceeded`: at least one draft is new.

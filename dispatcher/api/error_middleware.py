@@ -13,7 +13,7 @@ from dispatcher.telemetry.log import get_log
 
 
 class ErrorMiddleware:
-    """Answers with a problem if the wrapped application raises an exception, and counts the problem."""
+    """Sends a problem response (RFC 9457) if the wrapped application raises an exception, and counts the response."""
 
     def __init__(self, app: ASGIApp, *, refusals: RefusalCounter) -> None:
         self._app = app
@@ -53,7 +53,7 @@ class ErrorMiddleware:
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem that the client gets for an exception. Unexpected exceptions are logged."""
+    """The problem (RFC 9457) that the client gets for an exception. Logs unexpected exceptions."""
     match error:
         case Problem():
             return error

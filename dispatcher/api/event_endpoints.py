@@ -1,7 +1,8 @@
 """The endpoints to which providers post events. A request needs no API key: its signature authenticates it.
 
-All requests share the slots and the memory of one caller, so that forged requests cannot displace the clients that
-enqueue emails. A response never shows whether an email exists. The response is sent after the events are committed.
+All providers together count as one caller, with one caller's limits for requests and memory. So forged requests cannot
+displace the clients that enqueue emails. A response never shows whether an email exists. It is sent after the events
+are committed.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from dispatcher.store.connections import Pool
 from dispatcher.telemetry.log import get_log
 
 MAX_BODY_BYTES: Final = 4 << 20
-"""The largest body. SendGrid posts up to 768 kB, SNS 256 KiB of text in an envelope."""
+"""The size of the largest body that is accepted. SendGrid posts up to 768 kB. Amazon SNS posts up to 256 KiB of text,
+which is escaped and wrapped in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Providers:
-    """All providers together, as one caller of the API. They share the limits of this caller."""
+    """All providers, which count as one caller of the API: together, they have the limits of one caller."""
 
     name: str = "provider events"
 
@@ -67,8 +69,9 @@ class EventEndpoints:
 
         Args:
             sink: Stores the events.
-            fetch: Sends requests to Amazon SNS; by default over the network.
-            pool: Sessions for suppressions: a recipient who answers an SMS with STOP is suppressed.
+            fetch: Requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. By default, it sends
+                the request over the network; tests pass a different function.
+            pool: The database sessions that store suppressions: a recipient who answers an SMS with STOP is suppressed.
         """
         keys, topics, seconds = (
             settings.sendgrid_events_keys,
@@ -108,7 +111,7 @@ class EventEndpoints:
         return Response(status_code=204)
 
     async def receive_ses(self, request: Request) -> Response:
-        """Stores the events of one SNS message, or confirms the subscription of an allowed topic."""
+        """Handles one message of Amazon SNS: stores its events, or confirms the subscription to an allowed topic."""
         assert self.sns is not None
         with _as_problems(ses.NAME):
             async with self.bodies.read(request, Providers()) as body:
@@ -175,7 +178,7 @@ def _verified(verifier: SendGridVerifier | None, signature: SendGridSignature, b
 
 @contextmanager
 def _as_problems(provider: str) -> Iterator[None]:
-    """Turns the exceptions of an event source into problems. Counts refused requests."""
+    """Turns exceptions about a provider's events into problems for the response, and counts refused requests."""
     try:
         yield
     except EventsRefused as error:

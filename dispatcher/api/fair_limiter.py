@@ -1,4 +1,4 @@
-"""Limits what one process uses at the same time, such as requests or bytes. One caller gets at most half."""
+"""Limits how much the requests in progress use together, such as bytes of memory. One caller gets at most half."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ uvicorn itself waits for slow clients without limit, and reads request heads of 
 slowly gets 408, and its connection is closed. Connections of clients that do not read their responses, or pipeline many
 requests, are closed too.
 
-The parser has two weaknesses. First, it appends headers that follow a chunked body (trailers) to the request's headers,
-without a limit, so an `Authorization` trailer would be valid. Second, it stops parsing after a request for a different
-protocol, so the request's body would be parsed as the next request. This module refuses both kinds of requests with 400
-and closes the connection. It also refuses each request that a proxy might frame differently: with no `Host` header or
-several, with chunks in HTTP/1.0, or with a transfer coding except `chunked`.
+uvicorn's parser has two weaknesses. First, it appends headers that follow a chunked body (trailers) to the request's
+headers, without a limit, so an `Authorization` trailer would be valid. Second, it stops parsing after a request for a
+different protocol, so the request's body would be parsed as the next request. This module refuses both kinds of
+requests with 400 and closes the connection. It also refuses each request that a proxy might read differently: with no
+`Host` header or several, with chunks in HTTP/1.0, or with a transfer coding except `chunked`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Timeouts:
 
 
 class PipelineQueue:
-    """Pipelined requests that wait for their start.
+    """The pipelined requests of all connections that have not started yet.
 
     A few requests start per iteration of the event loop, so that other connections are served in between.
     """
@@ -70,7 +70,7 @@ class PipelineQueue:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def add(self, start: Callable[[], None]) -> None:
-        """Queues a request's start."""
+        """Queues a request. The queue later calls `start`, which starts the request."""
         self._waiting.append(start)
         if len(self._waiting) == 1:
             asyncio.get_running_loop().call_soon(self._start)
@@ -96,8 +96,8 @@ class StrictHttpProtocol(HttpToolsProtocol):
     ) -> None:
         """
         Args:
-            static_paths: Beginnings of paths. Responses for these paths get no default headers, so browsers may cache
-                them.
+            static_paths: Beginnings of the paths whose responses browsers may cache. Other responses get the default
+                headers, which forbid that.
         """
         super().__init__(*arguments, **named)
         self._timeouts = timeouts
@@ -174,7 +174,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Refuses Upgrade, CONNECT and ambiguous framing, and starts the timer for the body."""
         if self.parser.should_upgrade():
-            self._reject("This API does not support Upgrade and CONNECT. Set the client to HTTP/1.1.")
+            self._reject("This API does not support Upgrade and CONNECT. Configure the client for plain HTTP/1.1.")
         self._check_framing()
         self._overhead_bytes = 0
         self._is_in_head = False
@@ -282,9 +282,9 @@ class StrictHttpProtocol(HttpToolsProtocol):
         raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
 
     def _refuse(self, code: str, detail: str | None = None) -> None:
-        """Sends a problem and closes the connection.
+        """Sends a problem response and closes the connection.
 
-        Sends no problem if the client would read the problem as the response to a different request.
+        Sends no response if the client would read it as the response to a different request.
         """
         self._set_timer(None)
         if self.transport.is_closing():
@@ -300,8 +300,8 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _abandon_unanswered(self) -> None:
-        # Disconnect every unanswered request. uvicorn disconnects only the last request, and an earlier request would
-        # write to the closed transport.
+        # Mark every unanswered request as disconnected. uvicorn marks only the last request, and an earlier request
+        # would write to the closed transport.
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -309,7 +309,11 @@ class StrictHttpProtocol(HttpToolsProtocol):
 
 
 class _RejectedTrailers(list[tuple[bytes, bytes]]):
-    """Replaces the header list after the headers are complete, and refuses any further header (trailer)."""
+    """A header list that refuses every header.
+
+    It replaces a request's header list when the headers are complete, so a header after the body (a trailer) is
+    refused.
+    """
 
     def __init__(self, reject: Callable[[str], NoReturn]) -> None:
         super().__init__()

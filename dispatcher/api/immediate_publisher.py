@@ -46,8 +46,8 @@ MARK_AFTER_SECONDS: Final = 1.0
 MAX_QUEUED: Final = 20_000
 """The most emails in the queue, so that a slow broker does not fill the memory. The relay publishes further emails."""
 FIRST_COUNT_SECONDS: Final = 1.0
-"""How long a process that starts waits for RabbitMQ's counts of the messages on the queues. Without these counts, the
-relay publishes all emails."""
+"""How long the API waits, when it starts, for RabbitMQ's counts of the messages on the queues. Without these counts,
+the relay publishes all emails."""
 _Queued: TypeAlias = "tuple[str, Pointer, datetime]"
 """A committed email: its lane, its pointer, and when it is due."""
 
@@ -88,8 +88,8 @@ class ImmediatePublisher:
     ) -> None:
         """
         Args:
-            queues: The send queue of each lane, which is also its routing key.
-            pool: Sessions for reading pauses and ceilings.
+            queues: The name of each lane's send queue. The name is also the routing key.
+            pool: The database sessions with which pauses and ceilings are read.
             bundle: The most emails per message.
         """
         self._bundle = bundle
@@ -106,7 +106,11 @@ class ImmediatePublisher:
         self._log = get_log()
 
     def direct_lanes(self) -> list[str]:
-        """The lanes whose new emails this publisher publishes: not paused, and with few messages on their queues."""
+        """The lanes whose new emails this publisher publishes; the relay publishes those of the other lanes.
+
+        Leaves out lanes that are paused, that have many messages on their queues, or for which publishing failed
+        recently.
+        """
         now, controls = time.monotonic(), self._controls.now
         open_lanes = [lane for lane, until in self._paused_until.items() if now >= until]
         return [lane for lane in open_lanes if controls.pause_of_lane(lane) is None and self._has_credit(lane)]
@@ -123,9 +127,10 @@ class ImmediatePublisher:
         ]
 
     def add(self, drafts: Sequence[Draft], insertion: Insertion) -> None:
-        """Queues those of the committed emails that this publisher publishes.
+        """Queues emails that were just committed, so that `run` publishes their messages.
 
-        If too many emails are queued already, leaves these emails to the relay.
+        Leaves out the emails that the relay publishes (see the module). If too many emails are queued already, leaves
+        all of them to the relay.
         """
         direct = insertion.direct_lane
         if self._queued + len(direct) > MAX_QUEUED:
@@ -153,7 +158,7 @@ class ImmediatePublisher:
             group.create_task(raise_on_stray_cancel(Periodic(self).run))
 
     async def finish(self) -> None:
-        """Returns when no email is queued any more, and the due marks of confirmed emails are cleared."""
+        """Waits until `run` has published all queued emails, and clears the due marks of the confirmed emails."""
         await self._batches.finish()
         for credit in self._credits.values():
             await credit.close()

@@ -2,8 +2,8 @@
 
 A commit waits about two milliseconds for the disk, and a batch of a hundred emails waits only once. The batcher never
 delays a batch to make it larger: it starts an insert when one of its two concurrent inserts has finished. All emails
-that have arrived by then form the next batch, so batches grow with the load. Tenants take turns: no tenant waits until
-all of another tenant's emails are inserted.
+that have arrived by then form the next batch, so batches grow with the load. Tenants take turns, so a tenant with many
+emails does not delay the others.
 
 If PostgreSQL refuses a batch because of one email, the batcher splits the batch until that email is alone, and inserts
 all other emails.
@@ -48,7 +48,7 @@ class _RequestResults:
 
 @dataclass(frozen=True, slots=True)
 class _QueuedDraft:
-    """One email that waits for its insert, and the request that gets its result."""
+    """One email that waits to be inserted, and the request that waits for the result."""
 
     draft: Draft
     request: _RequestResults
@@ -74,7 +74,7 @@ class InsertBatcher:
     store: DraftStore
     publisher: ImmediatePublisher
     max_emails: int
-    _waiting: dict[str, deque[_QueuedDraft]] = field(default_factory=dict)  # by tenant; the first tenant is next
+    _waiting: dict[str, deque[_QueuedDraft]] = field(default_factory=dict)  # by tenant; the first has the next turn
     _free_inserts: int = CONCURRENT_INSERTS
     _retry_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENT_RETRIES))
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -99,7 +99,7 @@ class InsertBatcher:
         return [result for result in request.results if result is not None]
 
     async def finish(self) -> None:
-        """Returns when no insert is running."""
+        """Waits until no insert is running."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -162,9 +162,9 @@ class InsertBatcher:
         return None
 
     async def _handle_refusal(self, batch: list[_QueuedDraft], refusal: DispatcherError) -> None:
-        """Splits the batch and inserts the parts.
+        """Handles the error with which the insert of a batch failed: splits the batch and inserts the parts.
 
-        If the batch has one email, or if the error affects all emails, the error is the result for each email.
+        If the batch has only one email, or if PostgreSQL is unavailable, sets the error as each email's result instead.
         """
         affects_all = isinstance(refusal, StoreUnavailable) and not isinstance(refusal, StoreBusy)
         if affects_all or len(batch) == 1:
@@ -185,7 +185,7 @@ def _result_of(draft: Draft, insertion: Insertion) -> InsertResult:
     holder = insertion.known.get(draft.key)
     if holder is None and draft.email.expires_at is not None:
         return Enqueued(draft.email_id, key, Acceptance.EXPIRED)
-    if holder is None:  # the email with this key was pruned between the two statements
+    if holder is None:  # the email with this key was pruned between the insert and the look-up of the key
         return StoreBusy("The earlier email with this message key was deleted during the request.")
     email_id, payload_hash = holder
     is_same = payload_hash == draft.payload_hash

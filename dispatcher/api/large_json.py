@@ -22,8 +22,8 @@ MAX_VALUES: Final = 400_000
 """The most JSON values: objects, lists and their elements. A thousand emails have about a tenth of this number, unless
 all of them have many recipients."""
 MAX_WIDE_CHARACTERS: Final = MAX_BODY_OCTETS + (1 << 20)
-"""The most characters that all long strings together may have. Strings of pure ASCII are not counted: in any other
-string, each character may need four bytes after parsing."""
+"""The most characters that all long strings together may have. Strings of pure ASCII are not counted, because after
+parsing they need one byte per character. In any other string, each character may need four bytes."""
 MAX_OUTLINE_BYTES: Final = 16 << 20
 LARGE_BYTES: Final = 4 << 20
 """From this size, the long strings of a body are extracted before the body is parsed."""
@@ -60,10 +60,10 @@ def parse(body: bytearray) -> Any:
 
 
 def count_values(body: bytes | bytearray) -> int:
-    """Counts a JSON text's values, without parsing it.
+    """Counts a JSON text's values without parsing the text, to find out whether it has more than MAX_VALUES.
 
-    If a quick upper bound is at most MAX_VALUES, returns this bound. Else returns the exact number, but at most
-    MAX_VALUES + 1.
+    A quick count comes first. It can be too high, but never too low. If it is at most MAX_VALUES, returns it. Otherwise
+    counts exactly, and stops at MAX_VALUES + 1.
     """
     count = _count_marks(body, 0, len(body))
     if count <= MAX_VALUES:
@@ -74,7 +74,7 @@ def count_values(body: bytes | bytearray) -> int:
         if start < 0:
             return count + _count_marks(body, end, len(body))
         count += _count_marks(body, end, start)
-        texts, end = texts + 1, min(len(body), _text_end(body, start) + 1)  # `end`: behind the string
+        texts, end = texts + 1, min(len(body), _text_end(body, start) + 1)  # `end` is the position after the string
     return MAX_VALUES + 1
 
 
@@ -92,7 +92,7 @@ def _load(text: bytearray) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        # The error texts of orjson quote nothing from the body.
+        # orjson's messages quote nothing from the body, so the response may contain them.
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_duplicate_name(text, value):
@@ -155,7 +155,10 @@ def _text_end(body: bytes | bytearray, start: int) -> int:
 
 
 def _without_escapes(piece: bytes | bytearray) -> bytes | bytearray:
-    """The piece with escaped backslashes and quotes overwritten. The piece must not begin inside an escape."""
+    """The piece of a string with escaped backslashes and quotes overwritten, so any quote left ends the string.
+
+    The piece must not begin inside an escape.
+    """
     return piece.replace(rb"\\", b"..").replace(rb"\"", b"..")
 
 
@@ -225,7 +228,7 @@ def _decode(body: bytearray, start: int, end: int, max_characters: int) -> str:
 
 
 def _whole_characters(piece: bytes) -> int:
-    """The piece's length, without a character that is incomplete at the piece's end; in bytes.
+    """The number of bytes up to the end of the piece's last complete character.
 
     The piece must begin with a whole character.
     """

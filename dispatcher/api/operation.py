@@ -36,11 +36,11 @@ BODY_PROBLEMS: Final = ("malformed-json", "body-too-large", "unsupported-media-t
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The description of one operation: of one method of one path.
+    """The description of one operation, which is one method of one path, such as `POST /v1/emails`.
 
     Attributes:
         response_schema: The name of the success response's schema; None if the response has no body.
-        problems: The problem codes of this operation, except the codes that every operation may return.
+        problems: The problem codes that this operation can return, except those that every operation can return.
         request_schema: The name of the request body's schema; None if the request has no body.
         needs_key: Whether a request needs an API key. A provider's requests are signed instead.
     """
@@ -74,7 +74,10 @@ class Operation:
         return {self.status: success, **problems}
 
     def extra(self) -> dict[str, Any]:
-        """Parameters and request body. FastAPI cannot derive them, because the endpoints parse requests themselves."""
+        """The OpenAPI fields for the parameters and the request body.
+
+        FastAPI cannot derive these fields, because the endpoints parse requests themselves.
+        """
         extra: dict[str, Any] = {"parameters": list(self.parameters)}
         if not self.needs_key:
             extra["security"] = []

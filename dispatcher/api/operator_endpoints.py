@@ -128,7 +128,7 @@ _NOT_HELD: Final[Mapping[Verdict, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class OperatorEndpoints:
-    """Confirms and releases held emails, and manages replays. `jobs` does the work that takes long."""
+    """Confirms and releases held emails, and manages replays. `jobs` runs the replays in the background."""
 
     access: AccessControl
     bodies: BodyReader
@@ -224,7 +224,7 @@ async def operator_request(
         scopes: The caller's key needs one of these scopes.
 
     Raises:
-        Problem: see `authenticate`; also `invalid-body`.
+        Problem: the codes of `authenticate` and of `BodyReader.receive`, `malformed-json` or `invalid-body`.
     """
     caller = await access.authenticate(request, *scopes)
     async with bodies.read(request, caller) as body:
@@ -245,13 +245,13 @@ async def operator_request(
 
 
 def act_of(caller: Caller, reason: str) -> Act:
-    """The act of a caller, for the audit log."""
+    """Returns who acts (the API key) and why, for the audit log."""
     actor = "api" if caller.key is None else f"api key ed_{caller.key.key_id} ({caller.key.name})"
     return Act.of(actor, reason)
 
 
 def _selection(given: Mapping[str, Any], tenant: str) -> Selection:
-    """The request's selection, of one tenant's emails only: no tenant can see another tenant's replay."""
+    """The filter for the emails to replay, from the request's fields. It selects only emails of this tenant."""
     ids = given.get("email_ids")
     return Selection(
         status=Status(given["status"]) if "status" in given else None,
@@ -276,7 +276,7 @@ async def _found(connection: AsyncSession, request: Request, tenant: str) -> Rep
 
 
 def document(replay: Replay) -> dict[str, Any]:
-    """The JSON object for a replay."""
+    """The JSON object that describes a replay."""
     return {
         "id": replay.replay_id,
         "state": replay.state.value,

@@ -32,8 +32,11 @@ class OperatorJobs:
     """The background work of one API process.
 
     A replay runs in the process that created or resumed it. If that process exits, any other process can resume the
-    replay. If PostgreSQL or RabbitMQ is unreachable when stale dead letters should be removed from the DLQ, these dead
-    letters stay until an operator runs `dispatcher dlq reconcile --fix`.
+    replay.
+
+    A dead letter is stale if it is not about its email's current failure, for example after the email was replayed.
+    Stale dead letters are removed from the DLQ. If PostgreSQL or RabbitMQ is unreachable at that time, they stay until
+    an operator runs `dispatcher dlq reconcile --fix`.
     """
 
     settings: Settings
@@ -62,12 +65,15 @@ class OperatorJobs:
     ) -> Replay | None:
         """Creates a replay of any size over a connection without a statement timeout, and runs it.
 
+        Args:
+            at_most: The number of emails that the operator was shown.
+
         Returns:
             The replay; None if its creation takes longer than `within_seconds`. The creation then continues, and its
             errors are logged.
 
         Raises:
-            SelectionGrown: see `replaying.create`.
+            SelectionGrown: the selection now has more than `at_most` emails. No replay was created.
         """
         task = asyncio.create_task(self._create_replay(selection, act, at_most, include_held, per_second))
         name = f"creation {id(task)}"
@@ -96,7 +102,7 @@ class OperatorJobs:
         return _replay_name(replay_id) in self._running
 
     def remove_dead_letters(self, email_ids: Collection[UUID]) -> None:
-        """Removes the stale dead letters of these emails from the DLQ, as soon as possible."""
+        """Starts to remove dead letters of these emails from the DLQ, if they are not about the current failure."""
         if email_ids:
             self._settled.update(email_ids)
             self._start("sweep", self._clean_dlq)
@@ -151,7 +157,7 @@ class OperatorJobs:
             get_log().error("error.unexpected", where="replay", error=error.message)
 
     async def _clean_dlq(self) -> None:
-        """Removes the stale dead letters that `remove_dead_letters` was asked to remove, in one pass over the DLQ."""
+        """Removes the stale dead letters of all emails given to `remove_dead_letters`, in one pass over the DLQ."""
         while self._settled:
             email_ids = frozenset(self._settled)
             self._settled.clear()
@@ -167,7 +173,8 @@ class OperatorJobs:
     async def _open_dlq_or_none(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
         """Opens the DLQ until `opened` is closed; None if RabbitMQ is unreachable.
 
-        With None, stale dead letters stay until an operator runs `dispatcher dlq reconcile --fix`.
+        With None, the replay leaves the dead letters of replayed emails on the DLQ, until an operator runs
+        `dispatcher dlq reconcile --fix`.
         """
         try:
             return await opened.enter_async_context(self.open_dlq("replay"))

@@ -1,6 +1,7 @@
 """The endpoints that pause and resume the caller's tenant. `ops/pausing.py` does the work.
 
-A key pauses only its own tenant. Pauses that affect other tenants, too, are made on the command line.
+A request pauses only one tenant. To pause everything, a lane or a provider, operators use the command
+`dispatcher pause`, or the operators' page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits for emails that arrive over the network. They are stricter than the domain's rules."""
+"""Limits for emails that arrive over the network. They are stricter than the rules of `dispatcher.domain`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dispatcher.errors import InvalidEmail
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The operator's limits (DISPATCHER_API_*).
+    """The limits that the settings DISPATCHER_API_* set.
 
     Attributes:
         attachment_bytes: The most bytes of all attachments together, decoded.
         denied_extensions: Filename extensions that no attachment may have, in lower case, without the dot.
         headers: Names of headers that an email may set, in lower case.
         header_prefixes: An email may also set headers whose names begin with one of these prefixes.
-        allowed_headers: Headers that an email may set although a provider reads them as commands.
+        allowed_headers: Headers that control a provider, such as X-MC-Tags, and that an email may set nevertheless.
     """
 
     recipients: int

@@ -91,7 +91,7 @@ class FieldError:
     detail: str
 
     def document(self) -> dict[str, str]:
-        """An entry of the problem's `errors`."""
+        """This mistake as an entry of the problem document's `errors`."""
         return {self.location: self.name, "detail": self.detail}
 
 
@@ -104,7 +104,7 @@ class Problem(Exception):
         errors: The mistakes in the request.
         retry_after: Seconds after which the same request can succeed.
         email_status: The status of the email that the request is about; None if the status is not the cause.
-        closes: Whether the response closes the connection, because part of the request was not read.
+        closes: Whether the API closes the connection after the response, because part of the request is unread.
     """
 
     def __init__(
@@ -186,5 +186,5 @@ def pointer_of(field: str, prefix: str = "") -> str:
 
 
 def _escape(step: str) -> str:
-    """Escapes a step (RFC 6901, section 3), then percent-encodes it for a URI fragment (section 6)."""
+    """Escapes one part of a JSON pointer (RFC 6901, section 3), and percent-encodes it for a URL fragment."""
     return quote(step.replace("~", "~0").replace("/", "~1"), safe="!$&'()*+,;=:@?-._~")

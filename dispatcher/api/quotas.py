@@ -1,8 +1,8 @@
 """Daily quotas of recipients per API key, shared by all API processes.
 
 The database counts each key's recipients per day. A process reserves recipients in chunks of a fiftieth of the quota,
-at most 500, so most requests need no SQL statement. A quota is never exceeded. It can be exhausted early, because other
-processes have unused recipients in their chunks, or because a process was killed before it returned its chunk.
+at most 500, so most requests need no SQL statement. A quota is never exceeded. But a request can be refused although
+some of the quota is unused: it may be in other processes' chunks, or in the chunk of a process that was killed.
 
 The database's clock determines which day it is and when the day ends. The host's clock is not used.
 """
@@ -78,10 +78,12 @@ class Quotas:
         self._chunks: dict[str, _Chunk] = {}
 
     async def reserve(self, key: ApiKey | None, recipients: int) -> Reservation | QuotaExhausted:
-        """Reserves this number of recipients from a key's quota. If the quota has too few left, reserves none.
+        """Reserves recipients from a key's quota for one request.
+
+        If the quota has too few recipients left, reserves none, and returns `QuotaExhausted`.
 
         Raises:
-            StoreBusy: another transaction locks the key's count.
+            StoreBusy: another transaction has locked the row with the key's count.
             StoreUnavailable: the database is unavailable.
         """
         if key is None or key.recipients_per_day is None:
@@ -92,9 +94,10 @@ class Quotas:
         return QuotaExhausted(max(1, math.ceil(chunk.day_ends_at - self._clock())))
 
     async def return_unused(self, reservation: Reservation, recipients: int) -> None:
-        """Returns unused recipients to this process's chunk; if the chunk becomes too large, the rest to the database.
+        """Gives back recipients that were reserved but not used, so that later requests can use them.
 
-        Has no effect if the day of the reservation is over.
+        They return to the recipients that this process has reserved in advance (its chunk). If the chunk becomes too
+        large, the surplus returns to the database. Has no effect if the day of the reservation is over.
         """
         if reservation.key is None or not recipients:
             return
@@ -114,7 +117,7 @@ class Quotas:
                 pass
 
     async def close(self) -> None:
-        """Returns all chunks of this process to the database."""
+        """Returns to the database all recipients that this process has reserved in advance and not used."""
         for key_id, chunk in self._chunks.items():
             if chunk.remaining > 0:
                 try:
@@ -147,9 +150,10 @@ class Quotas:
         return True
 
     async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
-        """Reserves the recipients that the chunk lacks, or a whole new chunk if that is more.
+        """Takes recipients from the quota in the database, and adds them to this process's chunk.
 
-        Returns False if the quota has too few recipients left.
+        Takes a whole new chunk, or more if this request needs more. Returns False if the quota has too few recipients
+        left for this request.
         """
         asked_at = self._clock()
         # Take this process's chunk out of use during the statement. Otherwise, concurrent requests could use up the

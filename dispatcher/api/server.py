@@ -74,7 +74,7 @@ EVENT_SESSIONS: Final = 2
 """The number of database sessions for providers' events: one stores a batch, the other looks for locked rows."""
 KEEP_ALIVE_SECONDS: Final = 75
 """How long an idle connection stays open. Proxies keep idle connections for 60 s. If the API closed a connection before
-the proxy, the proxy's next request would fail."""
+the proxy did, the proxy's next request would fail."""
 SHUTDOWN_SECONDS: Final = 3.0
 """How long the process publishes the messages of emails at shutdown. The relay publishes the messages that remain."""
 BACKLOG: Final = 4096
@@ -98,8 +98,8 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     """Serves until SIGTERM or SIGINT, and returns the exit code 0.
 
     Raises:
-        ConfigurationError: no API key is usable and requests without a key are not allowed, or other users may write
-            to the run directory.
+        ConfigurationError: every API key is revoked, or none exists, and requests without a key are not allowed; or
+            other users may write to the run directory.
     """
     if settings.metrics:
         with suppress(OSError):  # only metrics need the run directory, and `metric_files.begin` logs the error
@@ -179,10 +179,11 @@ async def serve(
     Args:
         lock_seconds: See LOCK_SECONDS.
         shutdown_seconds: See SHUTDOWN_SECONDS.
-        fetch: Sends requests to Amazon SNS; by default over the network.
+        fetch: Requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. By default, it sends the
+            request over the network; tests pass a different function.
 
     Raises:
-        ConfigurationError: no API key is usable, and requests without a key are not allowed.
+        ConfigurationError: every API key is revoked, or none exists, and requests without a key are not allowed.
     """
     async with AsyncExitStack() as opened:
         url = settings.database_url
@@ -264,7 +265,7 @@ async def serve(
 async def _event_endpoints(
     settings: Settings, slots: FairLimiter, memory: FairLimiter, fetch: Fetch | None
 ) -> AsyncIterator[EventEndpoints | None]:
-    """The endpoints for providers' events, with their database sessions; None if no provider is configured."""
+    """The endpoints for providers' events, with their database sessions; None if no provider may post events."""
     has_callbacks = getattr(settings.own.get("twilio"), "callback_url", None) is not None
     if not (settings.sendgrid_events_keys or settings.ses_events_topics or has_callbacks):
         yield None
@@ -288,7 +289,7 @@ async def _event_endpoints(
 
 @asynccontextmanager
 async def _ops_page(settings: Settings, access: AccessControl, jobs: OperatorJobs) -> AsyncIterator[OpsMount | None]:
-    """The operators' page, with its database sessions; None if it is off."""
+    """The operators' page, with its database sessions; None if DISPATCHER_OPS is off."""
     if not settings.ops:
         yield None
         return
@@ -350,7 +351,10 @@ def _log_start(listener: socket.socket, access: AccessControl) -> None:
 
 
 async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
-    """Serves until one of `others` ends: the task that waits for the stop, or a background task that failed."""
+    """Serves until one of `others` ends, and raises its exception if it failed.
+
+    One of these tasks waits until the process should stop; the others are the background tasks.
+    """
     listeners = [listener, *(listener.dup() for _ in range(ACCEPTS_PER_ITERATION - 1))]
     serving = asyncio.create_task(server.serve(sockets=listeners))
     ended, _ = await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -361,7 +365,10 @@ async def _until_stopped(server: _Server, listener: socket.socket, others: list[
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without signal handling. uvicorn would raise a captured signal again, and kill the process."""
+    """uvicorn's server without signal handling.
+
+    After a signal, uvicorn would send the same signal to this process once more, and so kill it.
+    """
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -96,7 +96,7 @@ def _sender(text: str) -> str:
 
 
 def _parsed(text: str) -> Recipient:
-    """Parses an address or a domain. An error does not repeat the text."""
+    """Parses an address or a domain. Raises ValueError if the text is invalid; the message does not repeat the text."""
     if len(text) > MAX_ADDRESS_CHARACTERS:
         raise ValueError(f"must have at most {MAX_ADDRESS_CHARACTERS} characters")
     try:
@@ -116,7 +116,8 @@ def limit_of(text: str) -> int:
     """Parses the number of rows per page.
 
     Raises:
-        ValueError: The text is not such a number. The error's text is a predicate, such as `must be …`.
+        ValueError: the number is invalid. The message follows the parameter's name: `must be a whole number from 1 to
+            200`.
     """
     if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MAX_PAGE_EMAILS:
         raise ValueError(f"must be a whole number from 1 to {MAX_PAGE_EMAILS}")
@@ -180,7 +181,7 @@ TENANT: Final = Parameter(
 
 
 _SAME_NAMES: Final = ("recipient", "domain", "tag", "status", "channel", "error_type", "provider", "correlation_id")
-"""The parameters that have the name of a field of `EmailQuery`."""
+"""The parameters whose names are also the names of fields of `EmailQuery`."""
 _PRIVATE_ACTS: Final = frozenset({"reveal", "forget"})
 """Acts of operators on private data. A tenant does not see these acts, nor the names and reasons of operators."""
 _SHOWN: Final = (
@@ -264,7 +265,10 @@ class StatusEndpoints:
         return Response(orjson.dumps(whole), media_type="application/json")
 
     async def _waiting(self, email: EmailRow) -> dict[str, Any] | None:
-        """Why the email is not sent yet. Leaves out the explanation, which may mention other tenants' emails."""
+        """Why the email is not sent yet, and until when it waits; None if it is not waiting.
+
+        Leaves out the longer explanation, which may mention other tenants' emails.
+        """
         if email.status not in (Status.PENDING, Status.WAITING, Status.SENDING):
             return None
         facts = await self.store.find_wait(email.email_id)

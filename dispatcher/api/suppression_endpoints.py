@@ -24,7 +24,7 @@ from dispatcher.store.suppressions import Suppression, list_suppressions
 
 MAX_RECIPIENTS: Final = 1000
 MAX_STOPPED: Final = 1000
-"""The most ids of stopped emails in a response. `POST /v1/replays` accepts as many."""
+"""The most ids of stopped emails in a response. `POST /v1/replays` accepts the same number of ids."""
 MAX_NOTE_CHARACTERS: Final = 500
 DEFAULT_PAGE: Final = 50
 MAX_PAGE: Final = 200
@@ -82,7 +82,10 @@ _ADDITION: Final[Mapping[str, tuple[Check, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SuppressionEndpoints:
-    """Lists and changes a tenant's suppressed recipients. Addresses are only in bodies, never in paths or queries."""
+    """Lists and changes a tenant's suppressed recipients.
+
+    Requests contain addresses only in their bodies, because proxies often log paths and queries.
+    """
 
     access: AccessControl
     bodies: BodyReader
@@ -151,7 +154,7 @@ def _recipients(texts: list[str]) -> list[Recipient]:
 
 
 def document(entry: Suppression) -> dict[str, Any]:
-    """The JSON object of an entry, without the hash."""
+    """The JSON object of a suppression entry, without the hash of the address."""
     fields = asdict(entry)
     del fields["address_hash"]
     return {

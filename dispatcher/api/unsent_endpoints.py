@@ -79,8 +79,8 @@ def _reschedule(given: Mapping[str, Any], act: Act, tenant_id: str) -> ChangeMan
 class UnsentEndpoints:
     """Cancels and reschedules emails.
 
-    With the scope `send`, an application may change emails of its tenant one by one. A filter needs the scope
-    `operate`.
+    A key with the scope `send` or `operate` may change emails of its tenant one by one. To change many emails with a
+    filter, the key needs the scope `operate`.
     """
 
     access: AccessControl

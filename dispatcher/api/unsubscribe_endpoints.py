@@ -19,7 +19,8 @@ from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool, session
 
 CALLER: Final = "unsubscribe"
-"""The caller to which all these requests belong. They share its slots, so that they cannot displace other clients."""
+"""All unsubscribe requests count as this one caller of the API. So together they have the limits of one caller, and
+cannot displace other clients."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; form-action 'self'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",

@@ -86,7 +86,7 @@ class EmailValidator:
         """Builds a valid email from a JSON value; an SMS if its `channel` is `sms`.
 
         Args:
-            key: The message key from the header. The JSON value may repeat it.
+            key: The message key from the header, if it has one. The JSON value may contain the same key.
             prefix: The JSON pointer to the value in the body.
 
         Raises:
@@ -167,9 +167,10 @@ def _invalid_body(pointer: str, detail: str) -> Problem:
 
 
 def require_enqueued(answer: InsertResult, prefix: str = "") -> Enqueued:
-    """The enqueued email. This request has enqueued it, or an earlier request with the same key and content.
+    """Returns the email that this request, or an earlier request with the same key and content, has enqueued.
 
     Args:
+        answer: The result of this request's insert.
         prefix: The JSON pointer to the email in the body.
 
     Raises:

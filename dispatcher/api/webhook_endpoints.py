@@ -129,12 +129,12 @@ class WebhookEndpoints:
     async def _own(
         self, request: Request, reason: str = "over HTTP"
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act]]:
-        """Yields a session, the tenant's webhook that the path names, and the caller's act.
+        """Serves a request without a body.
 
-        For requests without a body, which contain no reason.
+        Yields a session, the webhook in the path, and the actor and reason for the audit log.
 
         Args:
-            reason: The reason in the audit log.
+            reason: The reason for the audit log. A request without a body contains no reason.
         """
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
@@ -145,7 +145,9 @@ class WebhookEndpoints:
     async def _changed(
         self, request: Request, known: Mapping[str, tuple[Check, str]], *more: str
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act, Mapping[str, Any]]]:
-        """Yields a session, the tenant's webhook that the path names, the caller's act, and the fields of the body.
+        """Serves a request with a body.
+
+        Yields a session, the webhook in the path, the actor and reason for the audit log, and the fields of the body.
 
         Args:
             known: For each allowed field, its check, and the error message if the check fails.

@@ -49,7 +49,7 @@ class ApiResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ApiCall(Generic[T]):
-    """One request and the parser of its response. The request may be repeated unchanged."""
+    """One request and the parser of its response. It is safe to send the request more than once."""
 
     parse: Callable[[ApiResponse], T]
     method: str
@@ -66,8 +66,8 @@ def send(email: Email | Sms) -> ApiCall[Receipt]:
     document = _document(email)
     headers = [_JSON]
     path = "/v1/sms" if isinstance(email, Sms) else "/v1/emails"
-    # Proxies can log a key in the header, so the header is preferred. It can contain only ASCII; any other key stays in
-    # the body.
+    # Prefer the header: proxies can log it, which helps to trace a request. A header can contain only ASCII, so any
+    # other key stays in the body.
     if email.message_key.isascii():
         del document["message_key"]
         escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')
@@ -203,7 +203,8 @@ def base_url(url: str) -> str:
 class RetrySchedule:
     """The waits between the attempts of one call.
 
-    Each wait is random, up to a bound that grows to 5 seconds. The seconds in the API's Retry-After header are added.
+    Each wait is random, up to a bound that grows to 5 seconds. If the API sent a Retry-After header, the wait is longer
+    by the header's seconds.
 
     Args:
         seconds: The time limit of all attempts together, from now on.
@@ -214,7 +215,9 @@ class RetrySchedule:
         self._backoff = Backoff(base_seconds=0.2, cap_seconds=5.0)
 
     def next_wait(self, retry_after: float | None = None) -> float | None:
-        """Returns the seconds to wait before the next attempt; None if the caller must give up.
+        """Returns the seconds to wait before the next attempt.
+
+        Returns None if the caller must give up, because the wait would be too long, or end after the time limit.
 
         Args:
             retry_after: The seconds in the response's Retry-After header.

@@ -78,7 +78,7 @@ class _BaseClient(ABC):
         return builder if call.body is None else builder.body_bytes(call.body)
 
     async def _request(self, call: ApiCall[T]) -> T:
-        """Sends a request, and retries it until a response is final or the time limit has passed.
+        """Sends a request, and repeats it until it succeeds, is refused for good, or the time limit has passed.
 
         Raises:
             ApiProblem: the API refused the request, or the last attempt got a temporary error.
@@ -191,7 +191,7 @@ class Client(_BaseClient):
 
         Raises:
             InvalidEmail: `send_at` has no time zone, or is too far ahead.
-            ApiProblem: See `cancel`. With the code `invalid-body` if the email expires before `send_at`.
+            ApiProblem: As for `cancel`; also with the code `invalid-body` if the email expires before `send_at`.
         """
         return _result(self._request(reschedule(email_id, send_at, reason)))
 
@@ -294,9 +294,9 @@ class _Feed:
     """The cursor of an iterator over events. `Events` and `AsyncEvents` share this code.
 
     Attributes:
-        cursor: The caller has handled all events up to this cursor. The next loop continues after this cursor, and so
-            does `events(after=cursor)`, even in another process. None: the next loop begins with the oldest event that
-            is kept.
+        cursor: The caller has handled all events up to this cursor, and the next loop continues after it. To continue
+            in another process, pass the cursor to `events(after=cursor)`. If None, the next loop begins with the oldest
+            event that is kept.
     """
 
     def __init__(self, cursor: str | None) -> None:

@@ -62,7 +62,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One finished provider call."""
+    """One finished attempt to send an email through a provider."""
 
     attempt: int
     provider: str
@@ -81,8 +81,8 @@ class ProviderEvent:
     Attributes:
         kind: A kind from docs/events.md, such as `delivered`.
         bounce: The kind of bounce: `hard`, `soft` or `blocked`; None if the event is not a bounce.
-        happened_at: By the provider's clock.
-        recipient: The recipient's position, counted from 1 over to, cc, bcc; None if unknown.
+        happened_at: When the event happened, by the provider's clock.
+        recipient: The recipient's number, counted from 1 through `to`, then `cc`, then `bcc`; None if unknown.
     """
 
     kind: str
@@ -123,8 +123,9 @@ class EmailStatus:
 
     Attributes:
         waiting: Why the email is not sent yet; None unless its status is `pending`, `waiting` or `sending`.
-        refused_recipients: The recipients that the provider refused although it accepted the email, by position and
-            reply code, such as `2 (550 5.1.1), 3 (451)`; None if the provider accepted all recipients.
+        refused_recipients: The recipients who did not get the email, although the provider accepted it for others. Each
+            has its number, counted through `to`, `cc` and `bcc`, and the reason: `2 (550 5.1.1), 3 (451)`. None if the
+            provider accepted all recipients.
     """
 
     id: UUID
@@ -224,7 +225,7 @@ def parse_page(document: Mapping[str, Any]) -> EmailPage:
 def _email_fields(kind: type[EmailStatus | ListedEmail], document: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {name: document.get(name) for name in kind.__dataclass_fields__}
     fields["id"] = UUID(document["id"])
-    fields["channel"] = document.get("channel") or "email"  # an older API knows only email, and sends no channel
+    fields["channel"] = document.get("channel") or "email"  # an older API supports only email, and sends no channel
     fields["status"] = Status(document["status"])
     fields["created_at"] = datetime.fromisoformat(document["created_at"])
     fields["sent_at"] = datetime.fromisoformat(document["sent_at"]) if document["sent_at"] else None

@@ -57,8 +57,7 @@ __all__ = [
 _REMEDIES: Final = {
     "database_url": "set it to the URL of PostgreSQL, such as postgresql://user:password@host:5432/dispatcher",
     "amqp_url": "set it to the URL of RabbitMQ, such as amqp://user:password@host:5672/%2F",
-    "providers": f"set it to at least one of: {', '.join(EMAIL_PROVIDERS)}. There is no default, so that no "
-    "email is lost",
+    "providers": f"set it to at least one of: {', '.join(EMAIL_PROVIDERS)}",
 }
 
 
@@ -91,11 +90,12 @@ def load(environ: Mapping[str, str], *, needs: Collection[str] = ()) -> Settings
 def examine(
     environ: Mapping[str, str], *, needs: Collection[str] = (), reads_own: bool = True
 ) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Reads the settings; returns the settings, the origin of each setting by its variable, and every mistake.
+    """Reads the settings. An invalid setting does not raise an exception, but gets its default value.
 
-    An invalid setting gets its default value.
+    Returns the settings; for each variable, where its value comes from; and a sentence for each mistake.
 
     Args:
+        needs: Fields of `Settings` that must be set. An unset field is a mistake.
         reads_own: Whether to read providers' settings, too. Loading the providers takes about 50 ms.
     """
     reading = SettingReader(environ)
@@ -125,7 +125,7 @@ def examine(
         f"{_variable(name)} is not set: {_REMEDIES[name]}." for name in unset if _variable(name) not in reading.invalid
     ]
     if not reading.mistakes:
-        # Only commands that send need the providers' settings.
+        # Only commands that send emails need the providers' settings.
         mistakes += _provider_gaps(settings, reading.origins) if "providers" in needs else []
         mistakes += contradictions(settings)
     return settings, reading.origins, (*reading.mistakes, *mistakes)
@@ -140,7 +140,10 @@ def _variable(name: str) -> str:
 
 
 def _wrong_channels(settings: Settings) -> list[str]:
-    """A sentence for each built-in provider that is listed for the wrong channel."""
+    """A sentence for each built-in provider in the wrong list.
+
+    SMS providers belong in DISPATCHER_SMS_PROVIDERS, and email providers in DISPATCHER_PROVIDERS.
+    """
     wrong = [(name, "providers", "SMS") for name in settings.providers if name in SMS_PROVIDERS]
     wrong += [(name, "sms_providers", "emails") for name in settings.sms_providers if name in EMAIL_PROVIDERS]
     return [
@@ -150,7 +153,11 @@ def _wrong_channels(settings: Settings) -> list[str]:
 
 
 def _provider_gaps(settings: Settings, origins: Mapping[str, Origin]) -> list[str]:
-    """A sentence for each setting that a configured provider needs and that is not set."""
+    """A sentence for each mistake that matters only for sending.
+
+    There are two kinds: a listed provider lacks a setting that it needs, or an installed package declares a second
+    provider with the name of a listed built-in provider.
+    """
     clashes = [clash for name in settings.providers if (clash := plugins.clash(name))]
     return clashes + [
         f"{each.variable} is not set, but {_lists(name)} lists {name}: {each.needed}."

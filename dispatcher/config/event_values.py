@@ -1,6 +1,6 @@
 """Parsers of the settings about providers' events. Each takes the text of a setting and returns the setting's value.
 
-A parser raises ValueError with a text that follows the setting's name, as in `values`.
+If the text is invalid, a parser raises ValueError. The message follows the variable's name, as in `values`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def queue_url(text: str) -> str:
 
 
 def bounce_mailbox(text: str) -> str:
-    """An address whose local part (the part before the @) has room for an additional token."""
+    """Parses an address whose part before the @ is so short that the dispatcher can add a token there."""
     from dispatcher.domain.bounce_address import MAX_MAILBOX_OCTETS  # loaded late, because few commands need it
 
     found = mailbox(text)

@@ -41,7 +41,10 @@ def provider_names() -> tuple[str, ...]:
 
 
 def verify_name(name: str) -> None:
-    """Raises ValueError if the provider does not exist, with the same text as `provider_class`. Loads nothing."""
+    """Raises ValueError if no provider has this name. Does not load the provider's code.
+
+    The message is the same as that of `provider_class`.
+    """
     if name not in BUILT_IN and name not in installed():
         # A text that cannot be a name may be a secret, such as a URL with a password, so the error does not repeat it.
         named = repr(name) if name.isidentifier() or name.replace("-", "").isalnum() else "a text that is not a name"
@@ -53,8 +56,8 @@ def provider_class(name: str) -> Any:
     """The class of a provider. It is typed Any, because a package's class might not follow `contract.ProviderClass`.
 
     Raises:
-        ValueError: The provider is unknown, cannot be loaded, or does not follow the contract. The text continues a
-            sentence that begins with `DISPATCHER_PROVIDERS`, and includes the remedy.
+        ValueError: The provider is unknown, cannot be loaded, or does not follow the contract. The message follows the
+            variable's name, and includes the remedy: `has an unknown provider: … Choose from: …`.
     """
     if name in BUILT_IN:
         return import_module(f"dispatcher.providers.{name.replace('-', '_')}").PROVIDER
@@ -87,7 +90,7 @@ def packages_of(name: str) -> str:
 
 
 def clash(name: str) -> str | None:
-    """The error if an installed package declares a provider with a built-in provider's name; None if none does."""
+    """The error message if an installed package declares a provider with a built-in provider's name; otherwise None."""
     if name not in BUILT_IN or name not in installed():
         return None
     return (
@@ -107,7 +110,7 @@ def prefix_of(name: str) -> str:
 
 
 def _misfits(name: str, found: Any) -> list[str]:
-    """How a package's class violates the provider contract; each entry is a clause of the error message."""
+    """How a package's class violates the provider contract: clauses for an error, such as `it is not a class`."""
     from dispatcher.domain.capabilities import Capabilities  # loaded late, because few commands need it
 
     if not isinstance(found, type):

@@ -28,13 +28,13 @@ def setting(
     """Declares a field of `Settings`, or of a provider's settings.
 
     Args:
-        parse: Converts the variable's text to the value. If the text is invalid, raises ValueError with a text that
-            continues a sentence that begins with the variable's name.
-        default: The text to parse if the variable is unset. If `default` is None, the value is then `empty`.
+        parse: Converts the variable's text to the value. Raises ValueError if the text is invalid. The message follows
+            the variable's name, such as `must be on or off`.
+        default: The text to parse if the variable is unset; None to use `empty` as the value instead.
         about: One sentence for `dispatcher config` and the documentation.
         variable: The variable's name, if it differs from the prefix and the field's name in capitals.
-        secret: Whether the value must never be shown. The value may then be read from a file, whose path is in the
-            variable with `_FILE` appended to its name.
+        secret: Whether the value must never be shown. A secret can also be read from a file: a second variable,
+            `<variable>_FILE`, has the file's path.
         is_secret_path: Whether the value is a URL whose path is secret.
         empty: The value if the variable is unset and `default` is None.
         needed: If the provider requires this setting: a phrase that says what to set the variable to. Otherwise None.
@@ -55,10 +55,10 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A declared setting. The function `setting` explains the other attributes.
+    """A declared setting.
 
     Attributes:
-        name: The name of the field.
+        name: The name of the field. The function `setting` explains the other attributes.
     """
 
     name: str
@@ -78,8 +78,8 @@ class Origin:
     Attributes:
         variable: The environment variable.
         text: The text that was read; None if the default is used.
-        source: `environment`, `file` (the variable's `_FILE` names it) or `default`; for the command line also
-            `env-file`.
+        source: `environment`, `default`, or `file` if the text was read from the file in `<variable>_FILE`. Commands
+            also set `env-file`, for a value from the file of the option --env-file.
     """
 
     variable: str
@@ -129,7 +129,7 @@ class SettingReader:
     def _find(self, wanted: Setting) -> Origin:
         variable, file_variable = wanted.variable, f"{wanted.variable}_FILE"
         if self._environ.get(variable) and self._environ.get(file_variable):
-            raise ValueError(f"and {file_variable} are both set; set one of them")
+            raise ValueError(f"and {file_variable} are both set; set only one of them")
         if text := self._environ.get(variable):
             return Origin(variable, text.strip(), "environment")
         if wanted.secret and (path := self._environ.get(file_variable)):

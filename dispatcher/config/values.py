@@ -1,6 +1,7 @@
 """Parsers of settings: functions that convert a variable's text to the setting's value.
 
-A parser raises ValueError. The error's text continues a sentence that begins with the variable's name.
+If the text is invalid, a parser raises ValueError. The message follows the variable's name, such as
+`must be on or off`.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def url(*schemes: str) -> Callable[[str], str]:
 
 
 def addresses(text: str) -> list[str]:
-    """The URLs of a comma-separated list. Passwords can contain commas, so a comma separates only before a URL."""
+    """Splits a comma-separated list of URLs. Passwords can contain commas, so only a comma before a URL separates."""
     return re.split(r"\s*,\s*(?=[a-z]+://)", text)
 
 
@@ -194,12 +195,15 @@ def urls(*schemes: str) -> Callable[[str], str]:
 
 
 def database_url(text: str) -> str:
-    """A database in libpq's keyword or URL form; a URL may list several hosts. The text is returned unchanged."""
+    """Checks the address of a database, in libpq's URL or keyword form, and returns the text unchanged.
+
+    A URL can list several hosts.
+    """
     if "://" not in text and "=" in text:
         return text
     parts = re.fullmatch(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", text, re.DOTALL)
     before, hosts, after = parts.groups() if parts else ("", text, "")
-    if before.count("@") > 1:  # libpq would treat the rest as the host, and repeat it in errors
+    if before.count("@") > 1:  # libpq would treat the part after the first @ as the host, and repeat it in errors
         raise ValueError("has an @ in the user or password; write it as %40")
     for host in hosts.split(","):
         url("postgresql", "postgres")(f"{before}{host}{after}")
@@ -393,7 +397,7 @@ def queue_name(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """A host name for rows and logs. `auto` is the machine's name, without characters that are not allowed."""
+    """This host's name for rows and logs. `auto` is the machine's name, with a `-` for each character not allowed."""
     if text.lower() == "auto":
         found = socket.gethostname()
         name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in found)
@@ -433,13 +437,13 @@ def certificates(text: str) -> Path:
     path = path_of(text)
     try:
         if not path.is_file():
-            raise ValueError("is a file that does not exist")
+            raise ValueError("is the path of a file that does not exist")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except ssl.SSLError:
-        raise ValueError("is a file without PEM certificates") from None
+        raise ValueError("is the path of a file without PEM certificates") from None
     except OSError as error:
         words = (error.strerror or type(error).__name__).lower()
-        raise ValueError(f"is a file that cannot be read: {words}") from None
+        raise ValueError(f"is the path of a file that cannot be read: {words}") from None
     return path
 
 
@@ -452,7 +456,10 @@ def api_listener(text: str) -> Listener:
 
 
 def header_names(text: str) -> tuple[str, ...]:
-    """Complete header names. Patterns are refused, because the operator should allow each header separately."""
+    """Parses a comma-separated list of header names.
+
+    Refuses patterns such as X-*, because the operator should allow each header separately.
+    """
     from dispatcher.domain.header_names import is_reserved  # loaded late, because few commands need it
 
     found = names("A-Za-z0-9_.-")(text)

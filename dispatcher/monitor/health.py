@@ -31,7 +31,8 @@ OLD_SECONDS: Final = 6 * POLL_SECONDS
 class Health:
     """The checks of /readyz for this host.
 
-    They use the last answers to the monitor's polls, and the shared memory of the processes.
+    The checks use the last answers that the monitor got from PostgreSQL and RabbitMQ, and what the processes of this
+    host report in shared memory.
     """
 
     def __init__(
@@ -83,10 +84,10 @@ class Health:
         return f"The send queue of lane {idle[0]} has no consumer." if idle else None
 
     def _providers(self) -> str | None:
-        """Why no provider is usable: all circuit breakers are open, in all workers of this host that have reported.
+        """A sentence if no provider is usable: every circuit breaker is open, in every worker that has reported.
 
-        None if a breaker is closed, or if no worker has reported. Ignores providers that an operator paused. A
-        half-open breaker counts as open: it waits for the answer to a probe, which may take long.
+        None if any breaker is closed, or if no worker has reported. Ignores providers that an operator paused. A
+        half-open breaker counts as open: it waits for the answer to a probe, which can take a long time.
         """
         paused = self._paused_providers
         states = self._processes.values_of(metrics.BREAKERS).items()
@@ -129,11 +130,12 @@ class Health:
 def _unavailability(
     poll: Poll[MonitorCounts] | Poll[dict[str, FoundQueue]], server: str, answered: type[Exception]
 ) -> str | None:
-    """Why a server counts as unreachable; None if it is reachable. Omits the error's text, which may contain users and
-    hosts; the log has the text.
+    """Why a server counts as unreachable; None if it is reachable.
+
+    Leaves out the error's text, which may contain users and hosts; the log has the text.
 
     Args:
-        answered: The class of the errors that prove that the server has answered, so it is reachable.
+        answered: A class of errors that come from the server's answer, so the server is reachable.
     """
     if isinstance(poll.fault, answered):
         return None

@@ -60,12 +60,12 @@ def pages_of(
         return WebResponse(generate_latest(registry), CONTENT_TYPE)
 
     async def healthz() -> WebResponse:
-        """200 while the parent process runs. An answer also proves that the monitor runs."""
+        """Answers 200 while the parent process of this host runs, and 503 after it has died."""
         is_live = os.getppid() == parent
         return _json({"status": "ok" if is_live else "orphaned"}, is_ok=is_live)
 
     async def readyz() -> WebResponse:
-        """200 if all checks pass, 503 with the reasons if one fails."""
+        """Answers 200 if all checks pass; otherwise 503, with the reasons."""
         reasons = health.reasons()
         is_ready = not any(reasons.values())
         checks = {name: {"ok": reason is None, "reason": reason} for name, reason in reasons.items()}

@@ -83,9 +83,10 @@ class Poll(Generic[T]):
 
 
 def interval_after(answer_seconds: float, *, shortest: float) -> float:
-    """The seconds to wait after a poll that took `answer_seconds`, successful or not.
+    """The seconds to wait before the next poll. A slow server is polled less often.
 
     Args:
+        answer_seconds: How long the last poll took, whether it succeeded or not.
         shortest: The shortest wait, in seconds.
     """
     return max(shortest, min(answer_seconds / LARGEST_SHARE, LONGEST_SECONDS))

@@ -38,7 +38,7 @@ class ServerGauge:
         """The Prometheus metric of this gauge.
 
         Args:
-            values: The values, each by the values of its labels.
+            values: The gauge's value for each combination of label values, such as `{("failed",): 3}`.
         """
         family = GaugeMetricFamily(self.name, self.about, labels=self.labels)
         for labels, value in values.items():

@@ -1,4 +1,4 @@
-"""Runs a role in a forked process, and makes sure that the process ends when its parent dies."""
+"""Runs a worker, relay or monitor (a role) in a forked process, which ends when its parent dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ Entry = Callable[[ChildContext], int]
 
 
 def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> NoReturn:
-    """Runs a role in a process that was just forked. Exits with the exit code that `entry` returns."""
+    """Runs the main function of a role (worker, relay or monitor) in a process that was just forked, and exits.
+
+    The exit code is the result of `entry`.
+    """
     code = _FAILED
     try:
         _follow_parent(parent)
@@ -57,8 +60,8 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
 
 
 def _print(title: str, error: BaseException, *, is_up: bool) -> None:
-    """Prints an error: only its text if an operator can fix the error, otherwise also a traceback, because the error
-    is then our bug."""
+    """Prints an error: only the message if an operator can fix the cause. Any other error is our bug, and is printed
+    with a traceback."""
     if isinstance(error, ConfigurationError):
         print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     elif isinstance(error, DispatcherError | OSError) and not is_up:
@@ -80,9 +83,9 @@ def _public_reason(error: BaseException) -> str:
 
 
 def _follow_parent(parent: int) -> None:
-    """Has the kernel send SIGTERM when the parent dies. If the parent died before this call, exits.
+    """Makes the kernel send SIGTERM to this process when the parent dies. If the parent is already dead, exits.
 
-    The signal is SIGTERM and not SIGKILL, so that the process waits for answers to in-flight emails.
+    The signal is SIGTERM and not SIGKILL, so that the process still waits for the answers to in-flight emails.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
@@ -93,8 +96,8 @@ def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    # A terminal sends these signals to its whole process group: on Ctrl-C, when it closes, and to background processes.
-    # Only the parent reacts to them. When the parent drains or dies, this process drains, too.
+    # A terminal sends these signals to its whole process group: on Ctrl-C, when the terminal closes, or when a process
+    # in the background uses it. Only the parent reacts to them. When the parent drains or dies, this process drains.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

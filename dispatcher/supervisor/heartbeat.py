@@ -1,7 +1,8 @@
 """Detects hung processes: processes whose event loop has sent no heartbeat for too long.
 
-Each check adds at most two check intervals to the measured time, whatever the clock says. If the host was suspended or
-the container frozen, the parent was stopped as well, and so no process is killed because of the interruption.
+The parent measures how long each process has sent no heartbeat. If the host is suspended or the container frozen, no
+process can send heartbeats, but the clock continues. So each check adds at most two check intervals to the measured
+time, and no process is killed because of such an interruption.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dispatcher.supervisor.supervised import Process
 
 CHECK_SECONDS: Final = 1.0
 BOOT_SECONDS: Final = 60.0
-"""The shortest limit for the first heartbeat of a process, because a start may take long on a loaded host. Until then,
-the process has no emails that could be lost."""
+"""A process may take at least this long until its first heartbeat, because a start can be slow on a loaded host. Until
+then, the process has leased no emails."""
 ABORT_SECONDS: Final = 2.0
 """The time that a hung process has to print the traceback of all its threads, before SIGKILL."""
 

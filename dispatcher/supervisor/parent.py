@@ -4,7 +4,7 @@ Signal handlers only record a signal; the loop acts:
 
     start every role ──▶ wait for a signal or a due time ──▶ reap ──▶ restart, with growing waits ──▶ …
     SIGTERM, SIGINT    drain: SIGTERM to the workers; after they have ended, to relay and monitor ──▶ exit 0
-    the same again     ignored within a second, because `timeout` and some supervisors send two signals; later: SIGKILL
+    the same again     within a second: ignored, because `timeout` and some supervisors send two signals; later: SIGKILL
                        to all processes, as if the drain took too long. The next start recovers the in-flight emails
     SIGHUP             reload: read the settings again, and replace every process without interruption (see `reload`);
                        a drain instead, if the terminal that started us has closed
@@ -42,7 +42,7 @@ _REPLACEMENT_CHECK_SECONDS: Final = 0.05
 
 
 class Parent:
-    """Keeps the roles running until SIGTERM or SIGINT."""
+    """Keeps the processes of all roles (workers, relay, monitor) running until SIGTERM or SIGINT."""
 
     def __init__(
         self,
@@ -59,10 +59,11 @@ class Parent:
         Args:
             roles: The roles to run, in the order of their start.
             hang_seconds: The longest time for which a process's event loop may hang; 0 disables the check.
-            metrics_folder: The directory for the metrics of all processes; None for no metrics. The parent deletes
-                files of an earlier run.
-            counts: Whether processes record metrics.
-            load_roles: Reads the settings again and returns the roles; raises ConfigurationError.
+            metrics_folder: The folder of this host's metric files. The parent deletes the files of an earlier run. None
+                if there is no such folder.
+            counts: Whether the parent records metrics in this folder.
+            load_roles: For a reload: reads the settings again and returns the new roles. Raises ConfigurationError if a
+                setting is invalid. By default, a reload uses the same roles.
         """
         self._run_dir = run_dir
         self._metrics_folder = metrics_folder
@@ -79,8 +80,9 @@ class Parent:
         self._replacement = RollingReplacement(self._manager)
 
     def run(self) -> int:
-        """Keeps the roles running. After a stop, returns when every process has ended: 0, or 1 if any process had to be
-        killed.
+        """Keeps the processes running until a stop, and then returns the exit code when every process has ended.
+
+        The exit code is 0, or 1 if any process had to be killed.
 
         Raises:
             DispatcherError: Another parent uses the same run directory.
@@ -183,7 +185,7 @@ class Parent:
         self._log.info("dispatcher.scaled", workers=self._worker_count)
 
     def _remove_worker(self) -> None:
-        """Stops a worker that is not being replaced. If several workers run, there is always such a worker."""
+        """Stops a worker, unless only one runs. Chooses a worker that is not being replaced; there is always one."""
         if self._worker_count > 1:
             removable = [worker for worker in self._manager.workers if not self._replacement.includes(worker)]
             # Prefer a worker that waits for a restart.

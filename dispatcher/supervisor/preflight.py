@@ -1,7 +1,7 @@
 """The checks before the first fork: whether the settings work, and whether tables and queues fit this release.
 
-The start waits for unreachable servers, because a host often starts before its servers. Errors that waiting cannot fix
-end the start; the exception lists all of them.
+The start waits for unreachable servers, because a host often starts before its servers. Other errors cannot be fixed by
+waiting, so they end the start: an exception lists all of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def raise_file_limit() -> None:
 
 
 def prepare(settings: Settings) -> None:
-    """Waits until a start can succeed. Leaves no thread and no connection behind.
+    """Checks everything that a start needs, and waits for servers that are unreachable.
+
+    Leaves no thread and no connection behind, because the parent forks next.
 
     Raises:
         ConfigurationError: Settings, tables or queues have errors; the exception lists all of them.
@@ -58,7 +60,7 @@ def prepare(settings: Settings) -> None:
 
 
 def prepare_store(settings: Settings) -> None:
-    """Like `prepare`, for a process that works without RabbitMQ.
+    """Like `prepare`, for the API: checks only PostgreSQL, because the API also works while RabbitMQ is unreachable.
 
     Raises:
         ConfigurationError: The tables do not fit this release, or a connection pooler shares sessions.
@@ -99,8 +101,11 @@ def _inspect_broker(settings: Settings) -> list[str]:
 
 
 def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> list[str]:
-    """The errors that a check finds at a server. If the server is unreachable: waits until it answers, or returns no
-    errors if `waits` is False."""
+    """Runs a check, and returns the errors that it finds.
+
+    Args:
+        waits: Whether to wait until an unreachable server answers. If False, returns no errors for such a server.
+    """
     backoff = Backoff(base_seconds=1.0, cap_seconds=LONGEST_WAIT_SECONDS)
     while True:
         try:

@@ -20,8 +20,8 @@ from dispatcher.telemetry.log import get_log
 DRAIN_MARGIN_SECONDS: Final = 5.0
 """How long a worker may run after its own drain deadline, to record the last results, before the parent kills it."""
 STOP_LAST_SECONDS: Final = 10.0
-"""How long a role that stops last may take to end. The relay needs time for its last round, and then for closing its
-connections. This time is longer than the sum of both deadlines, even if RabbitMQ and PostgreSQL do not answer."""
+"""How long a role that stops last may take to end. The relay has a deadline for its last round, and another deadline
+for closing its connections. This time is longer than both deadlines together."""
 HANDLED_SIGNALS: Final = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -38,7 +38,7 @@ class ProcessManager:
 
     Attributes:
         processes: Processes that run or will be started, in the order of the roles.
-        generation: The generation of the roles. Processes forked before the last `adopt` have an older generation.
+        generation: How often `adopt` was called. A process that was forked before the last call has a smaller number.
     """
 
     def __init__(self, roles: Sequence[Role], *, drain_seconds: float, lifeline: int) -> None:
@@ -78,7 +78,10 @@ class ProcessManager:
         return process
 
     def adopt(self, roles: Sequence[Role]) -> None:
-        """Uses these roles for all further starts. A process that waits for a restart starts immediately."""
+        """Uses these roles, with settings that were read again, for all further starts.
+
+        A process that waits for a restart starts immediately.
+        """
         self.generation += 1
         self._roles = {role.name: role for role in roles}
         for process in self.processes:
@@ -157,7 +160,7 @@ class ProcessManager:
                     self.stop(process, Ending.DRAINED)
 
     def kill_now(self) -> None:
-        """Sets the end of each process's time to now, so that the next `kill_overdue` kills every process."""
+        """Makes every process overdue, so that the next `kill_overdue` kills them all."""
         for process in self.processes:
             process.kill_by(time.monotonic())
 
@@ -212,7 +215,7 @@ class ProcessManager:
                 **error,
             )
             return
-        # SIGTERM itself ends a child that has not yet installed its handlers.
+        # -SIGTERM: the child had not yet installed its handler, so the signal itself ended the child.
         log = self._log.info if exit_code in (0, -signal.SIGTERM) else self._log.error
         log("process.exited", role=process.name, pid=pid, exit_status=how, reason=reason)
         if reason in (Ending.RELOADED, Ending.RECYCLED):

@@ -40,8 +40,7 @@ class RollingReplacement:
         return int(self._new is not None and self._old is not None and self._old.ending is None)
 
     def begin_reload(self) -> None:
-        """Starts a reload. Call this when the manager has adopted new roles, so that every running process has an older
-        generation."""
+        """Starts a reload. Call this after `ProcessManager.adopt`, which makes every running process outdated."""
         self._reloading = True
 
     def includes(self, process: Process) -> bool:

@@ -21,7 +21,7 @@ class RunDirFault:
     """Why other users could write or replace the ledgers.
 
     Attributes:
-        words: A phrase to put after the directory's path.
+        words: A phrase to put after the directory's path, such as `is writable by its group`.
         remedy: How to fix the problem.
     """
 

@@ -29,7 +29,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A role that the parent keeps running.
+    """A kind of process that the parent keeps running: worker, relay or monitor.
 
     Attributes:
         name: The name in logs and process titles.
@@ -49,17 +49,18 @@ class Role:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A slot of a role, and its current process.
+    """A slot of a role, and its current process. When the process is restarted, the slot stays the same.
 
     Attributes:
         number: The slot's number, unique among the running processes of a role.
         pid: The process id; None while the process waits for its start.
         start_at: When to start the process; None while it runs.
-        generation: The generation of the settings with which the process was forked.
+        generation: How many reloads had begun when the process was forked.
         ending: Why the parent stopped the process; None if the parent did not stop it.
         kill_at: When to kill the process if it has not ended by then.
         is_hung: Whether the process's event loop hung, so that the parent aborted the process.
-        silent_seconds: How long the process's heartbeat counter has stayed at `beats`.
+        beats: The heartbeat counter of the process, when the parent last looked.
+        silent_seconds: How long the counter has not changed.
     """
 
     role: Role

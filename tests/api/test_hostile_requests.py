@@ -430,7 +430,7 @@ async def test_a_protocol_upgrade_closes_the_connection_and_its_body_is_not_pars
         assert answers.count(b"\r\n\r\n") == 1, name
         assert answers.startswith(b"HTTP/1.1 400 "), name
         assert b"connection: close" in answers, name
-        assert b"Set the client to HTTP/1.1" in answers, name
+        assert b"Configure the client for plain HTTP/1.1" in answers, name
 
 
 def upload(token: str | None, body: bytes, length: int) -> bytes:
