@@ -61,7 +61,7 @@ class Grant:
 
 
 def insert_key(connection: Session, values: dict[str, Any]) -> None:
-    """Stores a new key; `values` are its columns by name."""
+    """Stores a new key; `values` contains the row's values by column name."""
     fetch_sync(connection, "insert_api_key", values)
 
 
@@ -81,7 +81,7 @@ async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) ->
 
 
 class KeyStore:
-    """The API process's statements about keys.
+    """Reads API keys and counts their recipients, for a process of the HTTP API.
 
     Each method raises StoreUnavailable if the same call might succeed later.
     """
@@ -94,10 +94,10 @@ class KeyStore:
         return await find_keys(self._pool)
 
     async def take_recipients(self, key_id: str, *, needed: int, wanted: int, quota: int) -> Grant:
-        """Takes up to `wanted` recipients from the key's quota for today.
+        """Takes `wanted` recipients from the key's quota for today, or as many as are left.
 
         Args:
-            needed: Take nothing if the quota has fewer recipients left than this.
+            needed: If the quota has fewer recipients left than this, nothing is taken.
         """
         parameters = {"key_id": key_id, "needed": needed, "wanted": wanted, "quota": quota}
         while True:
@@ -106,7 +106,7 @@ class KeyStore:
             await fetch(self._pool, "begin_recipient_day", {"key_id": key_id})
 
     async def return_recipients(self, key_id: str, day: date, returned: int) -> None:
-        """Returns unused recipients to the quota of a day."""
+        """Gives recipients that `take_recipients` took, and no email used, back to the key's quota for the day."""
         await fetch(self._pool, "return_recipients", {"key_id": key_id, "day": day, "returned": returned})
 
 
