@@ -38,7 +38,7 @@ class EventRow(NamedTuple):
 
     @classmethod
     def of(cls, event: ProviderEvent, hasher: AddressHasher) -> EventRow:
-        """The row of an event. It contains no address: the recipient is hashed and masked, and the detail is scrubbed."""
+        """The row of an event. Contains no address: the recipient is hashed and masked, and the detail is scrubbed."""
         address_hash = hasher.hash(event.recipient) if event.recipient else None
         address = normalised(event.recipient) if event.recipient else None
         return cls(

@@ -167,8 +167,8 @@ class Result(NamedTuple):
     wait_seconds: float | None = None
 
     def without_provider_texts(self) -> Result:
-        """The result without `error`, `provider_code` and `provider_message_id`: PostgreSQL may have refused one of these
-        texts."""
+        """The result without `error`, `provider_code` and `provider_message_id`. Used if PostgreSQL refuses the result,
+        because one of these texts may be the cause."""
         return self._replace(error=None, provider_code=None, provider_message_id=None)
 
 

@@ -68,9 +68,9 @@ class Cursor:
     that lost commits. So the cursor also contains PostgreSQL's timeline and a time; see `_resume`.
 
     Attributes:
-        timeline: PostgreSQL's timeline at the time at which the cursor was made.
-        at: The time at which the last event that the reader got was added to the feed. If the reader has got no event
-            yet, the time at which the cursor was made.
+        timeline: PostgreSQL's timeline when the cursor was made.
+        at: When the last event that the reader got was added to the feed. If the reader has got no event yet, when the
+            cursor was made.
     """
 
     timeline: int
@@ -171,7 +171,7 @@ async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit
 async def _resume(source: Source, cursor: Cursor | None, timeline: int, next_transaction: int) -> Position:
     """The position after which to continue: usually the cursor's position.
 
-    After a restore or a promotion, it is an earlier position.
+    After a restore or a promotion, an earlier position, so that the reader misses no event.
     """
     if cursor is None:
         return BEGINNING
