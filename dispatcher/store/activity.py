@@ -20,7 +20,7 @@ class WorkerSeen:
     """A worker, on any host, that has a PostgreSQL session, leases, or both.
 
     Attributes:
-        name: Host, slot, process and a nonce, separated by colons.
+        name: The host, the slot, the process id and a random number, separated by colons.
         age_seconds: Seconds since the worker started. None if the worker has no session; recovery then takes over
             its emails.
         in_flight: Number of emails under the worker's leases.

@@ -56,7 +56,8 @@ class AddressHasher:
     def unsubscribe_token(self, email_id: UUID, address: str) -> str:
         """A token of 64 characters for the unsubscribe link of one recipient of an email.
 
-        Only this database can create the token. So a request that contains the token comes from a link in this email.
+        To create the token, one needs the database's secret key. So a request with the token comes from a link in this
+        email.
         """
         content = email_id.bytes + self.hash(address)
         return urlsafe_b64encode(content + self._signature(content)).decode()
@@ -96,7 +97,7 @@ def normalised(address: str) -> str:
     address = address.strip().lower()
     if address.isascii():
         return address
-    import idna  # most processes see only ASCII
+    import idna  # imported here, because most processes see only ASCII addresses
 
     local, at, domain = address.rpartition("@")
     with suppress(idna.IDNAError):

@@ -26,7 +26,7 @@ from dispatcher.store.statements import Row, fetch
 from dispatcher.store.webhooks import DisabledWebhook, list_disabled
 
 ANSWER_SECONDS: Final = 4.0
-"""How long a statement of the monitor that alerts waits for PostgreSQL to answer."""
+"""How long a monitor waits for PostgreSQL to answer a statement about alerts."""
 LEAVE_SECONDS: Final = 1.0
 """How long a stopping monitor waits for PostgreSQL to answer."""
 
@@ -48,7 +48,7 @@ class AnnouncedAlert:
 
 @dataclass(frozen=True, slots=True)
 class TableFindings:
-    """What PostgreSQL contains about dead letters, and about whether emails are being sent.
+    """What a check found in PostgreSQL: about dead letters, sending, providers, hosts, webhooks and pauses.
 
     Attributes:
         correlation_ids: The correlation ids of the oldest failed and held emails that have a correlation id.
@@ -80,9 +80,9 @@ class TableFindings:
 
 
 class AlertStore:
-    """The statements with which a monitor checks one DLQ and alerts about it.
+    """What a monitor reads and writes in PostgreSQL for its alerts.
 
-    The statements use a separate session. This session also holds a named lock, and only the monitor with this lock
+    Uses a separate session, which also holds a named lock: of the monitors of one DLQ, only the monitor with this lock
     alerts. Each method raises StoreUnavailable if the same call might succeed later in a new session.
     """
 

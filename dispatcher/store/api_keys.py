@@ -25,8 +25,8 @@ class ApiKey:
         requests_per_second: The most requests per second; None for no limit.
         recipients_per_day: The daily quota of recipients; None for no quota.
         revoked_at: When the key was revoked; None while it is valid.
-        lane: The lane of emails that do not set a lane. If None, the rule for the sender sets the lane; without such a
-            rule, the lane is `normal`.
+        lane: The lane of emails that do not set a lane. If None, an operator's lane rule for the sender decides;
+            without such a rule, the lane is `normal`.
         allowed_lanes: The lanes that an email may set, besides `lane`.
     """
 
@@ -81,7 +81,7 @@ async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) ->
 
 
 class KeyStore:
-    """Reads API keys and counts their recipients, for a process of the HTTP API.
+    """Reads API keys, and takes recipients from their daily quotas, for a process of the HTTP API.
 
     Each method raises StoreUnavailable if the same call might succeed later.
     """
@@ -106,7 +106,7 @@ class KeyStore:
             await fetch(self._pool, "begin_recipient_day", {"key_id": key_id})
 
     async def return_recipients(self, key_id: str, day: date, returned: int) -> None:
-        """Gives recipients that `take_recipients` took, and no email used, back to the key's quota for the day."""
+        """Adds unused recipients, which `take_recipients` has taken, to the key's quota for the day again."""
         await fetch(self._pool, "return_recipients", {"key_id": key_id, "day": day, "returned": returned})
 
 

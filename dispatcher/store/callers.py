@@ -118,7 +118,7 @@ def _driver_of(given: Any) -> object:
         # check here whether the connection is closed.
         if given.connection is not None and given.connection.closed and given.get_autocommit():
             given.close()
-        # Django makes these two calls before each query.
+        # Make the two calls that Django itself makes before each query.
         given.close_if_health_check_failed()
         given.ensure_connection()
         return given.connection

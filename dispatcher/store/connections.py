@@ -73,8 +73,8 @@ _GRANTS: Final = (
 # psycopg classifies these errors as errors of the server. But a block that the disk cannot read affects only the rows
 # in this block, so this module treats these errors as errors of rows.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
-# Overrides a client encoding that is set in the URL, in the environment or for the role: `arrays` writes lists in this
-# encoding, and emails may contain any character.
+# Overrides a client encoding that is set in the URL, in the environment or for the role, because `arrays` writes lists
+# in this encoding, and emails can contain any character.
 _ENCODING: Final = "utf8"
 _OPTIONS: Final[dict[str, Any]] = {
     "autocommit": True,

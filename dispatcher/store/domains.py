@@ -1,4 +1,4 @@
-"""The ceilings of recipient domains: operators set the ceilings, and each worker takes its part of them.
+"""The ceilings of recipient domains: operators set the ceilings, and each worker claims a part of them.
 
 A token allows a worker to send one email. A slot allows a worker to make one attempt at a time.
 """

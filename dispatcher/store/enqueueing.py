@@ -33,8 +33,8 @@ class Draft:
     Attributes:
         payload_hash: The hash of the content. If the key already exists, this hash is compared with the stored email's
             hash.
-        lane: The lane that the email or its API key sets. If None, the rule for the sender sets the lane; without such
-            a rule, the lane is `normal`.
+        lane: The lane that the email or its API key sets. If None, an operator's lane rule for the sender decides;
+            without such a rule, the lane is `normal`.
     """
 
     email_id: UUID

@@ -166,7 +166,7 @@ class HeldEvidence:
 
 @dataclass(frozen=True, slots=True)
 class HeldEmail:
-    """A held email, whose outcome is unknown, without private data."""
+    """A held email, without private data."""
 
     email_id: UUID
     tenant_id: str
@@ -275,7 +275,10 @@ async def audit(
     email_id: UUID | None = None,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Adds an action to the audit log. Only for actions that change no row in email_log: others audit themselves."""
+    """Adds an action to the audit log. Used for actions that change no row in email_log.
+
+    Statements that change rows in email_log add their audit records themselves.
+    """
     written = None if detail is None else orjson.dumps(detail).decode()
     parameters = {"actor": actor, "action": action, "reason": reason, "email_id": email_id, "detail": written}
     await fetch(session, "audit", parameters)

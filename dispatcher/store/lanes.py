@@ -1,4 +1,4 @@
-"""Writes what operators set for lanes, senders and tenants. Each statement also audits the change."""
+"""Reads and writes what operators set for lanes, senders and tenants. Each change is audited in the same statement."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 MAX_DEAD_LETTER_REPLAYS: Final = 3
-"""How often an email is replayed because its dead letter was moved back to the send queue. The limit stops a program
-that moves messages back and forth."""
+"""How many times, at most, an email is replayed because its dead letter was moved back to the send queue. The limit
+stops a program that moves messages back and forth."""
 MAX_OCTETS: Final = 64 * 1024
 """`lease` returns the content of an email only if the content is at most this large and has no attachments. Nearly all
 emails are far smaller."""
@@ -59,8 +59,8 @@ class Lease(NamedTuple):
             maximum.
         on_uncertain: The email's own policy for an unknown outcome; None for the host's policy.
         traceparent: W3C trace context of the enqueuing application; None if the application passed none.
-        octets_apart: Size of the content, if the content is large or could not be read in a batch. The worker must read
-            such a content separately before it sends the email. 0 if `email` is complete; negative if the size is
+        octets_apart: Size of the content, if the content is large or could not be read in a batch. The worker must then
+            read the content separately before it sends the email. 0 if `email` is complete; negative if the size is
             unknown.
         due_since: When the email could first be sent: its send_at, or else when it was enqueued; None if not read.
         pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
@@ -455,7 +455,7 @@ class LeaseStore:
         parameters = {**_columns(results), "worker": self._worker, "slot": self._slot}
         async with session(self._pool) as connection:
             cursor = await connection.execute(query("record"), parameters)
-            if cursor.rowcount == len(results):  # the usual case: saves parsing a hundred ids
+            if cursor.rowcount == len(results):  # the usual case: no need to parse a hundred ids
                 return {result.email_id for result in results}
             return {row[0] for row in await cursor.fetchall()}
 

@@ -69,8 +69,8 @@ class LockedRows:
     def __init__(self, source: Source, *, retry_seconds: float = 0.0) -> None:
         """
         Args:
-            retry_seconds: How long `execute_unlocked` leaves out an email after PostgreSQL refused it. Set this in a
-                loop that would otherwise retry the email in each iteration.
+            retry_seconds: How long `execute_unlocked` leaves out an email after PostgreSQL refused a statement for it.
+                Set this in a loop that would otherwise retry the email in each iteration.
         """
         self._source = source
         self._retry_seconds = retry_seconds

@@ -17,7 +17,8 @@ ALL_KINDS: Final = frozenset(OutgoingKind)
 MAX_SLICE_EVENTS: Final = 1000
 """The most events that one statement reads."""
 MAX_SLICES: Final = 20
-"""The most statements for one page. A page needs several if nearly all events of the feed belong to other tenants."""
+"""The most statements for one page. If nearly all events of the feed belong to other tenants, one statement finds only
+a part of a page."""
 REWIND: Final = timedelta(hours=1)
 """After a restore or a promotion, a reader gets the events of this time before its cursor again."""
 _CURSOR: Final = re.compile(rb"(\d{1,9})\.(\d{1,18})\.(\d{1,18})\.(\d{1,14})")
