@@ -189,7 +189,7 @@ def translated() -> Iterator[None]:
     except (pg.InvalidSchemaName, pg.UndefinedTable, pg.UndefinedFunction, pg.UndefinedColumn) as error:
         raise SchemaError(
             f'The database does not have this release\'s tables in the schema "{schema()}".',
-            remedy="Run `dispatcher init`, or set DISPATCHER_DATABASE_SCHEMA if they are in another schema.",
+            remedy="Run `dispatcher init`, or set DISPATCHER_DATABASE_SCHEMA if the tables are in another schema.",
         ) from error
     except (pg.LockNotAvailable, pg.QueryCanceled) as error:
         kind = StoreBusy if isinstance(error, pg.LockNotAvailable) else StoreTooSlow

@@ -1,8 +1,8 @@
 """Applies the numbered files of `sql/migrations/`. Migrations only go forward and are never edited.
 
-Migrations name tables and functions without a schema; `migrate` sets the search_path to our schema. Later callers of a
-function have a different search_path. So a function that reads tables either stores ours (`set search_path from
-current`), or has a body that PostgreSQL parses when it creates the function (`begin atomic`).
+Migrations name tables and functions without a schema; `migrate` sets the search_path to our schema. Sessions that call
+a function later have a different search_path. So a function that reads tables either stores our search_path (`set
+search_path from current`), or has a body that PostgreSQL parses when it creates the function (`begin atomic`).
 """
 
 from __future__ import annotations
@@ -172,7 +172,11 @@ def _assert_complete(rows: Sequence[Row]) -> None:
 
 
 def _assert_compatible(rows: Sequence[Row]) -> set[int]:
-    """Asserts that this release has every applied migration, with the same text. Returns the applied numbers."""
+    """Returns the numbers of the applied migrations.
+
+    Raises:
+        SchemaError: This release does not have one of these migrations, or has a different text for it.
+    """
     checksums = {migration.number: migration.checksum for migration in all_migrations()}
     for number, name, checksum in rows:
         if number not in checksums:

@@ -39,7 +39,7 @@ async def named_lock(session: AsyncSession, name: str, *, within_seconds: float 
 async def acquire(session: AsyncSession, name: str, *, idle_seconds: float | None = None) -> bool:
     """Takes the named lock until the session ends. Returns whether this session has the lock.
 
-    Do not call this again after it has returned True: PostgreSQL counts how often a session takes a lock.
+    Do not call this again after it has returned True: a session that takes a lock twice must release it twice.
 
     Args:
         idle_seconds: PostgreSQL ends the session after this time without a statement, so that a frozen host loses the
@@ -53,8 +53,8 @@ async def acquire(session: AsyncSession, name: str, *, idle_seconds: float | Non
 async def set_shared(session: AsyncSession, name: str, *, is_shared: bool) -> None:
     """Takes or releases a shared named lock, which any number of sessions may hold.
 
-    PostgreSQL counts how often a session takes a lock. So take only a lock that the session does not have, and release
-    only a lock that the session has.
+    A session that takes a lock twice must release it twice. So take only a lock that the session does not have, and
+    release only a lock that the session has.
     """
     if is_shared:
         await fetch(session, "hold_shared_lock", {"name": name})

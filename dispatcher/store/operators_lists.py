@@ -95,7 +95,7 @@ class RecentEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventCount:
-    """How many of the events that `count_events` reads have this provider, kind and bounce.
+    """The number of recent events that have the same provider, kind and bounce class (see `count_events`).
 
     Attributes:
         since: When the oldest of these events arrived.
@@ -168,7 +168,7 @@ async def list_events(
 
 
 async def count_events(source: Source) -> list[EventCount]:
-    """The newest events of the last day, at most `EXAMINED_ROWS`, by provider, kind and bounce."""
+    """Counts the newest events of the last day, at most `EXAMINED_ROWS`, by provider, kind and bounce class."""
     return await fetch(source, "count_recent_events", {"examined": EXAMINED_ROWS}, into=EventCount)
 
 

@@ -29,7 +29,7 @@ class Position(NamedTuple):
 
     Attributes:
         made_in: The id of the transaction that added the event.
-        number: The event's number, which ascends within the transaction.
+        number: The event's number. Later events of the same transaction have higher numbers.
     """
 
     made_in: int

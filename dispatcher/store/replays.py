@@ -169,7 +169,7 @@ async def find_overlaps(
     """Other running replays in which some of the given emails still wait.
 
     Args:
-        replay_id: Also compare with the emails that still wait in this replay.
+        replay_id: A replay. The emails that still wait in this replay are searched for, too.
     """
     parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
     return await fetch(session, "find_overlaps", parameters, into=OverlappingReplay)
