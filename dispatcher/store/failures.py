@@ -117,7 +117,8 @@ class DeadGroup:
         oldest_at: When the oldest of these emails was enqueued.
         sample_id: The newest of these emails.
         sample_error: The last error of the newest email.
-        emails_in_all: The number of emails in all groups together. It is the same in each group.
+        emails_in_all: How many emails `group_dead` has grouped, including emails of groups that it does not return. The
+            same in each group.
     """
 
     keys: Sequence[str | None]

@@ -113,7 +113,7 @@ class UnleasedEmail:
         our_token: The token of the lease that this worker has on the email, or that recovery took from this worker;
             None if there is no such lease.
         is_left_out: Whether a provider's event proves that the email was sent, or the email has expired. No worker may
-            lease such an email, even if it is pending. The relay makes it `sent` or `cancelled`.
+            lease such an email, even if it is pending. The relay settles or cancels it.
     """
 
     message_key: str

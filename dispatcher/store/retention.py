@@ -6,8 +6,8 @@ partition, which can take long.
 
 Pending, waiting and in-flight emails are never pruned. Undecided emails are kept for DISPATCHER_RETAIN_UNDECIDED_DAYS:
 an email is undecided if it is failed or held, and no operator has replayed, confirmed, released or discarded it. The
-monitor warns a week before an undecided email is pruned. While such an email must be kept, its weekly partition is not
-dropped. The pruner then deletes the content of the other emails in the partition row by row.
+monitor warns a week before an undecided email is pruned. While an undecided email must be kept, its weekly partition is
+not dropped. Instead, the pruner deletes the content of the other emails in the partition row by row.
 """
 
 from __future__ import annotations
