@@ -20,9 +20,9 @@ class WorkerSeen:
     """A worker, on any host, that has a PostgreSQL session, leases, or both.
 
     Attributes:
-        name: Host, slot, process and a nonce, separated by colons.
-        age_seconds: Seconds since the worker started. None if the worker has no session: then its emails will be
-            recovered.
+        name: The host, the slot, the process id and a random number, separated by colons.
+        age_seconds: Seconds since the worker started. None if the worker has no session; recovery then takes over
+            its emails.
         in_flight: Number of emails under the worker's leases.
         leases_end_in_seconds: Seconds until the worker's last lease expires, negative if it has expired; None if the
             worker has no leases.
@@ -49,8 +49,8 @@ class VanishedHost:
         in_flight: Number of emails under the host's leases.
         leases_end_in_seconds: Seconds until the host's last lease expires, negative if it has expired; None if the host
             has no leases.
-        silent_seconds: Seconds since the host's monitor last reported; None if the monitor has reported recently (only
-            the workers have vanished), or stopped in an orderly way.
+        silent_seconds: Seconds since the host's monitor last reported, if that is too long ago. None if the monitor
+            still reports (only the workers have vanished), or if the monitor stopped in an orderly way.
     """
 
     name: str
@@ -65,8 +65,8 @@ def find_vanished_hosts(
     """Hosts that have leases but no worker with a session, and hosts that do not report.
 
     Args:
-        silent_seconds: Seconds since each host's monitor last reported, by host. Contains only hosts that have been
-            silent for too long.
+        silent_seconds: The hosts whose monitor has not reported for too long, each with the seconds since its last
+            report.
     """
     by_host: dict[str, list[WorkerSeen]] = {}
     for worker in workers:
@@ -90,7 +90,7 @@ def find_vanished_hosts(
 class Latency:
     """Percentiles of how long the newest sent emails waited: at most 1,000 emails of the last ten minutes.
 
-    The wait is the time from the moment at which an email could first be sent to its acceptance by a provider.
+    An email's wait begins when the email could first be sent, and ends when a provider accepts the email.
     """
 
     emails: int
@@ -105,9 +105,9 @@ def list_workers(connection: Session) -> list[WorkerSeen]:
 
 
 def list_silent_hosts(connection: Session, *, after_seconds: float) -> dict[str, float]:
-    """Seconds since each host's monitor last reported, by host.
+    """The hosts whose monitor has not reported for more than `after_seconds`, each with the seconds since its report.
 
-    Contains only hosts that have not reported for more than `after_seconds` and did not stop in an orderly way.
+    Leaves out hosts whose monitor stopped in an orderly way.
     """
     rows = fetch_sync(connection, "list_presences")
     return {host: seconds for host, _, seconds in rows if seconds > after_seconds}

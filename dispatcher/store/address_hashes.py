@@ -1,4 +1,7 @@
-"""Hashes addresses with the database's key, so that events and suppressions need no address in the clear."""
+"""Hashes addresses with a secret key, so that the tables of events and suppressions need not store the addresses.
+
+`dispatcher init` creates the key, one for each database, and stores it in the database.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ BLOCK_OCTETS: Final = 64
 
 
 class AddressHasher:
-    """Hashes addresses and domains with the database's key."""
+    """Hashes addresses and domains with the secret key of a database."""
 
     def __init__(self, key: bytes) -> None:
         # This is HMAC-SHA-256 (RFC 2104), with the two blocks of the key hashed only once. `hmac.digest` would hash
@@ -30,7 +33,7 @@ class AddressHasher:
 
     @classmethod
     async def open(cls, source: Source) -> AddressHasher:
-        """Reads the key that `dispatcher init` gave the database.
+        """Reads the key from the database, and returns a hasher that uses this key.
 
         Raises:
             StoreUnavailable: PostgreSQL cannot be reached.
@@ -41,25 +44,26 @@ class AddressHasher:
     def hash(self, address: str) -> bytes:
         """The hash of an address, with or without a display name: 16 bytes.
 
-        Upper and lower case have the same hash, because almost all servers ignore case.
+        Addresses that differ only in upper and lower case have the same hash, because almost all servers ignore case.
         """
         return self._digest(normalised(address))
 
     def hash_domain(self, address_or_domain: str) -> bytes:
-        """The hash of a domain, or of an address's domain: 16 bytes. Never equals the hash of an address."""
+        """The hash of a domain, or of the domain of an address: 16 bytes. No address has the same hash."""
         domain = normalised(address_or_domain).rpartition("@")[2]
         return self._digest(f"@{domain}")
 
     def unsubscribe_token(self, email_id: UUID, address: str) -> str:
         """A token of 64 characters for the unsubscribe link of one recipient of an email.
 
-        The token in a request proves that the request came from a link in this email.
+        To create the token, one needs the database's secret key. So a request with the token comes from a link in this
+        email.
         """
         content = email_id.bytes + self.hash(address)
         return urlsafe_b64encode(content + self._signature(content)).decode()
 
     def read_unsubscribe_token(self, token: str) -> tuple[UUID, bytes] | None:
-        """The id of the email and the hash of the recipient; None if the token is not genuine."""
+        """The id of the email and the hash of the recipient; None if the token is invalid or forged."""
         if len(token) != TOKEN_CHARACTERS or not token.isascii():
             return None
         try:
@@ -93,7 +97,7 @@ def normalised(address: str) -> str:
     address = address.strip().lower()
     if address.isascii():
         return address
-    import idna  # most processes see only ASCII
+    import idna  # imported here, because most processes see only ASCII addresses
 
     local, at, domain = address.rpartition("@")
     with suppress(idna.IDNAError):

@@ -26,7 +26,7 @@ from dispatcher.store.statements import Row, fetch
 from dispatcher.store.webhooks import DisabledWebhook, list_disabled
 
 ANSWER_SECONDS: Final = 4.0
-"""How long an alert waits for PostgreSQL to answer."""
+"""How long a monitor waits for PostgreSQL to answer a statement about alerts."""
 LEAVE_SECONDS: Final = 1.0
 """How long a stopping monitor waits for PostgreSQL to answer."""
 
@@ -48,17 +48,18 @@ class AnnouncedAlert:
 
 @dataclass(frozen=True, slots=True)
 class TableFindings:
-    """What PostgreSQL contains about dead letters, and about whether emails are being sent.
+    """What a check found in PostgreSQL: about dead letters, sending, providers, hosts, webhooks and pauses.
 
     Attributes:
-        correlation_ids: The correlation ids of the oldest failed and held emails. Leaves out emails without one.
+        correlation_ids: The correlation ids of the oldest failed and held emails that have a correlation id.
         oldest_age_seconds: Age of the oldest failed or held email; None if there is none.
-        dead_letter_due_seconds: How long the oldest due dead letter has waited to be published; None if none is due.
+        dead_letter_due_seconds: How long the oldest unpublished dead letter has waited for the relay to publish it;
+            None if all are published.
         expiring: Number of failed and held emails that will soon lose their content.
         mark: A value that changes whenever a provider accepts an email. If two checks read the same value, no email was
             accepted between them.
         due: Number of emails that are due or in their first lease, and not paused; counted up to `MAX_DUE_COUNT`.
-        waiting: Why one of the emails that `due` counts waits; None if `due` is 0.
+        waiting: The facts that explain why one of the `due` emails is not sent yet; None if `due` is 0.
         troubles: Providers that at least one worker cannot use now.
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
         webhooks: The disabled webhooks.
@@ -79,9 +80,9 @@ class TableFindings:
 
 
 class AlertStore:
-    """The statements with which a monitor checks one DLQ and alerts about it.
+    """What a monitor reads and writes in PostgreSQL for its alerts.
 
-    The statements use a separate session. This session also holds a named lock, and only the monitor with this lock
+    Uses a separate session, which also holds a named lock: of the monitors of one DLQ, only the monitor with this lock
     alerts. Each method raises StoreUnavailable if the same call might succeed later in a new session.
     """
 
@@ -101,8 +102,8 @@ class AlertStore:
         Args:
             holder: This monitor's name, which does not change when the monitor restarts.
             host: The monitor's host.
-            idle_seconds: PostgreSQL ends the session after this time without a statement. A host that is silent for so
-                long is frozen, and another monitor must alert.
+            idle_seconds: PostgreSQL ends the session, and so releases the lock, after this time without a statement.
+                This monitor's host is then probably frozen, and another monitor must alert.
             answer_seconds: How long to wait for PostgreSQL to answer.
         """
         self._database_url = database_url
@@ -117,10 +118,10 @@ class AlertStore:
         self._opening = asyncio.Lock()
 
     async def claim_alerting(self) -> bool:
-        """Takes the lock of the monitor that alerts, unless another monitor holds it. Also records that this host is
-        running.
+        """Takes the lock that only the alerting monitor holds, unless another monitor has the lock.
 
-        Returns whether this monitor has the lock. If so, this monitor alerts until its session ends.
+        Also records that this host is running. Returns whether this monitor has the lock. If so, this monitor alerts
+        until its session ends.
         """
         session = await self._open()
         await self._fetch("report_presence", {"holder": self._holder, "host": self._host})
@@ -131,8 +132,7 @@ class AlertStore:
         return self._is_alerting
 
     async def leave(self) -> None:
-        """Ends the session, so that another monitor can take over the alerting. Also records that this host stops in an
-        orderly way."""
+        """Records that this host stops in an orderly way, and ends the session, so that another monitor can alert."""
         with suppress(DispatcherError):
             session = await self._open()
             session.answer_seconds = min(LEAVE_SECONDS, self._answer_seconds)
@@ -166,7 +166,12 @@ class AlertStore:
         await self._fetch("delete_announced_alert", {"kind": kind.value, "channel": channel})
 
     async def save_check(self, host: str, depth: int | None, fault: str | None, alerts: Sequence[Alert]) -> None:
-        """Records what a check of the DLQ found, for the operators' page."""
+        """Records what a check of the DLQ found, for the operators' page.
+
+        Args:
+            depth: Number of messages on the DLQ; None if `fault` says why RabbitMQ did not report the number.
+            alerts: The active alerts.
+        """
         shown = [
             {
                 "kind": alert.kind,
@@ -181,7 +186,7 @@ class AlertStore:
         await self._fetch("save_alert_check", parameters)
 
     async def find(self) -> TableFindings:
-        """Reads the facts from which the monitor raises alerts."""
+        """Reads the facts by which the monitor decides which alerts to raise."""
         session = await self._open()
         oldest = await self._fetch("find_oldest_dead_letters", {"limit": MAX_CORRELATION_IDS})
         ((due_seconds,),) = await self._fetch("find_longest_due_dead_letter")

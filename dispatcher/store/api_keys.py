@@ -25,8 +25,8 @@ class ApiKey:
         requests_per_second: The most requests per second; None for no limit.
         recipients_per_day: The daily quota of recipients; None for no quota.
         revoked_at: When the key was revoked; None while it is valid.
-        lane: The lane of emails that do not set a lane. If None, the rule for the sender sets the lane; without such a
-            rule, the lane is `normal`.
+        lane: The lane of emails that do not set a lane. If None, an operator's lane rule for the sender decides;
+            without such a rule, the lane is `normal`.
         allowed_lanes: The lanes that an email may set, besides `lane`.
     """
 
@@ -61,7 +61,7 @@ class Grant:
 
 
 def insert_key(connection: Session, values: dict[str, Any]) -> None:
-    """Stores a new key; `values` are its columns by name."""
+    """Stores a new key; `values` contains the row's values by column name."""
     fetch_sync(connection, "insert_api_key", values)
 
 
@@ -81,7 +81,7 @@ async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) ->
 
 
 class KeyStore:
-    """The API process's statements about keys.
+    """Reads API keys, and takes recipients from their daily quotas, for a process of the HTTP API.
 
     Each method raises StoreUnavailable if the same call might succeed later.
     """
@@ -94,10 +94,10 @@ class KeyStore:
         return await find_keys(self._pool)
 
     async def take_recipients(self, key_id: str, *, needed: int, wanted: int, quota: int) -> Grant:
-        """Takes up to `wanted` recipients from the key's quota for today.
+        """Takes `wanted` recipients from the key's quota for today, or as many as are left.
 
         Args:
-            needed: Take nothing if the quota has fewer recipients left than this.
+            needed: If the quota has fewer recipients left than this, nothing is taken.
         """
         parameters = {"key_id": key_id, "needed": needed, "wanted": wanted, "quota": quota}
         while True:
@@ -106,7 +106,7 @@ class KeyStore:
             await fetch(self._pool, "begin_recipient_day", {"key_id": key_id})
 
     async def return_recipients(self, key_id: str, day: date, returned: int) -> None:
-        """Returns unused recipients to the quota of a day."""
+        """Adds unused recipients, which `take_recipients` has taken, to the key's quota for the day again."""
         await fetch(self._pool, "return_recipients", {"key_id": key_id, "day": day, "returned": returned})
 
 

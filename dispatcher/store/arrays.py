@@ -33,7 +33,7 @@ _each_text: Final = _each(_quoted)
 
 
 def _texts(items: Sequence[str | None]) -> str:
-    """Joins texts for an array literal. Takes a quarter of the time if no text is None and no text needs an escape."""
+    """Joins texts for an array literal. Four times as fast if no text is None and no text needs an escape."""
     missing = items.count(None)
     if missing == len(items):
         return ",".join(["NULL"] * missing)

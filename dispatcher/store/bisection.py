@@ -1,8 +1,9 @@
 """Splits a batch if PostgreSQL refuses a statement because of one of its rows.
 
-A batched statement fails as a whole if one row cannot be read or written: a damaged TOAST value, a bad block, a trigger
-that raises, a value out of range. The statement is then executed for each half of the batch. A half that fails is split
-again, until each refused row is found. A batch of n rows with one refused row takes about 2 log2(n) more statements.
+A batched statement fails as a whole if PostgreSQL cannot read or write one row, for example because of a damaged TOAST
+value, an unreadable disk block, a trigger that raises an error, or a value out of range. The statement is then executed
+for each half of the batch. A half that fails is split again, until each refused row is found. A batch of n rows with
+one refused row takes about 2 log2(n) more statements.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ async def bisect_batch(
 
     Args:
         items: At least one item.
-        execute: Executes the statement for some of the items. Called with smaller parts after a StatementRefused.
+        execute: Executes the statement for the given items. Called first with all items. If it raises StatementRefused,
+            it is called for each half of them.
 
     Returns:
-        The values that `execute` returned for the parts, in order; and each refused item with its error.
+        The results of the calls that succeeded, in the order of the items; and each refused item with its error.
     """
     try:
         return [await execute(items)], []

@@ -118,7 +118,7 @@ def _driver_of(given: Any) -> object:
         # check here whether the connection is closed.
         if given.connection is not None and given.connection.closed and given.get_autocommit():
             given.close()
-        # Django makes these two calls before each query.
+        # Make the two calls that Django itself makes before each query.
         given.close_if_health_check_failed()
         given.ensure_connection()
         return given.connection
@@ -162,15 +162,16 @@ def _check_open(connection: Any) -> None:
         )
 
 
-def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnection:
+def _refusal(given: object, call: str, types_of_other_call: tuple[str, ...]) -> UnusableConnection:
     """The error for an argument that `call` cannot use. The remedy says what to write instead.
 
     Args:
-        twins: The types that the other call accepts: `enqueue_async` if `call` is `enqueue`, and otherwise `enqueue`.
-            For an argument of these types, the remedy names the other call.
+        call: `enqueue` or `enqueue_async`.
+        types_of_other_call: The types that only the other of these two functions accepts. For an argument of such a
+            type, the remedy names the other function.
     """
     what = f"{call} was given {_article(given)} {_name(given)}"
-    if _is(given, *twins):
+    if _is(given, *types_of_other_call):
         if call == "enqueue":
             why, instead = "which is asynchronous", "`await enqueue_async(connection, email)`"
         else:
@@ -228,7 +229,7 @@ def _article(given: object) -> str:
 
 @contextmanager
 def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Iterator[None]:
-    """Translates errors in the block: errors about missing tables or rights become errors with a remedy.
+    """Translates PostgreSQL's errors about missing tables or rights, raised in the block, into errors with a remedy.
 
     Raises:
         SchemaError: The database does not have this release's tables.

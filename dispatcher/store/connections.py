@@ -73,8 +73,8 @@ _GRANTS: Final = (
 # psycopg classifies these errors as errors of the server. But a block that the disk cannot read affects only the rows
 # in this block, so this module treats these errors as errors of rows.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
-# Overrides a client encoding that is set in the URL, in the environment or for the role: `arrays` writes lists in this
-# encoding, and emails may contain any character.
+# Overrides a client encoding that is set in the URL, in the environment or for the role, because `arrays` writes lists
+# in this encoding, and emails can contain any character.
 _ENCODING: Final = "utf8"
 _OPTIONS: Final[dict[str, Any]] = {
     "autocommit": True,
@@ -189,7 +189,7 @@ def translated() -> Iterator[None]:
     except (pg.InvalidSchemaName, pg.UndefinedTable, pg.UndefinedFunction, pg.UndefinedColumn) as error:
         raise SchemaError(
             f'The database does not have this release\'s tables in the schema "{schema()}".',
-            remedy="Run `dispatcher init`, or set DISPATCHER_DATABASE_SCHEMA if they are in another schema.",
+            remedy="Run `dispatcher init`, or set DISPATCHER_DATABASE_SCHEMA if the tables are in another schema.",
         ) from error
     except (pg.LockNotAvailable, pg.QueryCanceled) as error:
         kind = StoreBusy if isinstance(error, pg.LockNotAvailable) else StoreTooSlow
@@ -245,10 +245,11 @@ def connected(database_url: str, *, name: str = "dispatcher") -> Iterator[psycop
 
 
 def check_url(database_url: str) -> None:
-    """Asserts that libpq can parse the URL.
+    """Checks that libpq can parse the URL.
 
     Raises:
-        ConfigurationError: libpq cannot parse the URL. Leaves out libpq's message, which may quote the password.
+        ConfigurationError: libpq cannot parse the URL. The error leaves out libpq's message, which might quote the
+            password.
     """
     try:
         conninfo_to_dict(database_url)
@@ -286,8 +287,8 @@ async def connect_unconfigured(database_url: str, *, name: str) -> AsyncSession:
 async def disable_statement_timeout(session: AsyncSession) -> None:
     """Disables the statement timeout of this session.
 
-    The session still detects a vanished or frozen server as quickly as before. If a server answers probes but not the
-    statement, the session ends after `NO_TIMEOUT_ANSWER_SECONDS`.
+    The session still detects a vanished or frozen server as quickly as before. If the server answers the session's
+    probes, but not a statement, the session ends after `NO_TIMEOUT_ANSWER_SECONDS`.
     """
     with translated():
         await session.execute(query("disable_statement_timeout"))
@@ -376,10 +377,10 @@ def _is_read_only(error: Exception) -> bool:
 def _raise_if_cancelled() -> None:
     """Raises CancelledError if the task was cancelled inside the pool, because the pool can lose a cancellation.
 
-    The pool loses a cancellation in two cases. First, it gets a session by `asyncio.wait_for`, and in Python 3.11,
-    `wait_for` loses a cancellation that arrives at the same moment as its result. Second, when the pool checks its
-    sessions, it mistakes a cancellation for a broken session. A stopping process would wait forever for a task that
-    lost its cancellation.
+    The pool loses a cancellation in two cases. While it waits for a free session, it uses `asyncio.wait_for`, which
+    in Python 3.11 loses a cancellation that arrives at the same moment as the session. While it checks its sessions,
+    it mistakes a cancellation for a broken session. Without this function, a stopping process would wait forever for
+    the task.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -391,7 +392,8 @@ async def _configure(
 ) -> None:
     """Sets a new session's timeouts and converters.
 
-    Also makes each commit wait for the disk, because the worker sends an email after the commit.
+    Also makes each commit wait for the disk. A worker sends an email after it has committed the lease, so PostgreSQL
+    must not lose the lease in a crash.
     """
     set_json_loads(orjson.loads, connection)
     connection.adapters.register_dumper(list, BatchDumper)

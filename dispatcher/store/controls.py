@@ -1,4 +1,7 @@
-"""Reads the controls that operators set for all hosts: lanes' policies, limits, pauses. Writes pauses."""
+"""Reads what operators set for all hosts: policies of lanes, limits of tenants and recipient domains, and pauses.
+
+Also begins and ends pauses.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +45,15 @@ def list_pauses_sync(connection: Session) -> list[Pause]:
 
 
 async def find_pauses_of(source: Source, email_id: UUID) -> list[Pause]:
-    """The pauses in force that can stop an email: pauses of everything, of the email's lane or tenant, or of any
-    provider."""
+    """The pauses in force that can stop an email: pauses of everything, of the email's lane, of its tenant, or of a
+    provider (any provider, because each of them might have to send the email)."""
     return await fetch(source, "find_pauses_of", {"email_id": email_id}, into=Pause)
 
 
 async def begin_pause(
     source: Source, scope: PauseScope, name: str, *, seconds: float | None, actor: str, reason: str
 ) -> Pause:
-    """Begins a pause, or changes the end, the reason and the actor if the pause is already in force. Audits this.
+    """Begins a pause, and audits this. If the pause is already in force, changes its end, its reason and its actor.
 
     Args:
         name: The name of the lane, tenant or provider; empty for `PauseScope.ALL`.

@@ -44,11 +44,11 @@ class MonitorCounts(Counts):
     """The counts that the monitor reads at intervals; `emails` leaves out `sent` and `cancelled`.
 
     Attributes:
-        sent_last_hour: Approximate number of emails sent in the last 60 minutes. PostgreSQL stores a count per clock
-            hour. If only a part of a clock hour is in these 60 minutes, the same part of the hour's count is used.
+        sent_last_hour: Approximate number of emails sent in the last 60 minutes, from counts per clock hour. Example:
+            at 10:15, this is the count since 10:00, and three quarters of the count from 9:00 to 10:00.
         sent_last_day: As `sent_last_hour`, for the last 24 hours.
-        webhook_lag_seconds: For each active webhook, by id: the age of the oldest event that was neither delivered nor
-            stored as refused.
+        webhook_lag_seconds: For each active webhook, by id: the age of the oldest event that was not delivered (see
+            `measure_lag`).
         pauses: The operators' pauses that are in force.
     """
 

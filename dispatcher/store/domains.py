@@ -1,4 +1,4 @@
-"""The ceilings of recipient domains: operators set the ceilings, and each worker takes its part of them.
+"""The ceilings of recipient domains: operators set the ceilings, and each worker claims a part of them.
 
 A token allows a worker to send one email. A slot allows a worker to make one attempt at a time.
 """
@@ -15,8 +15,8 @@ from dispatcher.store.lanes import Author
 from dispatcher.store.statements import Source, fetch, fetch_sync
 
 BURST_SECONDS: Final = 0.5
-"""A domain's token bucket contains at most the tokens of this many seconds. The relay wakes the domain's waiting emails
-more often than this."""
+"""A domain's token bucket contains at most the tokens of this many seconds. The relay wakes waiting emails more often
+than this, so no tokens are lost while emails wait."""
 SLOT_SECONDS: Final = 15.0
 """How long a worker may use the slots of a domain without asking again. If the worker dies, the slots are free after
 this time."""
@@ -55,7 +55,7 @@ class LimitedDomain:
 
 
 class DomainStore:
-    """A worker's statements about recipient domains.
+    """Takes tokens and slots of recipient domains, for one worker.
 
     Each method raises StoreUnavailable if the same call might succeed later.
     """
@@ -69,8 +69,8 @@ class DomainStore:
 
         Args:
             tokens: The most tokens to take.
-            slots: How many slots the worker wants; 0 returns all slots.
-            used: How many attempts the worker is making now.
+            slots: How many slots the worker wants; 0 to give all its slots back.
+            used: How many attempts the worker is making now. Their slots stay taken, even if the worker now gets fewer.
 
         Returns:
             None if the domain has no ceilings.
@@ -91,7 +91,7 @@ async def set_limit(source: Source, domain: str, values: Mapping[str, Any], auth
     """Sets the given ceilings of a domain, and audits this in the same commit. Returns all ceilings of the domain.
 
     Args:
-        values: `per_second` and `concurrent`. A value that is None keeps the ceiling that is set.
+        values: `per_second` and `concurrent`; None leaves a ceiling unchanged.
     """
     (limit,) = await fetch(source, "set_domain_limit", {"domain": domain, **values, **author}, into=DomainLimit)
     return limit

@@ -36,9 +36,9 @@ class Insertion:
     """The result of inserting drafts.
 
     Attributes:
-        due_at: For each inserted email, by id: when the relay publishes the email, unless the API process has published
-            it before. None if the email waits until its send_at, and must not be published before that time.
-        direct_lane: The lane of each inserted email that the API process publishes, by id.
+        due_at: For each inserted email, by id: when the relay publishes the email, if the API process has not published
+            it by then. None if the email has a later send_at, and must not be published before that time.
+        direct_lane: The lane of each email that the API process itself must publish, by id.
         known: For each key that already existed, the id and payload hash of the email that has the key.
     """
 
@@ -48,12 +48,13 @@ class Insertion:
 
 
 class DraftStore:
-    """The API process's enqueue statements. Each method commits before it returns."""
+    """Inserts emails for a process of the HTTP API. Each method commits before it returns."""
 
     def __init__(self, pool: Pool, *, publish_in_seconds: float) -> None:
         """
         Args:
-            publish_in_seconds: After this time, the relay publishes an email that is not yet marked as published.
+            publish_in_seconds: How long the API process has to publish an email. After this time, the relay publishes
+                the email, unless `mark_published` was called.
         """
         self._pool = pool
         self._publish_in_seconds = publish_in_seconds
@@ -65,7 +66,7 @@ class DraftStore:
 
         Args:
             direct_lanes: The lanes whose emails the caller publishes.
-            relay_tenants: The tenants whose emails the relay publishes, whatever their lane.
+            relay_tenants: The tenants that are paused or have a ceiling. The relay publishes all their emails.
 
         Raises:
             StoreBusy: Another open transaction is inserting one of the keys. Nothing was inserted.
@@ -95,7 +96,7 @@ class DraftStore:
             return Insertion(due_at, direct_lane, known)
 
     async def find(self, drafts: Sequence[Draft]) -> Mapping[Key, bytes]:
-        """The stored payload hash of each draft's key that exists, by key."""
+        """The stored payload hashes of the drafts whose keys already exist, by key."""
         parameters = key_parameters(drafts, set())
         rows = await fetch(self._pool, "find_by_key", parameters)
         return {key: payload_hash for key, (_, payload_hash) in holders(rows).items()}
@@ -105,6 +106,6 @@ class DraftStore:
         again.
 
         Args:
-            due: The due time that `insert` returned, by email id; at least one email.
+            due: The time in `Insertion.due_at`, by email id; at least one email.
         """
         await fetch(self._pool, "mark_published", ids_with("due_ats", due))

@@ -96,7 +96,7 @@ class EmailStore:
             return await list_events(connection, email_id)
 
     async def find_wait(self, email_id: UUID) -> Facts | None:
-        """The facts that show why an email waits; None if the email is finished or does not exist.
+        """The facts that show why an email waits. None if the email is not pending, waiting or sending.
 
         Does not count the emails ahead of this email, because the count can take long.
         """
@@ -110,7 +110,7 @@ class EmailStore:
 
 
 async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int = MAX_AHEAD_COUNT) -> Facts | None:
-    """The facts that show why an email waits; None if the email is finished or does not exist.
+    """The facts that show why an email waits. None if the email is not pending, waiting or sending.
 
     Args:
         most_ahead: Count at most this many pending emails ahead of this email; 0 counts none.
@@ -127,10 +127,10 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
 
 
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
-    """Descriptions of the sessions that have probably locked the email's row for longer than a lock timeout.
+    """Descriptions of the sessions that have probably locked the email's row for longer than BATCH_LOCK_SECONDS.
 
-    To find out whether the row is locked, the function tries to lock it. So for a role that may only read, the list is
-    empty.
+    The function tries to lock the row, to find out whether another session has locked it. A role that may only read
+    cannot do this, and gets an empty list.
     """
     ((may_lock,),) = await fetch(session, "may_lock")
     if not may_lock or not await fetch(session, "find_locked", ids_within([email_id])):
@@ -169,8 +169,9 @@ async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
 async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
     """What providers reported about the email, ordered by the providers' clocks.
 
-    An event's recipient is a position, counted from 1 over To, Cc, Bcc. The position is None if the event concerns no
-    recipient of the email, if the content was deleted, or if the role has no right to read addresses.
+    The value of `recipient` is a number, not an address: the recipient's position in To, Cc and Bcc, counted from 1.
+    None if the event concerns no recipient of the email, if the content was deleted, or if the role has no right to
+    read addresses.
     """
     events = await _records(session, "list_events", {"email_id": email_id})
     positions = await _recipient_positions(session, email_id) if events else {}

@@ -31,10 +31,10 @@ class Draft:
     """An email to insert, with the id that the email gets if its key is new.
 
     Attributes:
-        payload_hash: The hash of the content. If the key already exists, it is compared with the hash of the stored
-            email.
-        lane: The lane that the email or its API key sets. If None, the rule for the sender sets the lane; without such
-            a rule, the lane is `normal`.
+        payload_hash: The hash of the content. If the key already exists, this hash is compared with the stored email's
+            hash.
+        lane: The lane that the email or its API key sets. If None, an operator's lane rule for the sender decides;
+            without such a rule, the lane is `normal`.
     """
 
     email_id: UUID
@@ -76,10 +76,10 @@ def insert_parameters(
     """The parameters of the statement `enqueue`, with the drafts in the order of their keys.
 
     Args:
-        publish_in_seconds: How long the relay waits before it publishes emails of `direct_lanes`. During this wait, the
-            caller publishes these emails and marks them as published; the relay then leaves them out.
+        publish_in_seconds: How long the caller has to publish the emails of `direct_lanes`, and to mark them as
+            published. After this time, the relay publishes those that are not marked.
         direct_lanes: The lanes whose emails the caller publishes.
-        relay_tenants: The tenants whose emails the relay publishes, whatever their lane.
+        relay_tenants: The tenants that are paused or have a ceiling. The relay publishes all their emails.
     """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]
@@ -120,7 +120,7 @@ def insert_parameters(
 
 
 def has_attachments(drafts: Iterable[Draft]) -> bool:
-    """Whether at least one draft has attachments. The drafts are then stored by two statements in one transaction."""
+    """Whether at least one draft has attachments. If so, two statements in one transaction must store the drafts."""
     return any(item.email.attachments for item in drafts)
 
 
@@ -171,7 +171,7 @@ def _comparable_sender(email: Message) -> str:
 def _recipient_parameters(drafts: Iterable[Draft]) -> Parameters:
     """The recipients' addresses, each with the position of its email in `drafts`, from 1.
 
-    PostgreSQL hashes the addresses, because an application does not have the database's key for hashes.
+    PostgreSQL hashes the addresses, because applications have no right to read the secret key for the hashes.
     """
     numbers: list[int] = []
     addresses: list[str] = []

@@ -1,4 +1,4 @@
-"""Statements about the events that providers report, and about the emails whose acceptance these events prove."""
+"""Stores the events that providers report, and settles the emails whose acceptance these events prove."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EventRow(NamedTuple):
 
     @classmethod
     def of(cls, event: ProviderEvent, hasher: AddressHasher) -> EventRow:
-        """The row of an event. It contains the recipient's hash instead of the address, and the scrubbed detail."""
+        """The row of an event. Contains no address: the recipient is hashed and masked, and the detail is scrubbed."""
         address_hash = hasher.hash(event.recipient) if event.recipient else None
         address = normalised(event.recipient) if event.recipient else None
         return cls(
@@ -58,16 +58,16 @@ class EventRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredEvents:
-    """What `store_events` did with the events of one provider, kind, bounce and mailbox provider.
+    """What `store_events` did with the events that have the same provider, kind, bounce class and mailbox provider.
 
     Attributes:
         mailbox: The recipient's mailbox provider (see `mailbox_provider_of`).
         given: The number of events that the caller passed, including duplicates.
         new: The number of events that were not stored before.
         unknown: The number of events whose email does not exist.
-        delivery_seconds: For each new event about a delivery: the time between acceptance and delivery.
-        settleable: All emails that the call marked as proven and that no worker has leased, whatever the provider and
-            kind of their events.
+        delivery_seconds: For each new event about a delivery: the seconds between acceptance and delivery.
+        settleable: The emails that the call marked as proven and that no worker has leased. Every StoredEvents of one
+            call has the same list, with the emails of all events.
     """
 
     provider: str
@@ -107,7 +107,8 @@ class SettledEmail:
 
 
 async def store_events(source: Source, rows: Sequence[EventRow], rules: SuppressionRules) -> list[StoredEvents]:
-    """Stores events, marks the emails whose acceptance they prove, and suppresses recipients, in one commit.
+    """Stores events, marks the emails whose acceptance the events prove, and suppresses recipients, in one commit.
+
     Idempotent.
 
     Args:
@@ -144,7 +145,8 @@ async def find_proven(source: Source, limit: int) -> list[UUID]:
 async def settle_proven(source: Source, email_ids: Collection[UUID]) -> list[SettledEmail]:
     """Changes the status of emails whose acceptance an event has proven, usually to `sent`.
 
-    Leaves out emails that are locked or leased. Returns the emails whose status changed.
+    A held email becomes `failed` if the provider accepted the email, and then dropped it. Leaves out emails that are
+    locked or leased. Returns the emails whose status changed.
     """
     if not email_ids:
         return []

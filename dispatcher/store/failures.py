@@ -1,4 +1,7 @@
-"""Failed and held emails: operators' queries and actions, and which emails must have a dead letter on the DLQ."""
+"""Finds and groups failed and held emails, and confirms, releases or discards them, for operators.
+
+Also finds the emails that must have a dead letter on the DLQ.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ class Selection:
     Attributes:
         status: `failed` or `held`.
         text: A part of the error text; case is ignored.
-        older_than_seconds: Only emails that were enqueued longer ago than this.
-        newer_than_seconds: Only emails that were enqueued less long ago than this.
+        older_than_seconds: Only emails that were enqueued more than this many seconds ago.
+        newer_than_seconds: Only emails that were enqueued less than this many seconds ago.
         email_ids: Only these emails.
         discarded: True for emails whose dead letter an operator discarded, False (the default) for all others.
         tag: One of the email's tags. Emails whose content was deleted have no tags.
@@ -49,7 +52,7 @@ class Selection:
 
     @property
     def filters(self) -> dict[str, Any]:
-        """The active filters by name, without the ids."""
+        """The filters that are set, by name, without `email_ids`."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -68,7 +71,7 @@ class DeadEmail:
     """A failed or held email, without private data.
 
     Attributes:
-        is_letter_due: Whether the email's dead letter is not yet published.
+        is_letter_due: Whether the relay must still publish the email's dead letter.
         discarded_at: When an operator discarded the email's dead letter; None if no operator did.
     """
 
@@ -107,13 +110,15 @@ class DeadGroup:
     """Failed and held emails with the same cause, or with the same value of a property.
 
     Attributes:
-        keys: For `cause`, the error type and the provider; otherwise the one value. A key is None if it is unknown.
+        keys: In groups by cause: the error type and the provider. In other groups: the domain or the tenant. A value
+            that is not known is None.
         emails: The number of emails in this group.
         held: How many of these emails are held.
         oldest_at: When the oldest of these emails was enqueued.
         sample_id: The newest of these emails.
         sample_error: The last error of the newest email.
-        emails_in_all: The number of emails that were grouped. It is the same in each group.
+        emails_in_all: How many emails `group_dead` has grouped, including emails of groups that it does not return. The
+            same in each group.
     """
 
     keys: Sequence[str | None]
@@ -162,7 +167,7 @@ class HeldEvidence:
 
 @dataclass(frozen=True, slots=True)
 class HeldEmail:
-    """A held email, whose outcome is unknown, without private data."""
+    """A held email, without private data."""
 
     email_id: UUID
     tenant_id: str
@@ -179,8 +184,8 @@ class DeadLetterEmail:
     """The current state of the email that a dead letter is about.
 
     Attributes:
-        attempt_count: The number of attempts. It identifies one failure of the email, because every later failure has
-            more attempts.
+        attempt_count: The number of attempts. Each time the email fails, this number is higher, so it shows which
+            failure a dead letter is about.
         is_discarded: Whether an operator discarded the email's dead letter.
     """
 
@@ -239,11 +244,12 @@ async def group_dead(
 async def preview_dead(
     session: AsyncSession, selection: Selection, *, include_held: bool, sample: int
 ) -> dict[str, tuple[int, list[UUID]]]:
-    """What a replay would do: by outcome, the number of emails and the first `sample` ids.
+    """What a replay would do: by outcome (such as `replayed` or `expired`), the number of emails and their first ids.
 
     Args:
         include_held: Whether the replay would include emails that may have arrived (held, or failed after an uncertain
             attempt).
+        sample: The most ids to return for each outcome.
     """
     parameters = {**selection.parameters, "include_held": include_held, "sample": sample}
     return {outcome: (count, ids) for outcome, count, ids in await fetch(session, "preview_dead", parameters)}
@@ -270,7 +276,10 @@ async def audit(
     email_id: UUID | None = None,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Audits an action that changed no row in email_log."""
+    """Adds an action to the audit log. Used for actions that change no row in email_log.
+
+    Statements that change rows in email_log add their audit records themselves.
+    """
     written = None if detail is None else orjson.dumps(detail).decode()
     parameters = {"actor": actor, "action": action, "reason": reason, "email_id": email_id, "detail": written}
     await fetch(session, "audit", parameters)
@@ -340,7 +349,10 @@ async def discard_dead(session: AsyncSession, email_ids: Collection[UUID], *, ac
 
 
 async def find_dead_lettered(session: AsyncSession) -> dict[UUID, int]:
-    """The emails whose dead letter must be on the DLQ, by id, each with its number of attempts."""
+    """The emails whose dead letter must be on the DLQ, because the relay has published it and no operator discarded it.
+
+    Returns the number of attempts of each email, by id.
+    """
     return dict(await fetch(session, "find_dead_lettered"))
 
 
@@ -348,10 +360,11 @@ async def republish_dead_letters(session: AsyncSession, attempts: Mapping[UUID, 
     """Makes dead letters due again, so that the relay publishes them again.
 
     Args:
-        attempts: The number of attempts of each email. If an email now has a different number, it is left out.
+        attempts: The number of attempts that the caller has read for each email. If an email now has a different
+            number, the email is left out, because it has changed.
 
     Returns:
-        The ids of the emails whose dead letter is due.
+        The ids of the emails whose dead letter became due.
     """
     if not attempts:
         return set()

@@ -1,4 +1,4 @@
-"""The minimal rights of each kind of PostgreSQL role, as statements for the owner of the tables."""
+"""The fewest rights that each kind of PostgreSQL role needs, as statements that the owner of the tables executes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Role:
 
 
 def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
-    """The three kinds of roles, each with only the rights that it needs.
+    """The three kinds of roles, each with only the rights that it needs. The roles do not need to exist yet.
 
     Args:
-        producer: The name of the producer role. The three roles do not need to exist yet.
+        producer: The name of the producer role.
         dispatcher: The name of the dispatcher role.
         reader: The name of the reader role.
 

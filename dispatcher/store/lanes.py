@@ -1,4 +1,4 @@
-"""Writes what operators set for lanes, senders and tenants. Each statement also audits the change."""
+"""Reads and writes what operators set for lanes, senders and tenants. Each change is audited in the same statement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def set_policy(
 
     Args:
         values: `weight`, `on_uncertain`, `max_attempts` and `redeliver_seconds`.
-        default_weight: The weight of a lane for which nothing was set.
+        default_weight: The weight of the lane if `values` has no weight, and the lane has no policy yet.
     """
     parameters = {"lane": lane, "default_weight": default_weight, **values, **author}
     (policy,) = await fetch(source, "set_lane_policy", parameters, into=LanePolicy)
@@ -66,8 +66,8 @@ async def count_due(source: Source, *, pairs: int, most: int) -> list[tuple[str,
     the seconds since the first of these emails became due.
 
     Args:
-        pairs: The most pairs of lane and tenant.
-        most: For each pair, count at most this many emails.
+        pairs: Return at most this many pairs of lane and tenant.
+        most: Count at most this many emails of each pair.
     """
     rows = await fetch(source, "count_due", {"pairs": pairs, "most": most})
     return [(lane, tenant_id, emails, seconds) for lane, tenant_id, emails, seconds in rows]

@@ -27,8 +27,8 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 MAX_DEAD_LETTER_REPLAYS: Final = 3
-"""How often an email is replayed because its dead letter was moved back to the send queue. The limit stops a program
-that moves messages back and forth."""
+"""How many times, at most, an email is replayed because its dead letter was moved back to the send queue. The limit
+stops a program that moves messages back and forth."""
 MAX_OCTETS: Final = 64 * 1024
 """`lease` returns the content of an email only if the content is at most this large and has no attachments. Nearly all
 emails are far smaller."""
@@ -59,12 +59,13 @@ class Lease(NamedTuple):
             maximum.
         on_uncertain: The email's own policy for an unknown outcome; None for the host's policy.
         traceparent: W3C trace context of the enqueuing application; None if the application passed none.
-        octets_apart: Size of the content that must be read separately before the email is sent, because the content is
-            large or could not be read in a batch. 0 if nothing must be read; negative if the size is unknown.
+        octets_apart: Size of the content, if the content is large or could not be read in a batch. The worker must then
+            read the content separately before it sends the email. 0 if `email` is complete; negative if the size is
+            unknown.
         due_since: When the email could first be sent: its send_at, or else when it was enqueued; None if not read.
         pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
         pinned_seconds: Seconds since the first attempt with an unknown outcome began; None if the email is not pinned.
-        expires_in: The seconds until the email expires and no attempt may begin any more; None if it never expires.
+        expires_in: The seconds until the email expires; no attempt may begin later. None if the email never expires.
         tenant_id: The tenant that the email belongs to. The tenant's suppressions apply to the email.
         limits: The email's own retry limits; None if the email has no limits of its own and redelivery is off.
     """
@@ -92,7 +93,7 @@ class Lease(NamedTuple):
 
 
 class DomainWait(NamedTuple):
-    """The wait of an email for a ceiling of a recipient domain.
+    """What decides how long an email waits for the ceiling of a recipient domain.
 
     Attributes:
         pace: How many waiting emails of the domain may become due per second.
@@ -109,10 +110,10 @@ class UnleasedEmail:
     """The current state of an email that could not be leased.
 
     Attributes:
-        our_token: The token of the lease that this worker has on the email, or that a recovery took from this worker;
+        our_token: The token of the lease that this worker has on the email, or that recovery took from this worker;
             None if there is no such lease.
         is_left_out: Whether a provider's event proves that the email was sent, or the email has expired. No worker may
-            lease such an email, even if it is pending; the relay finishes it.
+            lease such an email, even if it is pending. The relay settles or cancels it.
     """
 
     message_key: str
@@ -122,7 +123,7 @@ class UnleasedEmail:
 
 
 class DeadLetterVerdict(StrEnum):
-    """What the worker did with an email whose dead letter was moved back to the send queue."""
+    """What a worker did with an email whose dead letter an operator had moved from the DLQ to the send queue."""
 
     REPLAYED = "replayed"
     """The email is pending and due."""
@@ -166,7 +167,8 @@ class Result(NamedTuple):
     wait_seconds: float | None = None
 
     def without_provider_texts(self) -> Result:
-        """The result without `error`, `provider_code` and `provider_message_id`. PostgreSQL may refuse these texts."""
+        """The result without `error`, `provider_code` and `provider_message_id`. Used if PostgreSQL refuses the result,
+        because one of these texts may be the cause."""
         return self._replace(error=None, provider_code=None, provider_message_id=None)
 
 
@@ -179,15 +181,15 @@ _COLUMNS: Final = (
 
 
 class LeaseStore:
-    """A worker's statements about emails: lease, renew, release, record, and read content.
+    """Leases emails for one worker, renews and releases the leases, reads contents, and records results.
 
-    Every method raises StoreUnavailable if the same call might succeed later. It is then unknown whether the statement
-    was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After StoreBusy, nothing was
-    committed; `locked` then finds the emails to leave out.
+    Every method raises StoreUnavailable if the same call might succeed later. After this error, it is unknown whether
+    the statement was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After its subclass
+    StoreBusy, nothing was committed, and `locked` finds the emails to leave out.
 
     Attributes:
-        locked: Emails whose rows are locked by other transactions.
-        suppressions: The statements about suppressed recipients.
+        locked: Finds emails whose rows other transactions have locked.
+        suppressions: Finds suppressed recipients.
     """
 
     def __init__(self, pool: Pool, *, worker: str, slot: str, redeliver_seconds: float = 0.0) -> None:
@@ -308,14 +310,16 @@ class LeaseStore:
         return await self._ids("find_paused", parameters)
 
     async def put_back(self, email_ids: Collection[UUID], tenants: Sequence[str], away_seconds: float) -> set[UUID]:
-        """Makes pending emails of paused tenants due again, as if they were not published. Skips locked rows.
+        """Makes pending emails of paused tenants due again, so that the relay publishes their messages again later.
+
+        Skips locked rows.
 
         Args:
             tenants: The paused tenants. Emails of other tenants are left out.
             away_seconds: The seconds until the emails are due.
 
         Returns:
-            The ids of the emails that are due again.
+            The ids of the emails that became due again.
         """
         named = {"tenants": list(tenants), "away_seconds": away_seconds}
         outcome = await self.locked.execute_unlocked(
@@ -324,10 +328,10 @@ class LeaseStore:
         return set().union(*outcome.answers)
 
     async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
-        """Replays emails whose dead letters were moved back to the send queue.
+        """Replays emails whose dead letters an operator has moved from the DLQ to the send queue.
 
         Args:
-            attempts: The number of attempts in each dead letter, by email id.
+            attempts: The number of attempts that each dead letter names, by email id.
 
         Returns:
             A verdict per email. If an email is missing, another transaction has locked the row: call again later.
@@ -343,7 +347,10 @@ class LeaseStore:
         return {email_id: DeadLetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
-        """Extends the given leases: `leases` has the token of each lease, by email id.
+        """Extends leases.
+
+        Args:
+            leases: The token of each lease, by email id.
 
         Returns:
             The ids of the emails that this worker may still send: the worker has the lease, and no event proves that a
@@ -354,14 +361,13 @@ class LeaseStore:
     async def release(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """Releases leases under which certainly no email was accepted, and none can be any more.
+        """Releases leases, and makes their emails pending and due.
 
-        The emails become pending and due.
-
-        If another host has already recovered such an email, also reverts the recovery (see `revert_recovery`).
+        The caller must be certain that no provider has accepted or can still accept an email under one of these leases.
+        If another host has already recovered an email, also reverts the recovery (see `revert_recovery`).
 
         Args:
-            leases: The token by email id.
+            leases: The token of each lease, by email id.
             away_seconds: The seconds until an email is due, by email id. Emails without an entry are due immediately.
 
         Returns:
@@ -375,14 +381,15 @@ class LeaseStore:
         return ours
 
     async def revert_recovery(self, leases: dict[UUID, int]) -> set[UUID]:
-        """Reverts the recovery of emails that certainly were not accepted under the given leases, and cannot be any
-        more.
+        """Reverts the recovery of lost leases: emails that recovery made `held` become pending again.
+
+        The caller must be certain that no provider has accepted or can still accept an email under one of the leases.
 
         Args:
-            leases: The token by email id.
+            leases: The token of each lost lease, by email id.
 
         Returns:
-            The emails that are pending again: recovery had set them to `held`, and they have not changed since.
+            The emails that are pending again. Leaves out emails that are not held, or have changed since the recovery.
         """
         rows = await fetch(self._pool, "revert_recovery", {**ids_with("lease_tokens", leases), "worker": self._worker})
         metrics.RECOVERED.add(len(rows), "host_returned")
@@ -391,11 +398,11 @@ class LeaseStore:
         return {row[0] for row in rows}
 
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
-        """Releases the leases that a call of `lease` has taken, if the answer to the call was lost.
+        """Releases the leases that a call of `lease` has taken, if PostgreSQL's answer to this call was lost.
 
-        Pass only emails that are not in flight in this worker. The statement selects the leases by token and not by
-        owner. If a statement that selects by owner were executed late, it could release a newer lease of this worker,
-        and the email could be on the wire.
+        Pass only emails that are not in flight in this worker. The statement names the token of each lease, not only
+        the worker. Otherwise, if PostgreSQL executed the statement late, it could release a newer lease of this worker
+        while the email is on the wire.
         """
         states = await self.find_unleased(email_ids)
         if ours := {i: found.our_token for i, found in states.items() if found.our_token is not None}:
@@ -421,7 +428,7 @@ class LeaseStore:
         Skips locked rows. Returns the ids of the skipped emails: the caller must release these emails later.
 
         Args:
-            waits: By email id: the lease's token, and the wait.
+            waits: The lease's token and the wait of each email, by email id.
         """
         outcome = await self.locked.execute_unlocked(waits, lambda free: self._make_free_wait(free, waits))
         return outcome.locked
@@ -448,12 +455,12 @@ class LeaseStore:
         parameters = {**_columns(results), "worker": self._worker, "slot": self._slot}
         async with session(self._pool) as connection:
             cursor = await connection.execute(query("record"), parameters)
-            if cursor.rowcount == len(results):  # the usual case: saves parsing a hundred ids
+            if cursor.rowcount == len(results):  # the usual case: no need to parse a hundred ids
                 return {result.email_id for result in results}
             return {row[0] for row in await cursor.fetchall()}
 
     async def is_recorded(self, result: Result) -> bool:
-        """Whether the batch with this result was committed. Call this if the answer to a call of `record` was lost."""
+        """Whether `record` has committed the batch with this result. Call this if PostgreSQL's answer was lost."""
         parameters = {
             "email_id": result.email_id,
             "attempt_number": result.attempt_number,
@@ -502,7 +509,7 @@ def _lease(row: Row) -> Lease:
 
 
 def limits_in(column: Sequence[float | None] | None) -> RetryLimits | None:
-    """Converts the array in the last column of a lease to retry limits; None if the column is null."""
+    """Converts the last column of the statement `lease` (an array, or null) to retry limits."""
     if column is None:
         return None
     max_attempts, redeliver_seconds, redeliveries = column
@@ -512,7 +519,7 @@ def limits_in(column: Sequence[float | None] | None) -> RetryLimits | None:
 
 
 def outgoing_email(email_id: UUID, row: Row, attachments: tuple[OutgoingAttachment, ...] = ()) -> OutgoingEmail:
-    """An email from the columns `created_at` to `channel` of `email_log` and `email_content`."""
+    """Converts a row of the statement `find_content`, or the same columns of another statement, to an email."""
     created_at, sender, recipients, subject, text, html, template_id, template_data, headers, tags, channel = row
     return OutgoingEmail(
         email_id=email_id,

@@ -1,4 +1,4 @@
-"""Executes batched statements without the emails whose rows are locked or for which PostgreSQL refuses the statement.
+"""Executes batched statements, and leaves out emails that are locked, or for which PostgreSQL refuses the statement.
 
 A batched statement waits for the lock of each of its rows. So one row that stays locked (for example by a `psql`
 session that was left in a transaction) would delay the whole batch. After a statement has run into the lock timeout,
@@ -26,8 +26,8 @@ from dispatcher.store.statements import Source, fetch
 from dispatcher.telemetry.log import get_log
 
 REMEMBERED_SECONDS: Final = 60.0
-"""How long an email is remembered after it was last found locked. A process that must write the row of the email checks
-the row sooner."""
+"""How long an email is remembered after it was last found locked. If a batch includes the email sooner, its row is
+checked again."""
 RETRY_REFUSED_SECONDS: Final = 10.0
 """How long the relay waits before it retries an email for which PostgreSQL refused a statement."""
 MAX_NAMED: Final = 5
@@ -69,8 +69,8 @@ class LockedRows:
     def __init__(self, source: Source, *, retry_seconds: float = 0.0) -> None:
         """
         Args:
-            retry_seconds: How long `execute_unlocked` leaves out an email after PostgreSQL refused it. Set this in a
-                loop that would otherwise retry the email in each iteration.
+            retry_seconds: How long `execute_unlocked` leaves out an email after PostgreSQL refused a statement for it.
+                Set this in a loop that would otherwise retry the email in each iteration.
         """
         self._source = source
         self._retry_seconds = retry_seconds
@@ -87,10 +87,14 @@ class LockedRows:
     async def execute_unlocked(
         self, email_ids: Iterable[UUID], execute: Callable[[set[UUID]], Awaitable[T]]
     ) -> BatchOutcome[T]:
-        """Executes a batched statement for these emails, without those that are locked or refused.
+        """Executes a batched statement for these emails, except those that are locked or refused.
+
+        Args:
+            execute: Executes the statement for some of the emails. Can be called several times.
 
         Raises:
-            StoreBusy: The statement waited for a lock that is not on these rows. Nothing was committed.
+            StoreBusy: The statement waited too long for a lock, but none of these rows is locked. Nothing was
+                committed.
         """
         asked = set(email_ids)
         is_busy = False
@@ -123,7 +127,7 @@ class LockedRows:
         return BatchOutcome([*chain.from_iterable(answers)], locked, refused | dict(culprits))
 
     def _still_refused(self, email_ids: set[UUID]) -> dict[UUID, StatementRefused]:
-        """Those of the given emails that PostgreSQL refused less than `retry_seconds` ago, with the errors."""
+        """The errors of those given emails for which PostgreSQL refused a statement less than `retry_seconds` ago."""
         after = time.monotonic() - self._retry_seconds
         self._refused = {i: (at, error) for i, (at, error) in self._refused.items() if at > after}
         return {i: self._refused[i][1] for i in email_ids & self._refused.keys()} if self._refused else {}

@@ -1,8 +1,8 @@
 """Applies the numbered files of `sql/migrations/`. Migrations only go forward and are never edited.
 
-Migrations name tables and functions without a schema; `migrate` sets the search_path to our schema. A function that
-reads tables either stores this search_path (`set search_path from current`), or has a body that PostgreSQL parses when
-it creates the function (`begin atomic`).
+Migrations name tables and functions without a schema; `migrate` sets the search_path to our schema. Sessions that call
+a function later have a different search_path. So a function that reads tables either stores our search_path (`set
+search_path from current`), or has a body that PostgreSQL parses when it creates the function (`begin atomic`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def migrate(connection: Session) -> list[str]:
 
 @contextmanager
 def _explained(step: str) -> Iterator[None]:
-    """Translates errors in the block: name conflicts and missing rights become a SchemaError with a remedy."""
+    """Translates errors in the block, about name conflicts or missing rights, into a SchemaError with a remedy."""
     try:
         yield
     except (pg.DuplicateTable, pg.DuplicateFunction, pg.DuplicateObject) as error:
@@ -132,7 +132,7 @@ async def verify_schema_async(session: AsyncSession) -> None:
 
 
 def _has_tables(has_tables: bool, others: Sequence[str]) -> bool:
-    """Checks that no other schema has our tables if our schema has none. Returns `has_tables`.
+    """Returns `has_tables`, after a check that our tables are not in a different schema.
 
     Args:
         has_tables: Whether our schema has the tables.
@@ -172,7 +172,11 @@ def _assert_complete(rows: Sequence[Row]) -> None:
 
 
 def _assert_compatible(rows: Sequence[Row]) -> set[int]:
-    """Asserts that this release has every applied migration, with the same text. Returns the applied numbers."""
+    """Returns the numbers of the applied migrations.
+
+    Raises:
+        SchemaError: This release does not have one of these migrations, or has a different text for it.
+    """
     checksums = {migration.number: migration.checksum for migration in all_migrations()}
     for number, name, checksum in rows:
         if number not in checksums:

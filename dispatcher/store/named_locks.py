@@ -39,11 +39,11 @@ async def named_lock(session: AsyncSession, name: str, *, within_seconds: float 
 async def acquire(session: AsyncSession, name: str, *, idle_seconds: float | None = None) -> bool:
     """Takes the named lock until the session ends. Returns whether this session has the lock.
 
-    Do not call this again after it has returned True.
+    Do not call this again after it has returned True: a session that takes a lock twice must release it twice.
 
     Args:
-        idle_seconds: PostgreSQL ends the session after this time without a statement. Otherwise, a frozen host would
-            keep the lock.
+        idle_seconds: PostgreSQL ends the session after this time without a statement, so that a frozen host loses the
+            lock. None for no limit.
     """
     if idle_seconds is not None:
         await fetch(session, "set_idle_timeout", {"seconds": idle_seconds})
@@ -53,7 +53,8 @@ async def acquire(session: AsyncSession, name: str, *, idle_seconds: float | Non
 async def set_shared(session: AsyncSession, name: str, *, is_shared: bool) -> None:
     """Takes or releases a shared named lock, which any number of sessions may hold.
 
-    Do not take a lock that the session has, and do not release a lock that the session does not have.
+    A session that takes a lock twice must release it twice. So take only a lock that the session does not have, and
+    release only a lock that the session has.
     """
     if is_shared:
         await fetch(session, "hold_shared_lock", {"name": name})

@@ -33,7 +33,7 @@ class Cursor:
 
     Attributes:
         at: The row's instant.
-        tie: Orders the rows that have the same instant: an id, or an email's id and an event's key.
+        tie: The row's place among the rows with the same instant: an id, or an email's id and an event's key.
     """
 
     at: datetime
@@ -95,7 +95,7 @@ class RecentEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventCount:
-    """How many of the events that `count_events` reads have this provider, kind and bounce.
+    """The number of recent events that have the same provider, kind and bounce class (see `count_events`).
 
     Attributes:
         since: When the oldest of these events arrived.
@@ -168,7 +168,7 @@ async def list_events(
 
 
 async def count_events(source: Source) -> list[EventCount]:
-    """The newest events of the last day, at most `EXAMINED_ROWS`, by provider, kind and bounce."""
+    """Counts the newest events of the last day, at most `EXAMINED_ROWS`, by provider, kind and bounce class."""
     return await fetch(source, "count_recent_events", {"examined": EXAMINED_ROWS}, into=EventCount)
 
 
@@ -244,10 +244,13 @@ def _event_tie(tie: str) -> tuple[UUID, bytes]:
 def _page(
     kind: type[T], rows: Sequence[Row], bound: int, limit: int, tie: Callable[[Row], str], *, at: int = 0
 ) -> ListPage[T]:
-    """Makes a page of the rows. The last columns of each row contain the cursor of the next page.
+    """Makes a page of the rows.
+
+    If the page is full, the next page starts after the last row. Otherwise, the last columns of each row say where the
+    next page starts: an instant, and the one or two parts of a tie (see `Cursor`). They are null on the last page.
 
     Args:
-        bound: The number of these last columns: one for the cursor's instant, the others for its tie.
+        bound: The number of these last columns.
         tie: Returns the tie of a row.
         at: The index of the column that contains a row's instant.
     """

@@ -1,4 +1,6 @@
-"""The relay's statements: due emails and dead letters to publish, and expired leases and lost messages to recover.
+"""What the relay reads and writes in PostgreSQL.
+
+The relay publishes due emails and dead letters. It recovers the emails of expired leases, and of lost messages.
 
 A due mark is the time from which a row's message or dead letter must be published. A row without a due mark is not
 published.
@@ -96,7 +98,7 @@ class ExpiredEmail:
 
 
 class Outbox:
-    """The relay's statements, on one session.
+    """What the relay reads and writes in PostgreSQL, on one session.
 
     Every method is idempotent, and raises StoreUnavailable if the session is lost.
 
@@ -113,7 +115,7 @@ class Outbox:
         await self._fetch("listen_due")
 
     async def read_controls(self) -> Controls:
-        """The lanes' policies, tenants' limits and pauses that operators set. See `controls.read_controls`."""
+        """What operators set for all hosts (see `controls.read_controls`)."""
         return await read_controls(self._session)
 
     async def wait(self, seconds: float) -> bool:
@@ -133,9 +135,10 @@ class Outbox:
             return await self._find_readable(await self._fetch("find_publish_due_ids", parameters))
 
     async def find_due_tenants(self, without_lanes: Sequence[str] = ()) -> list[Tenant]:
-        """The tenants, each within a lane, whose emails have due marks. Leaves out the given lanes.
+        """The pairs of a lane and a tenant that have emails with due marks, even if the due marks are in the future.
 
-        The time of a due mark can be in the future.
+        Args:
+            without_lanes: Lanes to leave out.
         """
         rows = await self._fetch("find_due_tenants", {"without_lanes": list(without_lanes)})
         return [(row[0], row[1]) for row in rows]
@@ -247,11 +250,13 @@ class Outbox:
     ) -> tuple[int, list[RecoveredEmail]]:
         """Makes emails due again if their messages are lost, at most `limit` emails.
 
-        Emails that a promotion made uncertain become due or held, by policy. Call this while the send queue is empty.
+        Call this while the send queue is empty, because this proves that the messages are lost. If the promotion of a
+        standby made an email uncertain, the email becomes due or held, by policy.
 
         Args:
             lanes: The lanes of one send queue.
-            doubt_seconds: Leaves out uncertain emails for this time after the promotion was detected.
+            doubt_seconds: Leaves out uncertain emails for this time after the promotion was detected, so that workers
+                can record results first.
 
         Returns:
             The number of emails that became due, and the emails that were uncertain.
@@ -330,9 +335,9 @@ class Outbox:
         return from_rows(ExpiredEmail, outcome.rows())
 
     async def follow_timeline(self) -> Promotion | None:
-        """Records PostgreSQL's timeline. Returns the promotion since the last call; None if there was none.
+        """Returns the promotion of a standby since the last call; None if there was none.
 
-        See `timeline.follow_timeline`.
+        Also marks the leases and messages that the promotion made uncertain (see `timeline.follow_timeline`).
         """
         return await follow_timeline(self._session)
 
@@ -340,6 +345,7 @@ class Outbox:
         """Makes overtaken emails due again, at most `limit` emails. Returns the number of these emails.
 
         An email is overtaken if another email on the same queue, published `age_seconds` later, is already being sent.
+        The message of an overtaken email is probably lost.
 
         Args:
             lanes: The lanes of one send queue.
@@ -356,7 +362,11 @@ class Outbox:
         return [row[0] for row in await self._fetch("make_partitions", {"weeks_ahead": WEEKS_AHEAD})]
 
     async def _fetch_readable(self, name: str, ids: Sequence[Row]) -> BatchOutcome[list[Row]]:
-        """Executes a statement that reads the given emails, without those that PostgreSQL cannot read."""
+        """Executes a statement that reads the given emails, except those that PostgreSQL cannot read.
+
+        Args:
+            ids: Rows with the email id in the first column.
+        """
         return await self.locked.execute_unlocked(
             (row[0] for row in ids), lambda free: self._fetch(name, ids_within(free))
         )

@@ -17,7 +17,8 @@ ALL_KINDS: Final = frozenset(OutgoingKind)
 MAX_SLICE_EVENTS: Final = 1000
 """The most events that one statement reads."""
 MAX_SLICES: Final = 20
-"""The most statements for one page. A page needs several if nearly all events of the feed belong to other tenants."""
+"""The most statements for one page. If nearly all events of the feed belong to other tenants, one statement finds only
+a part of a page."""
 REWIND: Final = timedelta(hours=1)
 """After a restore or a promotion, a reader gets the events of this time before its cursor again."""
 _CURSOR: Final = re.compile(rb"(\d{1,9})\.(\d{1,18})\.(\d{1,18})\.(\d{1,14})")
@@ -28,7 +29,7 @@ class Position(NamedTuple):
 
     Attributes:
         made_in: The id of the transaction that added the event.
-        number: The event's number, which ascends within the transaction.
+        number: The event's number. Later events of the same transaction have higher numbers.
     """
 
     made_in: int
@@ -68,9 +69,9 @@ class Cursor:
     that lost commits. So the cursor also contains PostgreSQL's timeline and a time; see `_resume`.
 
     Attributes:
-        timeline: PostgreSQL's timeline at the time at which the cursor was made.
-        at: The time at which the last event that the reader got was added to the feed. If the reader has got no event
-            yet, the time at which the cursor was made.
+        timeline: PostgreSQL's timeline when the cursor was made.
+        at: When the last event that the reader got was added to the feed. If the reader has got no event yet, when the
+            cursor was made.
     """
 
     timeline: int
@@ -171,7 +172,7 @@ async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit
 async def _resume(source: Source, cursor: Cursor | None, timeline: int, next_transaction: int) -> Position:
     """The position after which to continue: usually the cursor's position.
 
-    After a restore or a promotion, it is an earlier position.
+    After a restore or a promotion, an earlier position, so that the reader misses no event.
     """
     if cursor is None:
         return BEGINNING

@@ -53,7 +53,7 @@ class HostReport:
     """A monitor's last report about its host.
 
     Attributes:
-        version: The release that the host runs; None if this release does not report its version.
+        version: The host's release; None if that release does not report its version.
         processes: The host's processes (see `samples.report_processes`); None if the host's release does not report
             processes.
     """
@@ -94,7 +94,7 @@ class AlertCheck:
 
 @asynccontextmanager
 async def one_snapshot(session: AsyncSession) -> AsyncIterator[None]:
-    """Makes all statements in the block read the same snapshot. Each may take at most `STATEMENT_MILLISECONDS`."""
+    """Makes all statements in the block read the same snapshot, and limits each to `STATEMENT_MILLISECONDS`."""
     async with session.transaction():
         await session.execute(query("begin_snapshot"))
         await fetch(session, "limit_overview", {"milliseconds": STATEMENT_MILLISECONDS})

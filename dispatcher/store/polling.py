@@ -1,4 +1,4 @@
-"""Finds sent and held messages whose final result is unknown, for the service that asks providers for the result.
+"""Finds sent and held messages, for the service that asks providers for the messages' final results.
 
 Here, a message is a row of a channel other than email, such as an SMS.
 """

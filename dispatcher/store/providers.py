@@ -8,8 +8,10 @@ from dispatcher.store.statements import Source, fetch, fetch_sync
 
 
 class ProviderStore:
-    """A worker's statements about providers. Each method raises StoreUnavailable if the same call might succeed
-    later."""
+    """Takes tokens of providers, and reports the states of providers, for one worker.
+
+    Each method raises StoreUnavailable if the same call might succeed later.
+    """
 
     def __init__(self, pool: Pool, *, slot: str) -> None:
         self._pool = pool
@@ -45,7 +47,7 @@ class ProviderStore:
         return rows[0][0] if rows else None
 
     async def set_state(self, provider: str, state: str, reason: str | None, seconds: float | None) -> None:
-        """Stores the state of this worker's circuit breaker for the provider, until the next report.
+        """Stores the state of this worker's circuit breaker for the provider, in place of the state stored before.
 
         Args:
             seconds: How long the state lasts; None if unknown.
@@ -54,7 +56,7 @@ class ProviderStore:
         await fetch(self._pool, "set_provider_state", parameters)
 
     async def delete_states(self) -> None:
-        """Deletes the states that this worker slot reported. Call this when the worker starts or exits."""
+        """Deletes the states that workers in this slot have stored. Call this when the worker starts or exits."""
         await fetch(self._pool, "delete_provider_states", {"slot": self._slot})
 
 

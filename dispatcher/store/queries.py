@@ -58,8 +58,8 @@ def query(name: str) -> bytes:
 
 @cache
 def _query_in(schema_name: str, name: str) -> bytes:
-    """The named statement for this schema. Prepares no other statement, because a command executes few of our
-    hundreds."""
+    """The named statement for this schema. Converts only this statement, because a command executes few of the hundreds
+    of statements."""
     text = _without_comments(_sections()[name])
     return text if schema_name == _DEFAULT_SCHEMA else _SCHEMA_NAME.sub(f'"{schema_name}"'.encode(), text)
 

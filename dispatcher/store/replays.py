@@ -20,7 +20,7 @@ from dispatcher.store.statements import fetch
 
 
 class ReplayState(StrEnum):
-    """Whether a replay may continue."""
+    """The state of a replay. A replay that was interrupted, for example by a crash, is still `running`."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -60,8 +60,8 @@ class Replay:
         source: How the emails were selected: `filter`, `ids` or `queue`.
         selection: The filters by name, or the number of ids.
         per_second: The rate in emails per second; None for no limit.
-        paced_with: The ids of overlapping replays that were running when this replay began. All of these replays
-            together send at the lowest of their rates.
+        paced_with: The ids of replays that were running when this replay began, and include some of the same emails.
+            All of these replays together send at the lowest of their rates.
         outcomes: The number of emails by outcome, without the emails that still wait.
         waiting: The number of emails that are not yet replayed or skipped.
         is_active: Whether a session is running the replay now. If not, a `running` replay was interrupted and can be
@@ -169,7 +169,7 @@ async def find_overlaps(
     """Other running replays in which some of the given emails still wait.
 
     Args:
-        replay_id: Also compare with the emails that still wait in this replay.
+        replay_id: A replay. The emails that still wait in this replay are searched for, too.
     """
     parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
     return await fetch(session, "find_overlaps", parameters, into=OverlappingReplay)
@@ -186,7 +186,10 @@ async def save_overlaps(session: AsyncSession, replay_id: int) -> None:
 
 
 async def find_pace(session: AsyncSession, replay_id: int) -> float | None:
-    """The replay's current rate in emails per second; None for no limit."""
+    """The replay's current rate in emails per second; None for no limit.
+
+    If the replay shares a rate with other replays, this is its part of that rate.
+    """
     per_second: float | None = (await fetch(session, "find_pace", {"replay_id": replay_id}))[0][0]
     return per_second
 

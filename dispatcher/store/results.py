@@ -47,8 +47,8 @@ def result_of(
 
     Args:
         flight: The attempt. If the attempt has no end time, its start time is recorded as its end time, too.
-        lease_seconds: How long the extended lease lasts if the decision is to retry. None if the worker is dead: the
-            email then becomes pending.
+        lease_seconds: How long the extended lease lasts if the decision is to retry. None if the worker is dead; a
+            decision to retry then makes the email pending.
         is_pinned: Whether the email is pinned to this provider; see `domain.decision`. Ignored unless the decision is
             to retry or to redeliver.
     """

@@ -6,8 +6,8 @@ partition, which can take long.
 
 Pending, waiting and in-flight emails are never pruned. Undecided emails are kept for DISPATCHER_RETAIN_UNDECIDED_DAYS:
 an email is undecided if it is failed or held, and no operator has replayed, confirmed, released or discarded it. The
-monitor warns a week before an undecided email is pruned. While such an email must be kept, its weekly partition is not
-dropped. The pruner then deletes the content of the other emails in the partition row by row.
+monitor warns a week before an undecided email is pruned. While an undecided email must be kept, its weekly partition is
+not dropped. Instead, the pruner deletes the content of the other emails in the partition row by row.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Retention:
 
     @classmethod
     def of(cls, settings: Settings) -> Retention:
-        """The configured retention. Undecided emails are kept for at least the time of other emails' content."""
+        """The configured retention. Undecided emails are kept at least as long as the content of other emails."""
         undecided_days = settings.retain_undecided_days
         decided_days = settings.retain_content_days or settings.retain_emails_days
         return cls(
@@ -136,7 +136,9 @@ class Pruner:
         return self._delete_rows("delete_one_time_codes", "erased_after_sending")
 
     async def prune(self) -> AsyncIterator[PrunedStep | FailedStep]:
-        """Prunes everything that is due, and yields each step. A part that fails does not stop the other parts.
+        """Prunes everything that is due, and yields each step.
+
+        A part that fails does not stop the other parts, except parts that must wait for it (see `_is_postponed`).
 
         Raises:
             StoreUnavailable: The session is lost.
@@ -206,9 +208,13 @@ class Pruner:
 def _is_postponed(what: str, faults: dict[str, DispatcherError]) -> bool:
     """Whether to postpone a part to the next round, because an earlier part failed.
 
-    If a partition could not be dropped, a later round or the tables' owner will drop it. So its content is not deleted
+    If a partition could not be dropped, a later round or the tables' owner will drop it, so its content is not deleted
     row by row. If a table is locked, the other tables are postponed, too: while the pruner waits for a table's lock,
-    all other sessions that need the table wait behind it.
+    all other sessions that need this table must wait.
+
+    Args:
+        what: The part: a table whose partitions are dropped, or one of `KINDS`.
+        faults: The error of each part that has failed in this round.
     """
     tables = faults.keys() & set(EMAIL_TABLES)
     if what == "content":

@@ -140,8 +140,8 @@ async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attemp
 
     Args:
         unit: `hour` or `day`.
-        seconds: How far to look back. The first hour or day is counted from its beginning, even if that is further
-            back.
+        seconds: How far to look back. The first hour or day is counted whole, even if the period begins in the middle
+            of it.
     """
     return await fetch(source, "sum_attempts", {"unit": unit, "seconds": seconds}, into=Attempts)
 

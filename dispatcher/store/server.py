@@ -107,8 +107,8 @@ _READ_ONLY: Final = "Set default_transaction_read_only to off for the server, th
 async def verify_sessions(database_url: str, *, name: str) -> None:
     """Asserts that a connection keeps its session from one transaction to the next.
 
-    Behind a pooler in transaction mode, a connection does not keep its session: session settings, LISTEN, prepared
-    statements and the relay's advisory lock then apply to a different connection. To find out, this function opens two
+    Behind a pooler in transaction mode, a connection does not keep its session. The connection then loses its session
+    settings, LISTEN, prepared statements and advisory locks to other connections. To find out, this function opens two
     connections, marks their sessions, and reads the marks by turns. A pooler that shares sessions either gives both
     connections the same session, or gives one connection two different sessions.
 
@@ -142,5 +142,5 @@ async def find_database_id(source: Source) -> UUID:
 
 
 def find_filled_defaults(connection: Session) -> list[str]:
-    """The default partitions that contain rows. Such a row was inserted when its week had no partition."""
+    """The default partitions that contain rows. These rows were inserted when their week had no partition."""
     return [name for (name,) in fetch_sync(connection, "find_filled_defaults")]

@@ -1,4 +1,4 @@
-"""Statements about the leases of dead workers, and about the expired leases of frozen workers; see `recovery`."""
+"""Finds and releases the leases of dead workers and the expired leases of frozen workers, for `dispatcher.recovery`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class FoundLease:
         token: A number that PostgreSQL increments with every lease of the email. Every write under this lease names
             this token, so PostgreSQL recognises a write under an earlier lease.
         worker: The worker that owns the lease.
-        expired_at: When the lease ends or ended. The token and this end together show whether the lease has changed
-            since it was read.
+        expired_at: When the lease ends or ended. `token` and `expired_at` together show whether the lease has changed
+            since the relay read it.
         has_run_out: Whether the lease has expired by PostgreSQL's clock.
         attempt_base: The number of attempts before the email's last replay or redelivery.
         pinned_seconds: How long the email has been pinned to its provider; None if it is not pinned.
@@ -62,7 +62,7 @@ class CrashedEmail:
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
     """Terminates the sessions of a dead worker, and returns their number.
 
-    A session can take some time to end, so call this until it returns 0. Then the worker can commit nothing more.
+    A session can take some time to end, so call this again until it returns 0. The worker can then commit nothing more.
     """
     return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
@@ -73,7 +73,7 @@ async def find_leases(session: AsyncSession, worker: str) -> list[FoundLease]:
 
 
 async def find_recovered(session: AsyncSession, worker: str) -> dict[UUID, int]:
-    """The worker's emails that recovery set to `held` and that have not changed since.
+    """The worker's emails that recovery made `held`, and that have not changed since.
 
     Returns the token of the lease that the worker lost, by email id.
     """
@@ -130,16 +130,16 @@ async def find_expiring(
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
-    """Releases leases under which no email was sent, and none can be sent any more. Returns the ids of the released
-    emails.
+    """Releases leases. Returns the ids of the released emails.
 
-    Leaves out leases that have changed since they were found.
+    The caller must be certain that no email was sent, or can still be sent, under one of these leases. Leaves out
+    leases that have changed since they were found.
     """
     return {row[0] for row in await fetch(session, "release_found", as_found(leases))} if leases else set()
 
 
 def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
-    """Parameters for a statement that changes leases only if they have not changed since they were found.
+    """Parameters for a statement that changes each lease only if it has not changed since the relay read it.
 
     Args:
         leases: At least one lease.

@@ -1,4 +1,4 @@
-"""Suppressed recipients: what workers read before they send, and what operators and applications change."""
+"""Reads suppressed recipients for workers, and adds, lists and removes them for operators and applications."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LISTS: Final = ("to", "cc", "bcc")
 
 @dataclass(frozen=True, slots=True)
 class SuppressedHashes:
-    """The hashes of a tenant's suppressed addresses and domains: all hashes, or only the changed ones.
+    """The hashes of a tenant's suppressed addresses and domains: of all entries, or only of changed entries.
 
     Attributes:
         numbers: The first eight bytes of each hash as a number (see `number_of`), in ascending order.
@@ -34,10 +34,10 @@ class SuppressedHashes:
 
 @dataclass(frozen=True, slots=True)
 class SuppressionsRead:
-    """The suppressed recipients that a worker read, by tenant.
+    """The suppressed recipients that a worker has read, by tenant.
 
     Attributes:
-        until: Pass this to the next `read_changed`, which continues from here.
+        until: Where this read ended. Pass it to the next call of `read_changed`.
     """
 
     by_tenant: Mapping[str, SuppressedHashes]
@@ -50,7 +50,7 @@ def number_of(address_hash: bytes) -> int:
 
 
 class SuppressionReader:
-    """A worker's statements about suppressed recipients.
+    """Reads suppressed recipients, and suppresses recipients who unsubscribe, for one process.
 
     Each method raises StoreUnavailable if the same call might succeed later.
     """
@@ -59,7 +59,7 @@ class SuppressionReader:
         self._pool = pool
 
     async def open_hasher(self) -> AddressHasher:
-        """Reads the database's key for hashes of addresses."""
+        """Reads the database's secret key, and returns a hasher that uses this key."""
         return await AddressHasher.open(self._pool)
 
     async def read_all(self) -> SuppressionsRead:
@@ -67,8 +67,11 @@ class SuppressionReader:
         return _read(await fetch(self._pool, "read_suppressions"))
 
     async def read_changed(self, since: str) -> SuppressionsRead:
-        """The entries that were added or changed since an earlier answer's `until`. The result can contain entries that
-        were read before."""
+        """The entries that were added or changed after an earlier read. Can contain entries that were read before.
+
+        Args:
+            since: `until` of the earlier read.
+        """
         return _read(await fetch(self._pool, "read_changed_suppressions", {"since": since}))
 
     async def find(
@@ -151,7 +154,7 @@ def hash_of(recipient: Recipient, hasher: AddressHasher) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """A suppressed address or domain of a tenant, without the address in the clear.
+    """A suppressed address or domain of a tenant. An address is masked.
 
     Attributes:
         masked: `j•••@example.com`, or the domain.
@@ -177,7 +180,7 @@ async def insert_suppressions(
 ) -> int:
     """Adds entries, and audits this. Returns how many entries are new or changed.
 
-    If a recipient already has an entry that lasts at least as long as the new entry, the old entry does not change.
+    If a recipient already has an entry, the new entry replaces it only if the new entry lasts longer.
 
     Args:
         entries: Each hash may occur only once.

@@ -1,5 +1,8 @@
-"""Detects by PostgreSQL's timeline that a standby was promoted. Marks the leases and messages that became uncertain:
-their emails may already have been sent."""
+"""Detects that a standby was promoted to the primary, by PostgreSQL's timeline: a number that each promotion changes.
+
+After a promotion that may have lost commits, marks leases and messages as uncertain: their emails may already have been
+sent.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ BATCH: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A change of PostgreSQL's timeline.
+    """The promotion of a standby, which changes PostgreSQL's timeline.
 
     Attributes:
         is_lossy: Whether the new primary might lack the last commits, because commits did not wait for a standby.
@@ -37,10 +40,10 @@ class Promotion:
 
 
 async def follow_timeline(session: AsyncSession, *, batch: int = BATCH) -> Promotion | None:
-    """Records the timeline. After a promotion, also marks the leases and messages that became uncertain, and commits.
+    """Returns the promotion since the last call; None if there was none.
 
-    Returns the promotion; None if there was none since the last call. Errors are translated (see
-    `store.connections.translated`).
+    Stores the timeline for the next call. If the promotion may have lost commits, also marks the leases and messages
+    that became uncertain, in the same transaction. Errors are translated (see `store.connections.translated`).
 
     Args:
         batch: The most due emails that one statement changes.
@@ -67,7 +70,10 @@ async def _begin(session: AsyncSession, batch: int) -> Promotion | None:
 
 
 async def _mark_messages_uncertain(session: AsyncSession, batch: int) -> int:
-    """Marks the messages of all due emails as uncertain (perhaps already published); returns their number."""
+    """Marks the emails whose messages may have been published before the promotion. Returns the number of these emails.
+
+    PostgreSQL has no record of these messages, because the promotion lost the last commits.
+    """
     count, after = 0, UUID(int=0)
     while rows := await fetch(session, "find_uncertain_messages", {"after": after, "limit": batch}):
         ids = [row[0] for row in rows]

@@ -1,4 +1,4 @@
-"""Pending and waiting emails: cancels or reschedules them, and selects them by a filter."""
+"""Cancels and reschedules pending and waiting emails, and selects them by a filter."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class UnsentFilter:
 
     Attributes:
         status: `pending` or `waiting`.
-        older_than_seconds: Only emails that were enqueued longer ago than this.
-        newer_than_seconds: Only emails that were enqueued less long ago than this.
+        older_than_seconds: Only emails that were enqueued more than this many seconds ago.
+        newer_than_seconds: Only emails that were enqueued less than this many seconds ago.
         tag: One of the email's tags.
         channel: `email`, `sms`, or a channel that a package adds.
         email_ids: Only these emails.
@@ -39,7 +39,7 @@ class UnsentFilter:
 
     @property
     def filters(self) -> dict[str, Any]:
-        """The active filters by name, without the ids."""
+        """The filters that are set, by name, without `email_ids`."""
         return {name: value for name, value in asdict(self).items() if name != "email_ids" and value is not None}
 
     @property

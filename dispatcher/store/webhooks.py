@@ -32,8 +32,8 @@ class Webhook:
         with_recipients: Whether the webhook's events contain addresses.
         failing_since: The time since which the receiver has accepted no event; None if the receiver accepts events.
         next_attempt_at: No event is posted before this instant.
-        lag_seconds: The age of the oldest event that was neither delivered nor stored as refused; None if there is
-            none.
+        lag_seconds: The age of the oldest event that was neither delivered nor stored for a retry; None if there is no
+            such event.
         retries: The number of refused events that wait for another attempt.
         given_up: The number of events that the receiver refused at every attempt, while it accepted other events.
     """
@@ -198,7 +198,7 @@ async def disable_webhook(source: Source, webhook_id: int, error: str) -> bool:
     """Stops the deliveries to a webhook. Returns whether the webhook exists.
 
     Args:
-        error: The reason, which lists of webhooks show.
+        error: The reason, which is shown in lists of webhooks.
     """
     return bool(await fetch(source, "disable_webhook", {"webhook_id": webhook_id, "error": error}))
 

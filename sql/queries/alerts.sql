@@ -108,7 +108,7 @@ set
 returning queue;
 
 -- name: list_presences
--- Hosts whose monitors did not stop in an orderly way: when each last reported, and how many seconds ago that was.
+-- Hosts whose monitors did not stop in an orderly way: when each monitor last reported, and how many seconds ago.
 select host, max(seen_at), extract(epoch from clock_timestamp() - max(seen_at))::double precision
 from dispatcher.host_presence
 group by host;
@@ -116,8 +116,8 @@ group by host;
 -- name: find_flow
 -- Shows whether emails are being sent. Returns the last hour with an accepted email, and the number of emails accepted
 -- in that hour: at least one of these two values changes with each accepted email. Also returns the number of emails
--- that are due or in their first lease, up to a limit, and the id of one such email. Leaves out emails that a pause of
--- everything, of a lane or of a tenant stops.
+-- that are due or in their first lease, up to a limit, and the id of one of these emails. Leaves out emails that are
+-- stopped by a pause of everything, of a lane or of a tenant.
 with paused as (
     select scope, name
     from dispatcher.pause

@@ -33,10 +33,10 @@ where email_id = any(%(email_ids)s)
     and (tenant_id = any(%(tenants)s::text[]) or lane = any(%(lanes)s::text[])) is true;
 
 -- name: put_back
--- Makes pending emails of paused tenants due again, as if they were not published, so that their messages can be acked.
--- They are due after away_seconds. By then, every relay has read the pause and leaves these emails out. The relay that
--- published an email does not clear the new due mark, because it clears only the due mark that it has read (see
--- mark_published). Returns the changed emails.
+-- Makes pending emails of paused tenants due again, so that the worker can acknowledge their messages. The emails are
+-- due after away_seconds. By then, every relay has read the pause and leaves these emails out. The relay that published
+-- an email does not clear the new due mark, because it clears only the due mark that it has read (see mark_published).
+-- Returns the changed emails.
 update dispatcher.email_log
 set published_at = null, publish_due_at = clock_timestamp() + %(away_seconds)s * interval '1 second'
 where email_id = any(%(email_ids)s)
@@ -45,7 +45,7 @@ where email_id = any(%(email_ids)s)
 returning email_id;
 
 -- name: find_pauses_of
--- The pauses in force that may stop an email: of everything, of its lane, of its tenant, and of every provider.
+-- The pauses in force that can stop an email: of everything, of the email's lane, of its tenant, or of any provider.
 select p.scope, p.name, p.until_at, p.reason, p.actor, p.began_at
 from dispatcher.email_log as e
 join dispatcher.pause as p

@@ -18,7 +18,7 @@ order by started_at;
 select pg_try_advisory_lock(hashtext('email_dispatcher_demo'));
 
 -- name: drop_demo_database
--- Drops the demo's database, also if an earlier demo was interrupted before it dropped the database. No rows.
+-- Drops the demo's database, or the database that an interrupted demo left behind. No rows.
 drop database if exists email_dispatcher_demo with (force);
 
 -- name: create_demo_database

@@ -49,8 +49,8 @@ from deleted;
 -- This worker is making `used` attempts now, so these attempts count as taken, even if the worker may now make fewer.
 -- If another worker wants more attempts than it has, this worker gets at most an equal share. A share that is not a
 -- whole number is rounded up or down at random, so that a single slot moves from worker to worker. A worker that wants
--- no attempts is removed. The entry of a worker that died does not count. An entry from before the clock was set back
--- does not count, either.
+-- no attempts is removed from the row. Two kinds of entries do not count: an entry whose time has passed, because its
+-- worker has died, and an entry whose time is too far in the future, because the clock was set back since.
 with locked as (
     select domain, per_second, concurrent, tokens, refilled_at, holders
     from dispatcher.domain_limit
@@ -254,9 +254,9 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id;
 
 -- name: shorten_group_waits
--- Multiplies the time until the last email of each waiting group of a domain is due by a factor; a factor of 0 deletes
--- the groups. Also deletes groups of other domains whose last email became due more than an hour ago. Returns a row per
--- group whose time was shortened.
+-- Lets later emails of a domain wait less, after shorten_waits. For each waiting group of the domain, multiplies by
+-- `factor` the time until the last email of the group is due; a factor of 0 deletes the groups. Also deletes groups of
+-- other domains whose last email became due more than an hour ago. Returns a row per group whose time was shortened.
 with deleted as (
     delete from dispatcher.domain_line
     where (domain = %(domain)s and %(factor)s = 0)

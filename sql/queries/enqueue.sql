@@ -6,10 +6,11 @@
 -- due after publish_in_seconds; the relay then publishes those that the caller has not published. All other emails are
 -- due immediately, and the commit wakes the relay. An email with send_at in the future is waiting and not due; the
 -- relay wakes it (see timing.sql).
--- Returns the inserted ids, when each email is due (null: not before send_at), and the lane of each email that the
--- caller itself publishes. Each email is due at a different instant, because the relay continues its scans from an
--- instant. If an id is missing in the result, its message key already existed (see find_by_key), or the email has
--- expired. For an expired email, no key is stored, so a repeated enqueue still finds the email of the first enqueue.
+-- Returns the inserted ids, when each email is due (null: the email waits until send_at), and the lane of each email
+-- that the caller itself publishes. Each email is due at a different instant, because the relay continues its scans
+-- from an instant. If an id is missing in the result, its message key already existed (see find_by_key), or the email
+-- has expired. An expired email is not inserted, and its key is not stored. So if find_by_key finds the key of an
+-- expired email, the email was enqueued before.
 -- The input is sorted by key, so that two callers with the same keys wait for each other and do not deadlock. Lists are
 -- sent in binary (%b), because to write and escape them as text would take longer than everything else that a caller
 -- does. Lists of numbers and booleans need no escapes, and are sent as array literals (%s).
@@ -134,8 +135,8 @@ select
         when not is_direct and publish_due_at is not null
             then pg_notify('email_dispatcher_due'::text, ''::text)
     end,
-    -- After the commit, the email must not be lost. So this commit waits for the disk, even if the session's setting says
-    -- that commits do not wait.
+    -- After the commit, the email must not be lost. So this commit waits for the disk, even if the session's setting
+    -- says that commits do not wait.
     case
         when current_setting('synchronous_commit'::text) = 'off'::text
             then set_config('synchronous_commit'::text, 'on'::text, true)

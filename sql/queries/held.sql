@@ -93,9 +93,9 @@ select email_id
 from confirmed;
 
 -- name: release_held
--- Releases a held email for an operator. The email becomes pending and due, its attempts count from 1 again, and the
--- release is audited. Zero rows: the email is not held, has no content, has expired, or does not exist; find_status
--- shows which.
+-- Releases a held email for an operator. The email becomes pending and due. Only its later attempts count towards the
+-- maximum. The release is audited. Zero rows: the email is not held, has no content, has expired, or does not exist;
+-- find_status shows which.
 with released as (
     update dispatcher.email_log as e
     set

@@ -141,7 +141,7 @@ returning
 -- the token of this lease. If a recovery took the lease from this worker, and the email has not changed since and was
 -- not discarded, it is the token of the lost lease. Otherwise, the token is null. The last column is true if no worker
 -- may lease the email, even if it is pending: an event proves that the email was sent, or the email has expired. The
--- relay finishes such an email. If an id is missing in the result, there is no such email.
+-- relay settles or cancels such an email. If an id is missing in the result, there is no such email.
 select
     email_id, message_key, status,
     case

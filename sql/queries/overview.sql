@@ -125,8 +125,8 @@ from (
 ) as counted;
 
 -- name: count_paused
--- How many of the first `limit` pending emails a pause of everything, of a lane or of a tenant stops, and how many
--- emails were read.
+-- How many of the first `limit` pending emails are stopped by a pause of everything, of a lane or of a tenant; and how
+-- many emails were read.
 select
     count(*) filter (
         where exists (
@@ -187,7 +187,7 @@ from (
 
 -- name: sum_attempts
 -- Attempts by hour or day (`unit`, in UTC), provider and outcome, for the last `seconds`, oldest first. The first
--- hour or day is counted from its beginning.
+-- hour or day is counted whole.
 select date_trunc(%(unit)s, hour, 'UTC') as begins_at, provider, outcome, sum(email_count)::bigint
 from dispatcher.email_hourly
 where hour >= date_trunc(%(unit)s, statement_timestamp() - %(seconds)s::double precision * interval '1 second', 'UTC')

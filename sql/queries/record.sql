@@ -8,16 +8,16 @@
 -- Ids and instants are sent in binary, because to write and read them as text would take five times as long.
 -- If recovery took this lease and set the email to `held`, and the email has not changed since, a deferral or rejection
 -- still changes the email, because nothing was accepted under the lease. A deferred email becomes pending, because the
--- worker cannot retry under a lost lease. Both changes are audited. An uncertain outcome confirms the recovery, so no
+-- worker cannot retry under a lost lease. These changes are audited. An uncertain outcome confirms the recovery, so no
 -- later statement undoes the recovery. The ids of these emails are not returned, because their lease is lost.
 -- A deferral does not extend the lease of an email that an event proves to be accepted. No retry begins, and the email
 -- is settled after its lease has ended (see events.sql).
 -- A pinned result pins the email to its provider, because this provider may have accepted the email under an
--- idempotency key. The pin begins when the first such attempt began. If the worker's clock and PostgreSQL's clock
+-- idempotency key. The pin begins when the first pinned attempt began. If the worker's clock and PostgreSQL's clock
 -- differ, the earlier time counts, because the provider forgets the key after some time.
 -- For a redelivery (`waiting`, with wait_seconds), the lease ends. The relay makes the email due later (see
--- timing.sql), and its attempts then count from 1 again. This also applies to an email that recovery made `held`: the
--- email waits, and its dead letter is stale.
+-- timing.sql). Only the attempts after that count towards the maximum. This also applies to an email that recovery made
+-- `held`: the email waits, and its dead letter is stale.
 -- The relay records a result with expired_at for a frozen worker whose lease expired. The result changes the email only
 -- if the lease has not changed since.
 -- PostgreSQL keeps the plan (see lease.sql). Because of `= any` and `is true`, the plan can find emails only by id.

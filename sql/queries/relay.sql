@@ -163,7 +163,7 @@ order by due.emails desc, pairs.lane, pairs.tenant_id;
 
 -- name: find_due_of_tenants
 -- For each given lane and tenant: up to `most` due emails with a due mark from `since` to `until`, longest due first,
--- without expired emails. As in find_publish_due, two ranges are read. All marks in the second range are later than all
+-- except expired emails. As in find_publish_due, two ranges are read. All marks in the second range are later than all
 -- marks in the first range, so the second range is read only if the first range has fewer emails than wanted.
 -- Rows are compared and ordered by lane, tenant and mark together, so that only the index on these three columns gives
 -- the order. With `lane = …`, PostgreSQL could use the index on the mark alone. It would then read all due emails once
@@ -312,10 +312,10 @@ where email_id = any(%(email_ids)s)
     ) is true;
 
 -- name: recover_expired
--- Recovers emails whose lease expired without a result from its worker, so it is unknown whether the emails were sent.
--- By policy, they become held with a dead letter due, or pending and due. They also become held if no attempt is left,
--- as in domain/decision.py. Recovers only leases that ended more than grace_seconds ago and have not changed since
--- find_expiring returned them, so a renewed lease is kept. Returns a row per recovered email.
+-- Recovers emails whose lease expired without a result from the worker, so it is unknown whether the emails were sent.
+-- By policy, an email becomes held, with a dead letter due, or pending and due. An email also becomes held if it has no
+-- attempt left, as in domain/decision.py. Recovers only leases that ended more than grace_seconds ago and have not
+-- changed since find_expiring returned them, so a renewed lease is kept. Returns a row per recovered email.
 with expired as (
     select
         email_id,

@@ -1,8 +1,8 @@
 -- name: prune_partition
 -- Drops one partition of old emails, if all emails in the partition are finished and no undecided email must be kept.
--- Returns the partition's name. Zero rows: no partition is left to drop. Here and below, an undecided email is failed
--- or held, and no operator has decided what becomes of it. undecided_days is how long such an email is kept; 0 means
--- forever.
+-- Returns the partition's name. Zero rows: no partition is left to drop. Here and below, a finished email is sent,
+-- cancelled, failed or held. An undecided email is failed or held, and no operator has decided what becomes of it.
+-- undecided_days is how long an undecided email is kept; 0 means forever.
 select dispatcher.email_partition_prune(
     %(parent)s,
     statement_timestamp() - %(days)s * interval '1 day',
@@ -31,8 +31,8 @@ where not dispatcher.email_log_must_stay(
 -- name: delete_content
 -- Deletes the content of up to `limit` emails that are finished and older than `days`. The age counts from when an
 -- email could first be sent. An undecided email must also be older than undecided_days. The statement is for emails
--- whose partition could not be dropped, because other emails in the partition must be kept, or because it is the
--- default partition, which is never dropped.
+-- whose partition was not dropped: other emails in the partition must be kept, or it is the default partition, which is
+-- never dropped.
 -- Returns a row per email. Uses statement_timestamp(), because PostgreSQL cannot search an index by a value that may
 -- change from row to row.
 with old as (

@@ -26,10 +26,10 @@ where status = 'held'
     and dead_letter_discarded_at is null;
 
 -- name: revert_recovery
--- Undoes the recovery of emails that were not accepted under the lost leases and will not be. The emails become pending
--- and due. Leaves out emails that have changed since, and emails that an operator discarded. attempt_base is increased,
--- so the attempt does not count; attempt_count stays, because it identifies the dead letter. Audits this. Returns a row
--- per changed email.
+-- Undoes the recovery of emails that no provider has accepted or can still accept under the lost leases. The emails
+-- become pending and due. Leaves out emails that have changed since, and emails that an operator discarded.
+-- attempt_base is increased, so the attempt does not count; attempt_count stays, because it identifies the dead letter.
+-- Audits this. Returns a row per changed email.
 with recovered as (
     update dispatcher.email_log as e
     set
@@ -138,7 +138,8 @@ from crashed;
 
 -- name: find_expiring
 -- Leases that have expired by PostgreSQL's clock, or expire within within_seconds: either of the given workers, or of
--- all other workers. The last column is the email's own retry limits (see lease). Call this before the ledger is read.
+-- all other workers. The last column is the email's own retry limits (see lease). Read the leases with this statement
+-- before the ledger of their worker.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
     extract(epoch from clock_timestamp() - pinned_at)::double precision,
@@ -161,9 +162,9 @@ where status = 'sending'
     and locked_until < clock_timestamp() + %(within_seconds)s * interval '1 second';
 
 -- name: release_found
--- Releases leases that find_leases or find_expiring found, under which no email was or will be sent. The emails
--- become pending and due, and the attempt is not counted. Leaves out a lease that has changed since, for example by a
--- renewal. Returns a row per changed email.
+-- Releases leases that find_leases or find_expiring found. Under these leases, no email was sent or can still be sent.
+-- The emails become pending and due, and the attempt is not counted. Leaves out a lease that has changed since, for
+-- example by a renewal. Returns a row per changed email.
 update dispatcher.email_log as e
 set
     status = 'pending',

@@ -50,10 +50,10 @@ where outcome = 'accepted';
 
 -- name: find_oldest_pending
 -- The longest time that a pending email has waited since it could first be sent, and the longest time that an email has
--- been due, both in seconds. Emails that a pause of everything, of a lane or of a tenant stops do not count. Null if no
--- email is pending or due, or if the first `limit` emails are paused. The pending email with the lowest id has not
--- always waited longest: it may be a scheduled email that has just become pending. So the first emails by id are
--- compared. overview.sql explains `between`.
+-- been due, both in seconds. Emails that are stopped by a pause of everything, of a lane or of a tenant do not count.
+-- Null if no email is pending or due, or if the first `limit` emails are paused. The pending email with the lowest id
+-- has not always waited longest: it may be a scheduled email that has just become pending. So the first emails by id
+-- are compared. overview.sql explains `between`.
 with paused as (
     select scope, name
     from dispatcher.pause
@@ -101,7 +101,7 @@ select
 
 -- name: count_sent_recently
 -- The approximate number of emails sent in the last hour and in the last 24 hours, from counts per clock hour. If only
--- a part of a clock hour is in the wanted time, the same part of the hour's count is used.
+-- a part of a clock hour is in the wanted time, only this fraction of the hour's count is added.
 select
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 hour')) / 3600))), 0)::double precision,
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 day')) / 3600))), 0)::double precision

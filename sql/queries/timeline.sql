@@ -19,9 +19,9 @@ from dispatcher.relay_timeline
 for update;
 
 -- name: begin_timeline
--- Records the current timeline. If commits were lost, all messages become uncertain that were published before the last
--- transaction that this server replayed. After a restart, the time of that transaction is unknown; the statement then
--- uses the time at which a relay last recorded the timeline.
+-- Records the current timeline. If commits may have been lost, messages become uncertain that were published before the
+-- time of the last transaction that this server replayed as a standby. If the server has restarted since, this time is
+-- unknown; the statement then uses the time at which a relay last recorded the timeline.
 insert into dispatcher.relay_timeline (timeline, is_synchronous)
 values (
     ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer,
@@ -39,10 +39,11 @@ set
     noted_at = excluded.noted_at;
 
 -- name: mark_leases_uncertain
--- Marks the leases that a promotion made uncertain. Their emails may have been recorded or leased again on the lost
--- timeline, so a ledger that does not contain these emails proves nothing. The suffix on the worker's name excludes the
--- leases from the recovery of dead workers. The worker can still renew and record the leases by token. If it does not,
--- the emails are recovered by policy after the leases expire. Returns a row per lease.
+-- Marks the leases that a promotion made uncertain. On the lost timeline, the results of their emails may have been
+-- recorded, or the emails may have been leased again. So a ledger that does not contain these emails proves nothing.
+-- The suffix on the worker's name excludes the leases from the recovery of dead workers. The worker can still renew and
+-- record the leases by token. If it does not, the emails are recovered by policy after the leases expire. Returns a row
+-- per lease.
 update dispatcher.email_log
 set locked_by = locked_by || %(suffix)s
 where status = 'sending'
@@ -50,8 +51,8 @@ returning email_id;
 
 -- name: find_uncertain_messages
 -- Emails, after a given id, whose due marks were set before a promotion was detected. Their messages may have been
--- published and processed on the lost timeline. A due mark may be in the future when it is set. So three more kinds of
--- emails are included. First, emails that were released until a later time, and whose mark has passed: the standby may
+-- published and processed on the lost timeline. A due mark can be in the future when it is set. So three more kinds of
+-- emails are included. First, emails that were released with a later due mark, which has passed since: the standby may
 -- have lagged by the time in between. Second, emails that an API process publishes itself: their marks are some seconds
 -- after the enqueue. Third, waiting emails whose time has come, because they may have been woken and sent on the lost
 -- timeline.

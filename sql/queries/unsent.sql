@@ -4,8 +4,8 @@
 -- Leaves out an email that an event proves to be sent (see events.sql), and an email whose message a promotion made
 -- uncertain (see timeline.sql), because a worker may be sending it.
 -- Waits for locked rows, so that each answer is about a committed status, for example after a concurrent lease.
--- Returns a row per email that exists: its previous status, whether it was cancelled, and always false, so that the
--- columns are those of reschedule_emails. With tenant_id, only emails of this tenant.
+-- Returns a row per email that exists: its previous status, and whether it was cancelled. The last column is always
+-- false: it exists so that the columns are those of reschedule_emails. With tenant_id, only emails of this tenant.
 with found as (
     select
         email_id,

@@ -153,8 +153,8 @@ limit %(limit)s;
 
 -- name: save_deliveries
 -- Saves the results of one round of deliveries: the cursor, the state of the webhook, and the refused events. No row:
--- an operator changed or removed the webhook during the round. Then nothing is saved, and the next round delivers the
--- same events again.
+-- an operator changed or removed the webhook during the round. In this case, nothing is saved, and the next round
+-- delivers the same events again.
 with changed as (
     update dispatcher.webhook
     set

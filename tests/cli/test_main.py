@@ -166,7 +166,8 @@ def test_the_error_for_missing_tables_has_a_remedy(unprepared: CommandLine) -> N
     ended = unprepared("status")
 
     assert ended.code == 1
-    assert "Run `dispatcher init`, or set DISPATCHER_DATABASE_SCHEMA if they are in another schema." in ended.stderr
+    remedy = "Run `dispatcher init`, or set DISPATCHER_DATABASE_SCHEMA if the tables are in another schema."
+    assert remedy in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["config", "--help", "status"])
