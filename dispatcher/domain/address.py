@@ -203,7 +203,7 @@ def _is_allowed_in_host(character: str) -> bool:
 
 
 def _is_composed(label: str) -> bool:
-    """Whether a label starts with no combining mark and has no compatibility character, such as a ligature."""
+    """False if a label starts with a combining mark, or contains a compatibility character such as the ligature `ﬁ`."""
     composed = unicodedata.normalize("NFC", label)
     return unicodedata.category(label[0])[0] != "M" and unicodedata.normalize("NFKC", label) == composed
 
@@ -228,7 +228,7 @@ def _domain_octets(domain: str) -> int:
 
 
 def _label_octets(label: str) -> int:
-    """The length of a label in DNS, as Punycode with its prefix if the label is not ASCII. Ignores IDNA's mappings."""
+    """The length of a label in DNS: for a label that is not ASCII, the length of `xn--` and its Punycode."""
     if label.isascii():
         return len(label)
     return len("xn--") + len(unicodedata.normalize("NFC", label.lower()).encode("punycode"))

@@ -186,8 +186,8 @@ def _decide_in_doubt(
 def _asked_seconds(outcome: Deferred, policy: RetryPolicy) -> float | None:
     """The wait that the provider asked for; None if the provider asked for no wait.
 
-    If the wait concerns the provider and not the email, returns at most the policy's cap: a longer wait would end the
-    retries, and the email would fail.
+    If the provider is the cause of the deferral, and not the email, returns at most the policy's cap. After a longer
+    wait, no retry would follow, and the email would fail.
     """
     if outcome.reason in CONCERNS_PROVIDER and outcome.retry_after is not None:
         return min(outcome.retry_after, policy.cap_seconds)

@@ -109,7 +109,7 @@ def tenant(value: object) -> str:
 
 
 def policy(value: object) -> OnUncertain | None:
-    """The policy for uncertain outcomes, from its name or from an `OnUncertain`; None if the email has none."""
+    """The email's policy for uncertain outcomes, from its name or from an `OnUncertain`; None if the value is None."""
     if value is None:
         return None
     try:
@@ -228,7 +228,7 @@ def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
     """Additional headers in their order, read-only.
 
     Args:
-        allowed: The names of headers that control a provider but are allowed.
+        allowed: The names of the headers that are allowed although they control a provider.
     """
     if not isinstance(value, Mapping):
         raise InvalidEmail("headers", "must be an object whose values are strings")
@@ -256,7 +256,8 @@ def _header_name(field: str, name: object, allowed: Collection[str]) -> str:
 
 
 def attachments(value: object) -> tuple[Attachment, ...]:
-    """The attachments. If they are too large together, the error names the first attachment that exceeds the limit."""
+    """The attachments. If together they are too large, the error names the attachment with which the sum of the sizes
+    exceeds the limit."""
     listed = _sequence("attachments", value, MAX_ATTACHMENTS)
     kept: list[Attachment] = []
     octets = 0

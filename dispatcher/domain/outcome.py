@@ -81,14 +81,14 @@ CONCERNS_PROVIDER: Final = frozenset(
 
 
 class Concern(Enum):
-    """What a deferral is about: only the email, perhaps the provider, or certainly the provider."""
+    """The cause of a deferral: the email, the provider, or either of the two."""
 
     EMAIL = auto()
-    """The email, or its recipients."""
+    """The email or its recipients are the cause."""
     EITHER = auto()
-    """The email, or the provider as a whole. The answers to other emails show which of the two."""
+    """Either the email or the provider is the cause. The provider's answers to other emails show which of the two."""
     PROVIDER = auto()
-    """The provider as a whole. The provider had received nothing of the email."""
+    """The provider is the cause: it had not received any part of the email."""
 
 
 @value
@@ -113,8 +113,8 @@ class Deferred:
         detail: The provider's error text, scrubbed of addresses.
         code: The provider's error code, such as `451 4.7.1` or `429`.
         retry_after: Seconds that the provider asked us to wait; None if it gave no time.
-        known_concern: What the deferral concerns, if the adapter can say this more precisely than the reason; None:
-            what the reason implies.
+        known_concern: The cause, if the adapter knows it more precisely than `reason` shows; None: the usual cause for
+            this reason.
     """
 
     reason: Reason
@@ -125,7 +125,7 @@ class Deferred:
 
     @property
     def concern(self) -> Concern:
-        """What the deferral may concern: the email, the provider, or either."""
+        """The cause of the deferral: the email, the provider, or either of the two."""
         if self.known_concern is not None:
             return self.known_concern
         if self.reason is Reason.CONNECTION_FAILED:

@@ -22,10 +22,10 @@ class RetryLimits(NamedTuple):
     """The limits that apply to one email's attempts and redeliveries.
 
     Attributes:
-        max_attempts: The most attempts before the email fails or is redelivered, by its lane's policy; None: the host's
-            setting.
-        redeliver_seconds: The seconds until the time for redelivery ends, or until the email expires if that is
-            earlier. The next redelivery must begin within these seconds. Zero or less: no redelivery.
+        max_attempts: The most attempts before the email fails or is redelivered. Set by the policy of the email's lane;
+            None: the host's setting applies.
+        redeliver_seconds: The next redelivery must begin within this many seconds. After them, the time limit for
+            redeliveries has passed, or the email has expired. Zero or less: no redelivery.
         redeliveries: How often the email has waited for a redelivery since it first became due or was last replayed.
     """
 
@@ -80,7 +80,7 @@ class RetryPolicy:
         return min(self.cap_seconds, max(0.0, asked) + jitter)
 
     def limited(self, limits: RetryLimits | None) -> RetryPolicy:
-        """This policy, with the `max_attempts` of the email's own limits if they contain such a number."""
+        """This policy, but with the `max_attempts` of `limits`, unless `limits` or its `max_attempts` is None."""
         if limits is None or limits.max_attempts is None:
             return self
         return replace(self, max_attempts=limits.max_attempts)

@@ -23,8 +23,8 @@ Rules:
    lease has ended. From the moment the event is stored, no worker may lease the email.
 4. `pending` becomes `held` only after a failover of PostgreSQL lost commits, because a lost commit may have recorded
    that the email was sent.
-5. A provider may report that it accepted an email and then dropped it for every recipient. Then a `held` email has
-   not arrived and becomes `failed`, and a `pending` email may still be sent.
+5. A provider might report that it accepted an email, but then dropped it for every recipient. Such an email has not
+   arrived: if it is `held`, it becomes `failed`; if it is `pending`, it may still be sent.
 6. Only a `pending` email may be leased or published. A `waiting` email becomes `pending` when it is due. If the lease
    of a `sending` email expires, recovery decides the next status, because it is unknown whether the owner has sent the
    email.

@@ -78,7 +78,7 @@ class SuppressionRules:
     Attributes:
         reasons: A single event with one of these reasons suppresses its recipient.
         days: How many days an automatic entry lasts; 0: for ever.
-        soft_bounces: This many emails with soft bounces suppress an address; 0: soft bounces suppress nothing.
+        soft_bounces: An address is suppressed after soft bounces of this many emails; 0: soft bounces suppress nothing.
         soft_bounce_days: Only the soft bounces of the last `soft_bounce_days` days count.
     """
 

@@ -22,7 +22,7 @@ class Turns:
     def __init__(self, weight_of: Callable[[str], float]) -> None:
         """
         Args:
-            weight_of: The weight of a name, above 0. It may change over time.
+            weight_of: Returns the weight of a name, above 0. A name's weight may change over time.
         """
         self._weight_of = weight_of
         self._clocks: dict[str, float] = {}
@@ -32,7 +32,8 @@ class Turns:
         """The name to serve next. The caller must call `charge` after an email of the name was served.
 
         Args:
-            waiting: All names that wait now, at least one. If clocks are equal, the first of their names is next.
+            waiting: All names that wait now, at least one. If several names have the earliest clock, the first of these
+                names is next.
         """
         clocks = {name: max(self._clocks.get(name, 0.0), self._now) for name in waiting}
         name = min(clocks, key=clocks.__getitem__)
@@ -42,11 +43,12 @@ class Turns:
         return name
 
     def allot(self, waiting: Mapping[str, int], turns: int) -> list[str]:
-        """Returns the names of the next turns, in order, and charges them. Takes logarithmic time per turn.
+        """Decides whose turn is next, up to `turns` times. Returns one name per turn, in order, and advances the clock
+        of each name for its turns, as `charge` does. Takes logarithmic time per turn.
 
         Args:
             waiting: How many turns each name needs now.
-            turns: How many turns there are, at most, for all names together.
+            turns: The most turns for all names together.
         """
         clocks = [
             (max(self._clocks.get(name, 0.0), self._now), at, name)
@@ -74,6 +76,6 @@ class Turns:
         return order
 
     def charge(self, name: str, emails: int = 1) -> None:
-        """Advances a name's clock, because this many emails of the name were served. A negative number gives back
-        unused turns of `allot`."""
+        """Advances a name's clock, because this many emails of the name were served. A negative number sets the clock
+        back, for turns from `allot` that were not used."""
         self._clocks[name] = max(self._clocks.get(name, 0.0), self._now) + emails / self._weight_of(name)

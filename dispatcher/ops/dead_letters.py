@@ -52,22 +52,24 @@ class DlqEntry(NamedTuple):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the dead letter is about an earlier failure, not about the email's current failure."""
+        """Whether the message is a dead letter, but not about its email's current failure; see `is_current`."""
         return self.dead_letter is not None and self.email is not None and not is_current(self.dead_letter, self.email)
 
 
 def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
-    """Whether the dead letter is about its email's current failure."""
+    """Whether the dead letter is about its email's current failure. False if the email is no longer failed or held, has
+    failed again since, or if an operator discarded the dead letter."""
     is_of_this_failure = dead_letter.status is email.status and dead_letter.attempts >= email.attempt_count
     return email.status in DEAD and is_of_this_failure and not email.is_discarded
 
 
 @asynccontextmanager
 async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
-    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second process would find no message.
+    """Opens the DLQ for reading. Only one process of all hosts reads at a time. A second process would not find the
+    messages that the first process is reading.
 
     Raises:
-        DispatcherError: another process has been reading the DLQ for too long.
+        DispatcherError: another process was still reading the DLQ after `LOCK_WAIT_SECONDS`.
         BrokerUnavailable, TopologyError, StoreUnavailable: a server is unreachable, or the queue does not exist.
     """
     async with _exclusively(session, dlq), dlq.scan() as opened:

@@ -1,7 +1,8 @@
 """Cancels or reschedules emails that are not sent yet, for an operator or the application that enqueued them.
 
-The email's row decides, in one conditional update. If the update finds the email pending or waiting, no worker can
-lease it any more. Otherwise it is too late: a worker has leased the email, or its result is known.
+One conditional update of the email's row decides. If the update finds the email pending or waiting, it changes the
+email, and no worker can lease the email any more. Otherwise it is too late: a worker has leased the email, or its
+result is known.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Changed:
     """The result of cancelling or rescheduling one email.
 
     Attributes:
-        status: The status that decided the result; None if the email is unknown or locked.
+        status: The email's status before the call; None if the email is unknown or locked.
     """
 
     email_id: UUID
@@ -78,8 +79,8 @@ async def cancel(
 async def reschedule(
     session: AsyncSession, email_ids: Collection[UUID], send_at: datetime, act: Act, *, tenant_id: str | None = None
 ) -> list[Changed]:
-    """Like `cancel`, but lets the emails wait until `send_at`. If `send_at` is in the past, the emails become due
-    immediately."""
+    """Makes emails that are pending or waiting wait until `send_at`, otherwise like `cancel`. If `send_at` is in the
+    past, the emails become due immediately."""
     decided = await unsent.reschedule_emails(
         session, email_ids, send_at, tenant_id=tenant_id, actor=act.actor, reason=act.reason
     )

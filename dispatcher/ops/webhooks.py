@@ -1,4 +1,4 @@
-"""What operators do with webhooks, for the command line and the HTTP API. Every change is audited."""
+"""Operators' actions on webhooks, for the command line and the HTTP API. Every change is audited."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestResult:
     """What a receiver did with a test event.
 
     Attributes:
-        detail: The answer, or why there is none.
+        detail: The receiver's answer, or why no answer arrived.
     """
 
     __test__ = False  # pytest would otherwise take the class for a test, because of its name
@@ -178,7 +178,8 @@ async def enable(session: AsyncSession, webhook_id: int, act: Act) -> None:
 
 
 async def disable(session: AsyncSession, webhook_id: int, act: Act) -> None:
-    """Disables a webhook: nothing is posted to it until `enable`. Events wait as long as they are kept. Idempotent.
+    """Disables a webhook: nothing is posted to it until `enable` is called. Until then, its events wait; events that
+    the feed no longer keeps are lost. Idempotent.
 
     Raises:
         UnknownWebhook: There is no such webhook.
