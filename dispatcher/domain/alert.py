@@ -110,7 +110,8 @@ class Notice:
     """A message to an operator about an alert.
 
     Attributes:
-        notice_id: A repeated notice has the same id, so that a receiver can ignore the repetition.
+        notice_id: If a notice is sent again after an error, it has the same id, so that a receiver can ignore it. A
+            reminder has a new id.
         at: When the notice was created.
     """
 

@@ -28,7 +28,7 @@ domain."""
 
 
 class PauseScope(StrEnum):
-    """What a pause stops; the value of `pause.scope`."""
+    """What a pause stops: everything, a lane, a tenant or a provider. The value of the column `pause.scope`."""
 
     ALL = "all"
     LANE = "lane"
@@ -86,7 +86,8 @@ class LanePolicy:
             providers' rates by their weights.
         on_uncertain: The policy for the lane's emails that have no policy of their own.
         max_attempts: The most attempts before an email fails or waits for a redelivery.
-        redeliver_seconds: For how many seconds after an email first became due it may be redelivered; 0: never.
+        redeliver_seconds: For how many seconds an email may be redelivered, counted from when it became due or was last
+            replayed; 0: never.
     """
 
     lane: str

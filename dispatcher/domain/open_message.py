@@ -1,5 +1,5 @@
-"""A message whose delivery is unknown, so that we ask the provider about it. Here, a message is an SMS or another row
-that is not an email."""
+"""A message about whose delivery we ask the provider, because no event has reported it. Here, a message is an SMS or
+another row that is not an email."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The outcome of one attempt: `Accepted | Deferred | Rejected | Uncertain`. A value, never an exception.
 
-An answer from the provider is `Accepted`, `Deferred` or `Rejected`. If an attempt fails before a byte was sent that
-could cause acceptance, the outcome is `Deferred`. If such a byte was sent and no answer arrives, the outcome is
-`Uncertain`. If the provider as a whole cannot be used, the adapter raises `ProviderFault` instead, and no attempt is
-used.
+An answer from the provider is `Accepted`, `Deferred` or `Rejected`. If no answer arrives, the outcome depends on what
+was sent: `Uncertain` if the provider may have received enough to accept the email, otherwise `Deferred`. If the
+provider cannot be used for any email, the adapter raises `ProviderFault` instead, and the attempt does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dispatcher.domain.values import value
 
 
 class Reason(StrEnum):
-    """Why an email was not accepted: one code for all providers. The value of `email_log.error_type`."""
+    """Why an email was not accepted. All providers have the same codes. The value of `email_log.error_type`."""
 
     THROTTLED = "throttled"
     """The provider asked us to send more slowly. The reason is not the email itself."""
@@ -40,7 +39,7 @@ class Reason(StrEnum):
     SERVER_ERROR = "server_error"
     """The provider reported a temporary failure."""
     TIMEOUT_BEFORE_SEND = "timeout_before_send"
-    """The attempt timed out before a byte was sent that could cause acceptance."""
+    """The attempt timed out before the provider could have received enough to accept the email."""
     CONTENT_DELETED = "content_deleted"
     """The email's content was deleted before it was sent (retention or privacy). There is nothing to send."""
     CONTENT_UNREADABLE = "content_unreadable"

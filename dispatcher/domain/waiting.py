@@ -206,8 +206,8 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
     if facts.due_at is None:
         return None
     due_seconds = (facts.now - facts.due_at).total_seconds()
-    # There are two reasons for a due time in the future. A worker postponed the email after it had leased the email. Or
-    # the HTTP API publishes the email's message by itself; then the due time is a fallback.
+    # There are two reasons for a due time in the future. Either a worker postponed the email after it had leased the
+    # email. Or the HTTP API publishes the message itself, and the relay publishes it at the due time if that fails.
     if due_seconds < 0 and facts.was_leased:
         words = "A worker postponed the email: it could not use a suitable provider, or had no memory for the email."
         return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)

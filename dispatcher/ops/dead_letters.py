@@ -151,11 +151,12 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Call
 
 
 async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) -> set[UUID]:
-    """Discards the dead letters of failed and held emails, audited. The dead letters become stale.
+    """Discards the dead letters of failed and held emails, audited: the dead letters become stale, and the emails keep
+    their status. A replay undoes the discard.
 
     Returns:
-        The emails whose dead letters this call discarded. All other emails in `email_ids` are not failed or held, or
-        their dead letters were discarded before. The emails keep their status. A replay undoes the discard.
+        The emails whose dead letters this call discarded. Leaves out emails that are not failed or held, and emails
+        whose dead letters were discarded before.
     """
     return await discard_dead(session, email_ids, actor=act.actor, reason=act.reason)
 

@@ -29,7 +29,7 @@ class Differences:
         dead_letters: The number of emails with a current dead letter.
         missing: Failed and held emails without a dead letter.
         stale: Emails of stale dead letters: sent, replayed, discarded or failed again. One entry per dead letter.
-        duplicates: Emails of duplicate dead letters, one entry per dead letter after the first.
+        duplicates: Emails with several current dead letters, one entry for each dead letter after the email's first.
         orphans: Ids of emails that no longer exist, one entry per dead letter.
         poison: Ids of poison messages, one entry per message.
         fixed: Whether everything except the poison messages was repaired.

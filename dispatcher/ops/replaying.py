@@ -59,8 +59,8 @@ class Preview:
     """What a replay would do now.
 
     Attributes:
-        counts: The number of emails for each outcome.
-        samples: The first ids for each outcome.
+        counts: The number of emails for each outcome that the replay would have.
+        samples: The ids of the first emails for each outcome.
     """
 
     counts: dict[ItemOutcome, int]

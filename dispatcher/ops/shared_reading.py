@@ -52,8 +52,9 @@ class SharedReading(Generic[T]):
         """
         Args:
             read: Reads the value; raises DispatcherError if that fails.
-            patience_seconds: How long a caller waits before it gets the last value.
-            answer_seconds: How long a read may take.
+            fresh_seconds: How long callers get the last value without a new read.
+            patience_seconds: How long a caller waits for a new value before it gets the last value.
+            answer_seconds: How long a read may take. A read that takes longer fails.
         """
         self._read = read
         self._fresh_seconds = fresh_seconds

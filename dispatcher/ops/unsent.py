@@ -115,9 +115,9 @@ async def change_all(
 
 
 async def _change_free(session: AsyncSession, email_ids: Sequence[UUID], change: ChangeMany) -> list[Changed]:
-    """Applies `change` to a batch.
+    """Applies `change` to all emails of a batch whose rows are not locked.
 
-    If rows are locked, splits the batch until it finds the locked rows. All other emails change.
+    If a row is locked, `change` changes nothing. So this function splits the batch until it has found the locked rows.
     """
     try:
         return await change(session, email_ids)

@@ -210,7 +210,7 @@ class TestTarget:
 
 
 async def find_test_target(source: Source, webhook_id: int) -> TestTarget:
-    """Reads the target for `post_test` from the database.
+    """Reads the number, URL and secrets of a webhook from the database, for `post_test`.
 
     Raises:
         UnknownWebhook: There is no such webhook.
@@ -253,7 +253,9 @@ async def post_test(target: TestTarget, settings: Settings) -> TestResult:
 
 def _require(webhook_id: int, *, exists: bool) -> None:
     if not exists:
-        raise UnknownWebhook(f"There is no webhook {webhook_id}.", remedy="`dispatcher webhooks list` lists them.")
+        raise UnknownWebhook(
+            f"There is no webhook {webhook_id}.", remedy="`dispatcher webhooks list` lists all webhooks."
+        )
 
 
 async def _audit(session: AsyncSession, action: str, webhook_id: int, act: Act) -> None:
