@@ -82,8 +82,8 @@ class Alert:
             soon. None if the number is unknown, or if alerts of this kind have no count.
         oldest_age_seconds: The time since the oldest email failed, or a lower bound of this time; None if unknown.
         correlation_ids: The correlation ids of the oldest emails, at most `MAX_CORRELATION_IDS`.
-        reason: Why the check failed, why nothing is sent, or which providers, hosts, webhooks or pauses are affected;
-            None for other kinds.
+        reason: By kind: why the check failed, why nothing is sent, or which providers, hosts, webhooks or pauses are
+            affected. None if alerts of this kind have no reason.
         is_alone: Whether PostgreSQL is unavailable to this host. Then the hosts cannot agree which of them sends
             notices, so each host sends its own.
     """
@@ -110,8 +110,8 @@ class Notice:
     """A message to an operator about an alert.
 
     Attributes:
-        notice_id: If a notice is sent again after an error, it has the same id, so that a receiver can ignore it. A
-            reminder has a new id.
+        notice_id: If a notice is sent again after an error, it has the same id, so that a receiver can ignore the
+            repetition. A reminder is a new notice.
         at: When the notice was created.
     """
 

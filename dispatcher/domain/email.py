@@ -105,8 +105,8 @@ class Email:
         """Validates and creates an email.
 
         Args:
-            allowed_headers: Names of provider-control headers that `headers` may contain anyway. Workers send the email
-                only if DISPATCHER_ALLOWED_PROVIDER_HEADERS also contains these names.
+            allowed_headers: Names of headers that `headers` may contain although they control a provider. Workers send
+                the email only if DISPATCHER_ALLOWED_PROVIDER_HEADERS also contains these names.
 
         Raises:
             InvalidEmail: An argument is invalid. The error contains the first such argument's name.

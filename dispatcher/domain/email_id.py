@@ -77,7 +77,7 @@ def time_of(email_id: UUID) -> datetime:
 
 
 def lowest_id_at(instant: datetime) -> UUID:
-    """The smallest id that contains the instant's millisecond. It is the bound of a partition or of a time range.
+    """The smallest id that contains the instant's millisecond. Such ids are the bounds of partitions and time ranges.
 
     Raises:
         ValueError: The instant has no time zone, or is before 1970.

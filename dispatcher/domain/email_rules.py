@@ -174,7 +174,7 @@ def _sender(text: str) -> str:
 
 
 def addresses(field: str, value: object) -> tuple[str, ...]:
-    """Addresses, from one string with one address, or from a list."""
+    """The addresses in a list, or the single address in a string. Checks each address."""
     if isinstance(value, str):
         return (_recipient(field, value),)
     listed = _sequence(field, value, MAX_RECIPIENTS)
@@ -274,7 +274,7 @@ def attachments(value: object) -> tuple[Attachment, ...]:
 
 
 def tags(value: object) -> tuple[str, ...]:
-    """The tags, from a list without duplicates, or from one string with one tag."""
+    """The tags in a list without duplicates, or the single tag in a string."""
     listed = [value] if isinstance(value, str) else _sequence("tags", value, MAX_TAGS)
     kept = tuple([key(f"tags[{index}]", item, MAX_TAG_CHARACTERS) for index, item in enumerate(listed)])
     if len(set(kept)) != len(kept):

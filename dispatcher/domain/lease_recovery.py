@@ -12,8 +12,8 @@ MAX_RECOVERY_INTERVAL_SECONDS: Final = 5.0
 
 
 def longest_recovery_seconds(lease_seconds: float) -> float:
-    """The longest time from the expiry of a lease, whose owner's host is lost, to the recovery of the leased email.
-    Applies while a relay is the leader."""
+    """If a host is lost: the longest time from the expiry of one of its leases to the recovery of the leased email.
+    Assumes that a relay is the leader."""
     return host_grace_seconds(lease_seconds) + recovery_interval_seconds(lease_seconds)
 
 

@@ -203,8 +203,9 @@ def with_suppressed(outcome: Outcome, suppressed: Mapping[int, str]) -> Outcome:
     """Adds the suppressed recipients to the detail of an outcome. The email was sent without these recipients.
 
     Args:
-        suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued. The
-            positions in the given outcome count only the other recipients.
+        outcome: The outcome of the attempt. The positions in its detail count only the recipients that were not left
+            out; the result has the positions in the email as it was enqueued.
+        suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued.
     """
     codes = {position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}
     words, more = outcome.detail, 0

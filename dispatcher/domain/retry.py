@@ -24,8 +24,8 @@ class RetryLimits(NamedTuple):
     Attributes:
         max_attempts: The most attempts before the email fails or is redelivered. Set by the policy of the email's lane;
             None: the host's setting applies.
-        redeliver_seconds: The next redelivery must begin within this many seconds. After them, the time limit for
-            redeliveries has passed, or the email has expired. Zero or less: no redelivery.
+        redeliver_seconds: The next redelivery must begin within this many seconds, before the time limit for
+            redeliveries has passed and before the email expires. Zero or less: no redelivery.
         redeliveries: How often the email has waited for a redelivery since it first became due or was last replayed.
     """
 

@@ -117,7 +117,8 @@ class Sms(TextMessage):
 
     @classmethod
     def checked_sender(cls, value: str) -> str:
-        """The sender that the provider gets: a number in E.164, or the value itself. Raises InvalidEmail."""
+        """The sender that the provider gets: a number in E.164, or the unchanged value if it is not a number. Raises
+        InvalidEmail."""
         if value.startswith("+"):
             return phone_number("sender", value)
         if any(pattern.fullmatch(value) for pattern in (_SENDER_NAME, _SHORT_CODE, _SENDER_POOL)):
@@ -152,7 +153,7 @@ class Sms(TextMessage):
 
 
 def message_from_json(document: object, *, allowed_headers: Collection[str] = ()) -> Email | Sms:
-    """Creates an SMS from a JSON object whose `channel` is `sms`, and an email from any other.
+    """Creates an SMS from a JSON object whose `channel` is `sms`, and an email from any other JSON object.
 
     Raises:
         InvalidEmail: See `Email.from_json`.

@@ -1,8 +1,8 @@
 """The life of an email: every status, and every transition between two statuses, in one table.
 
     pending ──lease──▶ sending ──accepted──▶ sent
-       ▲  ▲               │ ├─ deferred, attempts left: stays sending (same lease), tries again in process
-       │  │               │ ├─ outcome unknown, but idempotency keys: the same, at this provider only
+       ▲  ▲               │ ├─ deferred, attempts left: stays sending, is tried again under the same lease
+       │  │               │ ├─ outcome unknown, but the provider has idempotency keys: the same, at this provider only
        │  │               │ ├─ rejected, or attempts used up ──▶ failed ──▶ DLQ
        │  └── released ───┘ └─ outcome unknown: policy hold ──▶ held ──▶ DLQ     policy resend ──▶ pending
        ├──────────────── replay (operator) ◀── failed | held         any status ──evidence──▶ sent
@@ -113,8 +113,10 @@ FINISHED: Final = frozenset({Status.SENT, Status.FAILED, Status.HELD, Status.CAN
 
 
 class OnUncertain(StrEnum):
-    """The policy for an attempt with an unknown outcome. The email, its lane or the host's settings choose the
-    policy."""
+    """What happens to an email after an attempt with an unknown outcome: it is held, or sent again.
+
+    The email, its lane or the host's settings choose the policy.
+    """
 
     HOLD = "hold"
     RESEND = "resend"

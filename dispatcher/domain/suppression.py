@@ -38,7 +38,9 @@ class Recipient:
 
     @classmethod
     def parse(cls, text: str) -> Recipient:
-        """Parses `ann@example.org`, `Ann <ann@example.org>`, `example.org`, `@example.org` or `+49 151 12345678`.
+        """Parses an address, a domain or a phone number.
+
+        Examples: `ann@example.org`, `Ann <ann@example.org>`, `example.org`, `@example.org`, `+49 151 12345678`.
 
         Raises:
             InvalidEmail: The text is neither an address nor a number nor a domain. The error never repeats the text.

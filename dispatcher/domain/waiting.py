@@ -135,7 +135,7 @@ class WaitExplanation:
         detail: A sentence for people, without host names.
         until: The latest end of the wait, or the time of the next try; None if unknown.
         ahead: For `QUEUED`, the number of emails ahead; otherwise None.
-        because: For an email that waits until a planned time, the clause after "because" in `detail`; otherwise None.
+        because: If the email waits until a planned time, the clause that follows "because" in `detail`; otherwise None.
     """
 
     reason: WaitReason
@@ -153,7 +153,7 @@ def explain_wait(
 
     Args:
         providers: The configured providers; empty if the caller does not know them.
-        recovery_seconds: The longest time from the end of a lost worker's lease to the recovery of its email.
+        recovery_seconds: The longest time from the end of a lost worker's lease to the recovery of the leased email.
         holders: Sessions that may hold a lock on the email's row.
     """
     if holders:

@@ -141,7 +141,7 @@ def list_captured(folders: Sequence[Path], *, limit: int, before_ns: int | None 
 
 
 def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail | None:
-    """One email; None if its file does not exist any more.
+    """The captured email with this name; None if its file does not exist any more.
 
     Raises:
         OSError: This process may not read the file.

@@ -140,7 +140,7 @@ async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Calla
 
 
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> int:
-    """Removes the selected messages in one pass over the DLQ; returns how many it removed or tried to remove."""
+    """Removes the selected messages in one pass over the DLQ; returns how many it asked RabbitMQ to remove."""
     removed = 0
     async with dlq.scan() as opened:
         async for batch in opened.batches():

@@ -92,8 +92,8 @@ class ProviderFigures:
         rate: How many emails per second all hosts together may send now; None if the provider has no ceiling, or has
             not sent an email yet.
         ceiling: The most emails per second, by this host's settings; None if the settings set no ceiling.
-        sent: Emails that the provider accepted in the last 24 clock hours.
-        not_sent: Attempts with other outcomes in the same 24 hours.
+        sent: Emails that the provider accepted in the current hour and the 23 hours before.
+        not_sent: Attempts with other outcomes in the same hours.
     """
 
     name: str

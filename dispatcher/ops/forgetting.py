@@ -72,7 +72,7 @@ class Forgotten:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no email was left out."""
+        """Whether all emails of the recipient were erased: none was unfinished or locked."""
         return not (self.unfinished or self.locked)
 
 

@@ -50,7 +50,7 @@ class Due:
     """The due emails of a tenant in a lane.
 
     Attributes:
-        emails: Counted up to `MOST_DUE`.
+        emails: The number of due emails, counted up to `MOST_DUE`.
         oldest_seconds: How many seconds ago the oldest of these emails became due.
     """
 
@@ -125,12 +125,12 @@ async def unset_policy(session: AsyncSession, lane: str, act: Act) -> None:
 
 
 async def set_rule(session: AsyncSession, rule: LaneRule, act: Act) -> None:
-    """Sets the lane of a sender's emails."""
+    """Assigns a sender's emails to a lane."""
     await store.set_rule(session, rule, asdict(act))
 
 
 async def unset_rule(session: AsyncSession, sender: str, act: Act) -> None:
-    """Deletes the lane of a sender's emails.
+    """Deletes the rule that assigns a sender's emails to a lane.
 
     Raises:
         NothingSet: no lane was set for the sender.

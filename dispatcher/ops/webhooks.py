@@ -124,11 +124,12 @@ async def add(
     with_recipients: bool,
     act: Act,
 ) -> NewWebhook:
-    """Adds a webhook, which gets all events from now on.
+    """Adds a webhook, which gets all later events of the given kinds.
 
     Args:
         url: A URL that `checked_url` returned.
         tenant_id: The tenant whose events the webhook gets; None for all tenants.
+        with_recipients: Whether the posted events contain the recipients' addresses.
 
     Raises:
         TooManyWebhooks: The tenant already has `MAX_WEBHOOKS` webhooks.
@@ -232,7 +233,7 @@ async def test(source: Source, webhook_id: int, settings: Settings) -> TestResul
 
 
 async def post_test(target: TestTarget, settings: Settings) -> TestResult:
-    """Like `test`, but uses no database session, because the receiver may take several seconds to answer.
+    """Like `test`, but occupies no database session while it waits for the receiver, which may take several seconds.
 
     Raises:
         ConfigurationError: The CA file is not usable.
