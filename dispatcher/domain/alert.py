@@ -71,7 +71,7 @@ class Phase(StrEnum):
 class Alert:
     """The result of the last check of a condition that needs an operator.
 
-    The only data of emails in an alert are their correlation ids, without addresses.
+    Of the emails' data, an alert contains only correlation ids, from which addresses are removed.
 
     Attributes:
         is_firing: Whether the condition is true now.

@@ -3,7 +3,7 @@
     ed_k3v9q0xw2m7a_q1bU…     prefix, id (shown in lists), secret (shown once)
 
 PostgreSQL stores the SHA-256 of the secret. A slow hash such as bcrypt is not needed: it protects passwords that an
-attacker can guess, because people chose them. Nobody can guess this secret, because it is 32 random bytes.
+attacker can guess, because people chose them. This secret cannot be guessed, because it is 32 random bytes.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Turns:
     def __init__(self, weight_of: Callable[[str], float]) -> None:
         """
         Args:
-            weight_of: Returns the weight, above 0, of the lane or tenant with a name. The weight may change over time.
+            weight_of: Returns the weight, above 0, of a lane or tenant by its name. The weight may change over time.
         """
         self._weight_of = weight_of
         self._clocks: dict[str, float] = {}

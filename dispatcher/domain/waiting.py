@@ -148,8 +148,8 @@ class WaitExplanation:
 def explain_wait(
     facts: Facts, *, providers: Collection[str] = (), recovery_seconds: float = 0.0, holders: Sequence[str] = ()
 ) -> WaitExplanation:
-    """Why an email waits. Checks one condition for sending the email after the other, and explains the first that is
-    not met.
+    """Why an email waits. Checks the conditions for sending the email in a fixed order, and explains the first
+    condition that is not met.
 
     Args:
         providers: The configured providers; empty if the caller does not know them.

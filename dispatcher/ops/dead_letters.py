@@ -57,8 +57,8 @@ class DlqEntry(NamedTuple):
 
 
 def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
-    """Whether the dead letter is about its email's current failure. False if the email is no longer failed or held, has
-    failed again since, or if an operator discarded the dead letter."""
+    """Whether the dead letter is about its email's current failure. False if the email is no longer failed or held, if
+    it has failed again since, or if an operator discarded the dead letter."""
     is_of_this_failure = dead_letter.status is email.status and dead_letter.attempts >= email.attempt_count
     return email.status in DEAD and is_of_this_failure and not email.is_discarded
 
