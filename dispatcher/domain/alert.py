@@ -3,7 +3,7 @@
     no notice ──condition begins──▶ raised ──it persists──▶ reminded ──it persists──▶ …
                                       └──────────── condition ends ──▶ resolved, no notice
 
-If a condition cannot be checked, for example because RabbitMQ is unreachable, it neither begins nor ends.
+If a condition cannot be checked, for example because RabbitMQ is unreachable, the condition neither begins nor ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a provider supports, and what one email requires.
 
-Each provider class declares its `Capabilities`. Routing checks them before it chooses a provider. `enqueue`, the HTTP
-API and the worker check whether any configured provider can send the email.
+Each provider class declares its `Capabilities`. Routing checks the capabilities before it chooses a provider.
+`enqueue`, the HTTP API and the worker check whether any configured provider can send the email.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Deferred:
         reason: Our code for the cause.
         detail: The provider's error text, scrubbed of addresses.
         code: The provider's error code, such as `451 4.7.1` or `429`.
-        retry_after: Seconds that the provider asked us to wait; None if it gave no time.
+        retry_after: Seconds that the provider asked us to wait; None if the provider named no time.
         known_concern: The cause, if the adapter knows it more precisely than `reason` shows; None: the usual cause for
             this reason.
     """

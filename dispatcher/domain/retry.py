@@ -37,7 +37,7 @@ class RetryLimits(NamedTuple):
         """Seconds to wait before the next redelivery; None if that redelivery would begin too late.
 
         Args:
-            retry_after: Seconds that the provider asked for; None if it asked for none.
+            retry_after: Seconds that the provider asked us to wait; None if the provider named no time.
             random: Returns a number from 0 up to, but not including, 1.
         """
         step = REDELIVERY_WAITS[min(self.redeliveries, len(REDELIVERY_WAITS) - 1)]
@@ -67,8 +67,8 @@ class RetryPolicy:
 
         Args:
             next_attempt: The number of the next attempt, at least 2.
-            retry_after: Seconds that the provider asked for; None if it asked for none. Jitter is added, so that emails
-                are not all retried at the same time.
+            retry_after: Seconds that the provider asked us to wait; None if the provider named no time. Jitter is added
+                to these seconds, so that emails are not all retried at the same time.
             random: Returns a number from 0 up to, but not including, 1, such as `random.random`.
         """
         asked = 0.0 if retry_after is None else retry_after

@@ -18,9 +18,9 @@ Rules:
    sets emails to `held` without evidence. If the worker or its ledger returns, its evidence replaces the status, unless
    the email has changed since.
 2. `sent` is final. `cancelled` is final, too, unless evidence shows that the email was sent before.
-3. A late acceptance, from a worker that lost its lease, is evidence. It proves `sent` from any status. So does an event
-   that the provider reports after it accepted the email. If a worker has leased the email, the event waits until the
-   lease has ended. From the moment the event is stored, no worker may lease the email.
+3. A late acceptance, from a worker that lost its lease, is evidence, and so is an event that the provider reports after
+   it accepted the email. Such evidence changes any status to `sent`. If a worker has leased the email, the event waits
+   until the lease has ended. From the moment the event is stored, no worker may lease the email.
 4. `pending` becomes `held` only after a failover of PostgreSQL lost commits, because a lost commit may have recorded
    that the email was sent.
 5. A provider might report that it accepted an email, but then dropped it for every recipient. Such an email has not

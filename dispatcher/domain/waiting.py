@@ -81,7 +81,7 @@ class ProviderProblem:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What PostgreSQL records about one pending, waiting or sending email, and about everything that it may wait for.
+    """What PostgreSQL records about a pending, waiting or sending email, and about all that the email may wait for.
 
     Attributes:
         now: The current time. All times here are by PostgreSQL's clock.

@@ -2,7 +2,8 @@
 
 The database is the source of truth. A dead letter is about one failure of one email. The email's number of attempts
 identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed
-email. A dead letter is stale if its email is no longer failed or held, has failed again, or was discarded.
+email. A dead letter is stale if its email is no longer failed or held, if the email has failed again, or if an operator
+discarded the dead letter.
 """
 
 from __future__ import annotations

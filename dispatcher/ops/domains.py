@@ -53,7 +53,7 @@ async def set_limit(session: AsyncSession, domain: str, values: Mapping[str, Any
 
 
 async def remove_limit(session: AsyncSession, domain: str, act: Act) -> None:
-    """Deletes the ceilings of a domain. The emails that wait for them become due.
+    """Deletes the ceilings of a domain. The emails that wait for these ceilings become due.
 
     Raises:
         NoCeiling: The domain has no ceiling.

@@ -43,7 +43,7 @@ class ProcessFigures:
         age_seconds: Seconds since the process started; None if unknown.
         in_flight: Emails under the worker's leases; None for other processes.
         restarts: How many times the process ended by itself; None if its host does not report this number.
-        reason: Why the process could not start; empty if it could.
+        reason: Why the process could not start, if its state is `failing`; otherwise empty.
     """
 
     name: str

@@ -213,7 +213,7 @@ def points_of_minutes(samples: Sequence[MinuteSample], now: datetime) -> list[Po
 
 
 def points(attempts: Sequence[Attempts], begins: Sequence[datetime]) -> list[Point]:
-    """A point for each hour or day that begins at one of these instants, with the sums of its attempts."""
+    """A point for each hour or day that begins at one of these instants, with the sums of the attempts in this time."""
     sent, not_sent = dict.fromkeys(begins, 0), dict.fromkeys(begins, 0)
     for each in attempts:
         counted = sent if each.outcome == ACCEPTED else not_sent

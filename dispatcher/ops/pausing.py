@@ -56,7 +56,7 @@ async def resume(session: AsyncSession, scope: PauseScope, name: str, act: Act) 
 
 
 def check_target(scope: PauseScope, name: str, settings: Settings) -> str:
-    """Checks that a lane, tenant or provider can be paused, and returns its name; empty for `PauseScope.ALL`.
+    """Checks that a lane, tenant or provider can be paused, and returns the name; empty for `PauseScope.ALL`.
 
     Raises:
         ValueError: There is no such lane or provider, or no tenant can have this name. The error's text is a sentence.
@@ -85,7 +85,8 @@ async def list_pauses(session: AsyncSession) -> list[Pause]:
 
 
 def current_pauses() -> Cached[list[Pause]]:
-    """The pauses in force, at most a second old. Every page can show them without a query of its own."""
+    """The pauses in force, read at most a second ago. All pages share one reading, so a page needs no query of its
+    own."""
     return Cached(list_pauses, CURRENT_SECONDS)
 
 

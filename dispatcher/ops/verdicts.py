@@ -55,8 +55,8 @@ async def confirm(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
 
 
 async def release(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
-    """Makes a held email pending, so that it is sent again. If it had arrived, the recipient gets it twice. Its dead
-    letter becomes stale. Idempotent."""
+    """Makes a held email pending, so that it is sent again. If the email had already arrived, the recipient gets it
+    twice. Its dead letter becomes stale. Idempotent."""
     if await failures.release_held(session, email_id, actor=act.actor, reason=act.reason):
         return Verdict.RELEASED
     return await _verdict(session, email_id)

@@ -157,7 +157,8 @@ async def remove(session: AsyncSession, webhook_id: int, act: Act) -> None:
 
 
 async def rotate(session: AsyncSession, webhook_id: int, act: Act) -> str:
-    """Gives a webhook a new secret and returns it. For a day, events are signed with both secrets.
+    """Gives a webhook a new secret, and returns the secret. For a day, events are signed with the old and the new
+    secret.
 
     Raises:
         UnknownWebhook: There is no such webhook.
