@@ -139,7 +139,7 @@ def _split_spec(spec: str) -> tuple[str, str]:
     if "<" in spec or ">" in spec:
         raise ValueError("has unbalanced angle brackets; write it as Name <local@domain>")
     if '"' in spec:
-        raise ValueError("has quotes inside local@domain, which is not supported")
+        raise ValueError("has quotes in local@domain; only the display name before it may be in quotes")
     if any(character.isspace() for character in spec):
         raise ValueError("has a space inside local@domain; remove it")
     if spec.count("@") != 1:
@@ -159,7 +159,8 @@ def _check_local(local: str) -> None:
         raise ValueError("has the start of an encoded word (RFC 2047) before the @, which is not allowed")
     if local.startswith(".") or local.endswith(".") or ".." in local:
         raise ValueError("has a dot at the start or end of the part before the @, or two dots in a row")
-    # `encode` replaces each non-ASCII character with "?", which the pattern allows. The code below checks them.
+    # `encode` replaces each non-ASCII character with "?", which the pattern allows. The code below checks the non-ASCII
+    # characters.
     if not _ASCII_LOCAL.fullmatch(local.encode("ascii", "replace").decode()):
         raise ValueError("has a character before the @ that email addresses do not allow")
     if local.isascii():
@@ -203,7 +204,7 @@ def _is_allowed_in_host(character: str) -> bool:
 
 
 def _is_composed(label: str) -> bool:
-    """Whether a label starts with no combining mark and has no compatibility character, such as a ligature."""
+    """False if a label starts with a combining mark, or contains a compatibility character such as the ligature `ﬁ`."""
     composed = unicodedata.normalize("NFC", label)
     return unicodedata.category(label[0])[0] != "M" and unicodedata.normalize("NFKC", label) == composed
 
@@ -228,7 +229,7 @@ def _domain_octets(domain: str) -> int:
 
 
 def _label_octets(label: str) -> int:
-    """The length of a label in DNS, as Punycode with its prefix if the label is not ASCII. Ignores IDNA's mappings."""
+    """The length of a label in DNS: for a label that is not ASCII, the length of `xn--` and its Punycode."""
     if label.isascii():
         return len(label)
     return len("xn--") + len(unicodedata.normalize("NFC", label.lower()).encode("punycode"))

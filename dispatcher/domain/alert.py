@@ -3,7 +3,7 @@
     no notice ──condition begins──▶ raised ──it persists──▶ reminded ──it persists──▶ …
                                       └──────────── condition ends ──▶ resolved, no notice
 
-If the check of a condition fails, the condition neither begins nor ends.
+If a condition cannot be checked, for example because RabbitMQ is unreachable, the condition neither begins nor ends.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ class Phase(StrEnum):
 class Alert:
     """The result of the last check of a condition that needs an operator.
 
-    Contains nothing from any email except correlation ids, scrubbed.
+    Of the emails' data, an alert contains only correlation ids, from which addresses are removed.
 
     Attributes:
         is_firing: Whether the condition is true now.
         queue: The name of the DLQ.
-        raised_at: When a check first found the condition.
+        raised_at: When a check first found that the condition is true.
         host: The host that ran the check.
-        count: The number of messages on the DLQ, or of emails that are due or lose their content soon. None if the
-            number is unknown, or if alerts of this kind have no count.
+        count: By kind: the number of messages on the DLQ, of emails that are due, or of emails that lose their content
+            soon. None if the number is unknown, or if alerts of this kind have no count.
         oldest_age_seconds: The time since the oldest email failed, or a lower bound of this time; None if unknown.
         correlation_ids: The correlation ids of the oldest emails, at most `MAX_CORRELATION_IDS`.
-        reason: Why the check failed, why nothing is sent, or which providers, hosts, webhooks or pauses are affected;
-            None for other kinds.
+        reason: By kind: why the check failed, why nothing is sent, or which providers, hosts, webhooks or pauses are
+            affected. None if alerts of this kind have no reason.
         is_alone: Whether PostgreSQL is unavailable to this host. Then the hosts cannot agree which of them sends
             notices, so each host sends its own.
     """
@@ -110,7 +110,8 @@ class Notice:
     """A message to an operator about an alert.
 
     Attributes:
-        notice_id: A repeated notice has the same id, so that a receiver can ignore the repetition.
+        notice_id: If a notice is sent again after an error, it has the same id, so that a receiver can ignore the
+            repetition. A reminder is a new notice.
         at: When the notice was created.
     """
 

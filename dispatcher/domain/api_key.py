@@ -2,8 +2,8 @@
 
     ed_k3v9q0xw2m7a_q1bU…     prefix, id (shown in lists), secret (shown once)
 
-PostgreSQL stores the SHA-256 of the secret. We do not use bcrypt or a similar slow function: it would protect passwords
-that people choose, because attackers guess such passwords. The secret is 32 random bytes, which cannot be guessed.
+PostgreSQL stores the SHA-256 of the secret. A slow hash such as bcrypt is not needed: it protects passwords that an
+attacker can guess, because people chose them. This secret cannot be guessed, because it is 32 random bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORM: Final = re.compile(r"ed_([a-z0-9]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
 
 
 class Scope(StrEnum):
-    """An action that a key permits."""
+    """An action that an API key permits."""
 
     SEND = "send"
     """Enqueue emails, and cancel or reschedule single emails that are not sent yet."""

@@ -17,8 +17,8 @@ MAX_MAILBOX_OCTETS: Final = 15
 """The longest mailbox name, the part before the plus. With the plus and the token, the local part then has the 64
 octets that RFC 5321 allows (section 4.5.3.1.1)."""
 _MAC_DIGITS: Final = 16
-"""The length of the HMAC in hexadecimal digits. 64 bits are enough, because each guess costs an attacker an email to
-us."""
+"""The length of the HMAC in hexadecimal digits. 64 bits are enough, because an attacker must send us an email for each
+guess."""
 
 
 class BounceAddress:

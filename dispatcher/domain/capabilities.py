@@ -1,7 +1,7 @@
 """What a provider supports, and what one email requires.
 
-Each provider class declares its `Capabilities`. Routing checks them before it chooses a provider. `enqueue`, the HTTP
-API and the worker check whether any configured provider can send the email.
+Each provider class declares its `Capabilities`. Routing checks the capabilities before it chooses a provider.
+`enqueue`, the HTTP API and the worker check whether any configured provider can send the email.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Capabilities:
         smtputf8: The provider accepts addresses with non-ASCII characters before the @.
         max_recipients: The most recipients in to, cc and bcc together.
         max_octets: The most octets of the whole encoded email.
-        delivers: The provider delivers emails to their recipients. Error messages recommend only such providers.
+        delivers: The provider delivers emails to their recipients; False for `capture`, which only writes files. Error
+            messages recommend only providers that deliver.
         idempotency_key_seconds: How long the provider remembers an idempotency key (the email's id) after the first
             request. If a request with the same key and content follows, the provider repeats its first answer and
             delivers nothing. So after an `Uncertain` outcome, the email may be tried again at this provider. None if

@@ -28,7 +28,7 @@ domain."""
 
 
 class PauseScope(StrEnum):
-    """What a pause stops; the value of `pause.scope`."""
+    """What a pause stops: everything, a lane, a tenant or a provider. The value of the column `pause.scope`."""
 
     ALL = "all"
     LANE = "lane"
@@ -86,7 +86,8 @@ class LanePolicy:
             providers' rates by their weights.
         on_uncertain: The policy for the lane's emails that have no policy of their own.
         max_attempts: The most attempts before an email fails or waits for a redelivery.
-        redeliver_seconds: For how long a deferred email is redelivered.
+        redeliver_seconds: For how many seconds an email may be redelivered, counted from when it became due or was last
+            replayed; 0: never.
     """
 
     lane: str
@@ -98,7 +99,7 @@ class LanePolicy:
 
 @dataclass(frozen=True, slots=True)
 class LaneRule:
-    """Assigns a sender's emails to a lane, unless the email or its API key has a lane.
+    """Assigns a sender's emails to a lane. If an email or its API key names a lane, that lane is used instead.
 
     Attributes:
         sender: An address, or a domain in the form `@example.com`; in lower case.
@@ -124,10 +125,10 @@ class TenantLimit:
 
 @dataclass(frozen=True, slots=True)
 class DomainLimit:
-    """What an operator set for a recipient domain. Only attempts of the provider `LIMITED_PROVIDER` count.
+    """What an operator set for a recipient domain. Limits only attempts through the provider `smtp`.
 
     Attributes:
-        domain: In lower case, without subdomains; an internationalized domain as A-labels.
+        domain: In lower case; an internationalized domain as A-labels (`xn--…`). Its subdomains are not limited.
         per_second: The most emails per second, all hosts together; None: no limit.
         concurrent: The most attempts at the same time, all hosts together; None: no limit.
     """

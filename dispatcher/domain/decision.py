@@ -59,7 +59,7 @@ class RetryIn:
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """Release the lease and let the email wait for a redelivery. Its attempts then count from 1 again.
+    """Release the lease and let the email wait for a redelivery. The email's attempts then count from 1 again.
 
     Attributes:
         seconds: The wait before the email is due again.
@@ -71,7 +71,7 @@ class Redeliver:
 
 @dataclass(frozen=True, slots=True)
 class MarkFailed:
-    """Record the email as failed. The relay then publishes its dead letter. No attempt follows.
+    """Record the email as failed. The relay then publishes the email's dead letter. No attempt follows.
 
     Attributes:
         reason: Our code for the cause.
@@ -132,7 +132,7 @@ def decide(
         attempt_number: The number of the attempt that just ended. Attempts count from 1, and after a replay or a
             redelivery from 1 again.
         on_uncertain: The email's own policy if it has one, otherwise the host's policy.
-        random: Returns a number from 0 up to, but not including, 1. It spreads the retries.
+        random: Returns a number from 0 up to, but not including, 1, which spreads the retries over time.
         key_seconds: For how many more seconds the provider remembers the email's idempotency key. None if the email is
             not pinned: neither this attempt nor an earlier attempt with this key was uncertain.
         limits: The email's own limits; None if the email has no limits of its own and redelivery is off.
@@ -186,8 +186,8 @@ def _decide_in_doubt(
 def _asked_seconds(outcome: Deferred, policy: RetryPolicy) -> float | None:
     """The wait that the provider asked for; None if the provider asked for no wait.
 
-    If the wait concerns the provider and not the email, returns at most the policy's cap: a longer wait would end the
-    retries, and the email would fail.
+    If the provider is the cause of the deferral, and not the email, returns at most the policy's cap. After a longer
+    wait, no retry would follow, and the email would fail.
     """
     if outcome.reason in CONCERNS_PROVIDER and outcome.retry_after is not None:
         return min(outcome.retry_after, policy.cap_seconds)

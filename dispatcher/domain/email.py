@@ -30,14 +30,14 @@ class Email:
         to: May be empty if cc or bcc has a recipient.
         text: Plain-text body; None if the email has only HTML.
         html: HTML body; None if the email has only text.
-        template_id: The id of a provider's template that writes subject and body; None without a template.
+        template_id: The id of a provider's template that writes subject and body; None if the email uses no template.
         template_data: The values for the template.
         headers: Additional headers, read-only.
         tags: Labels for the provider's statistics. The tag `one_time_code` sets `erase_after_sending`, and no provider
             receives it.
         erase_after_sending: Whether the content, including attachments, is deleted about a minute after the email is
             sent.
-        ignore_suppression: Whether suppressed recipients get the email, too, for example a legal notice.
+        ignore_suppression: Whether suppressed recipients get the email, too. True for an email such as a legal notice.
         tenant_id: The tenant that owns the email. Message keys are unique within a tenant.
         correlation_id: The application's id for the request or event that caused the email. Logs and dead letters
             include it.
@@ -45,7 +45,8 @@ class Email:
         send_at: The earliest time to send the email, in UTC; None: as soon as possible.
         expires_at: A time in UTC. From this time on, no attempt begins, and an email that is not sent yet is cancelled.
             None: the email never expires.
-        lane: The lane that the application chooses. None: the lane of the API key or of the sender's rule, or `normal`.
+        lane: The lane that the application chooses. None: the lane of the API key; without one, the lane that an
+            operator set for the sender; without one, `normal`.
     """
 
     channel: ClassVar[str] = EMAIL_CHANNEL
@@ -104,8 +105,8 @@ class Email:
         """Validates and creates an email.
 
         Args:
-            allowed_headers: Names of provider-control headers that `headers` may contain anyway. Workers send the email
-                only if DISPATCHER_ALLOWED_PROVIDER_HEADERS also contains these names.
+            allowed_headers: Names of headers that `headers` may contain although they control a provider. Workers send
+                the email only if DISPATCHER_ALLOWED_PROVIDER_HEADERS also contains these names.
 
         Raises:
             InvalidEmail: An argument is invalid. The error contains the first such argument's name.

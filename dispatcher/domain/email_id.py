@@ -1,9 +1,9 @@
 """Email ids: UUIDv7 (RFC 9562). An id contains its email's creation time, so a time range is an id range.
 
-The 12 bits after the millisecond contain the fraction of the millisecond (RFC 9562, section 6.2, method 3). If an id
-would not be greater than the id before, its time is increased. So the ids of one process ascend, unless the clock is
-set back by a second or more. 62 random bits follow. They come from the kernel at each call, so forked processes never
-produce the same id.
+The 12 bits after the millisecond contain the fraction of the millisecond (RFC 9562, section 6.2, method 3). If a new id
+would not be greater than the previous id, the time in the new id is increased. So the ids of one process ascend, unless
+the clock is set back by a second or more. The last 62 bits are random. The kernel provides them at each call, so forked
+processes never produce the same id.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ clock."""
 
 
 class Ticks:
-    """Counts time in ticks: 4096ths of a millisecond since 1970. `next` returns no tick twice, except if two threads
-    call it at the same time. Then the random bits make the two ids different."""
+    """Counts time in ticks: 4096ths of a millisecond since 1970. `next` never returns the same tick twice, unless two
+    threads call it at the same time. In that case, the random bits make the two ids different."""
 
     __slots__ = ("_latest",)
 
@@ -35,10 +35,9 @@ class Ticks:
         self._latest = 0
 
     def next(self, nanoseconds: int) -> int:
-        """The tick of an instant. If that tick is not later than the last tick that was returned, returns the tick
-        after the last.
+        """The tick of an instant, or the tick after the last returned tick, whichever is later.
 
-        If the clock was set back by a second or more, always returns the instant's own tick.
+        If the clock was set back by a second or more, returns the instant's own tick, although it is the earlier tick.
         """
         now = nanoseconds * _TICKS_PER_MILLISECOND // 1_000_000
         if now <= self._latest < now + _FORGIVEN_TICKS:
@@ -78,7 +77,7 @@ def time_of(email_id: UUID) -> datetime:
 
 
 def lowest_id_at(instant: datetime) -> UUID:
-    """The smallest id of an instant's millisecond, for the bound of a partition or a time range.
+    """The smallest id that contains the instant's millisecond. Such ids are the bounds of partitions and time ranges.
 
     Raises:
         ValueError: The instant has no time zone, or is before 1970.

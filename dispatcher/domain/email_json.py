@@ -65,7 +65,8 @@ def instant_of(field: str, text: object) -> datetime:
     """The instant of an RFC 3339 text, such as `2026-12-24T18:00:00+01:00`.
 
     Raises:
-        InvalidEmail: The text is not such an instant, or has no zone. The sender's zone is unknown, so we do not guess.
+        InvalidEmail: The text is not in this format, or has no time zone. We do not know the zone of the program that
+            wrote the text, and do not guess.
     """
     if isinstance(text, str) and _INSTANT.fullmatch(text):
         with suppress(ValueError):

@@ -109,7 +109,7 @@ def tenant(value: object) -> str:
 
 
 def policy(value: object) -> OnUncertain | None:
-    """The policy for uncertain outcomes, from its name or from an `OnUncertain`; None if the email has none."""
+    """The email's policy for uncertain outcomes, from its name or from an `OnUncertain`; None if the value is None."""
     if value is None:
         return None
     try:
@@ -174,7 +174,7 @@ def _sender(text: str) -> str:
 
 
 def addresses(field: str, value: object) -> tuple[str, ...]:
-    """Addresses, from one string with one address, or from a list."""
+    """The addresses in a list, or the single address in a string. Checks each address."""
     if isinstance(value, str):
         return (_recipient(field, value),)
     listed = _sequence(field, value, MAX_RECIPIENTS)
@@ -228,7 +228,7 @@ def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
     """Additional headers in their order, read-only.
 
     Args:
-        allowed: The names of headers that control a provider but are allowed.
+        allowed: The names of the headers that are allowed although they control a provider.
     """
     if not isinstance(value, Mapping):
         raise InvalidEmail("headers", "must be an object whose values are strings")
@@ -256,7 +256,8 @@ def _header_name(field: str, name: object, allowed: Collection[str]) -> str:
 
 
 def attachments(value: object) -> tuple[Attachment, ...]:
-    """The attachments. If they are too large together, the error names the first attachment that exceeds the limit."""
+    """The attachments. If together they are too large, the error names the attachment with which the sum of the sizes
+    exceeds the limit."""
     listed = _sequence("attachments", value, MAX_ATTACHMENTS)
     kept: list[Attachment] = []
     octets = 0
@@ -273,7 +274,7 @@ def attachments(value: object) -> tuple[Attachment, ...]:
 
 
 def tags(value: object) -> tuple[str, ...]:
-    """The tags, from a list without duplicates, or from one string with one tag."""
+    """The tags in a list without duplicates, or the single tag in a string."""
     listed = [value] if isinstance(value, str) else _sequence("tags", value, MAX_TAGS)
     kept = tuple([key(f"tags[{index}]", item, MAX_TAG_CHARACTERS) for index, item in enumerate(listed)])
     if len(set(kept)) != len(kept):

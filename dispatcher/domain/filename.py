@@ -24,8 +24,8 @@ def plain_name(filename: str) -> str:
 def endings_of(filename: str) -> set[str]:
     """The extensions by which a system may choose the program that opens the file: lower case, without the dot.
 
-    Windows removes spaces and dots at the end of a name. It also reads a colon as the end of a drive or the start of a
-    stream, so the parts on both sides of a colon count as names.
+    Windows removes spaces and dots at the end of a name. In Windows, a colon ends the name of a drive, or begins the
+    name of a file's stream. So the text before a colon and the text after it each count as a name.
     """
     parts = [_END.sub("", part) for part in plain_name(filename).casefold().split(":")]
     return {part.rpartition(".")[2] for part in parts if "." in part}

@@ -87,7 +87,7 @@ _CONTROL_NAMES, _CONTROL_PREFIXES = _split_patterns(
 
 
 def is_reserved(name: str) -> bool:
-    """Whether only we or mail servers may write this header. Ignores case. No setting allows it."""
+    """Whether only we or mail servers may write this header. Ignores case. No setting lets an email set the header."""
     lowered = name.lower()
     return lowered in _RESERVED_NAMES or lowered.startswith(_RESERVED_PREFIXES)
 
@@ -95,9 +95,10 @@ def is_reserved(name: str) -> bool:
 def header_name_fault(name: str, allowed: Collection[str] = ()) -> str | None:
     """Why an email may not set a header: a phrase to put after the header's name. None if the email may set it.
 
+    Ignores the case of names.
+
     Args:
-        name: In any case.
-        allowed: Names that the operator allows, in any case.
+        allowed: The names of the headers that the operator allows.
     """
     if is_reserved(name):
         return "cannot be set, because the dispatcher or a mail server writes it"
@@ -110,7 +111,7 @@ def header_name_fault(name: str, allowed: Collection[str] = ()) -> str | None:
 
 
 def headers_fault(headers: Mapping[str, str], allowed: Collection[str]) -> str | None:
-    """The first header that the email may not set, with the reason; None if all are allowed."""
+    """The first header that the email may not set, with the reason; None if all headers are allowed."""
     for name in headers:
         if fault := header_name_fault(name, allowed):
             return f"headers.{name} {fault}"

@@ -1,4 +1,4 @@
-"""The names of lanes, and of their send queues. What operators set for lanes is in `controls`."""
+"""The names of lanes, and of their send queues. The module `controls` has what operators set for lanes."""
 
 from __future__ import annotations
 

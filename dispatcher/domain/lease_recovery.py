@@ -1,4 +1,4 @@
-"""The times between the end of a lost host's lease and the recovery of its email."""
+"""How long it takes to recover an email after its lease has expired, if the host of the lease's owner is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ MAX_RECOVERY_INTERVAL_SECONDS: Final = 5.0
 
 
 def longest_recovery_seconds(lease_seconds: float) -> float:
-    """The longest time from the end of a lost host's lease to the recovery of its email, while a relay is leading."""
+    """If a host is lost: the longest time from the expiry of one of its leases to the recovery of the leased email.
+    Assumes that a relay is the leader."""
     return host_grace_seconds(lease_seconds) + recovery_interval_seconds(lease_seconds)
 
 

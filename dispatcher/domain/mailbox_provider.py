@@ -14,10 +14,10 @@ _COMPANIES: Final = (
 
 
 def mailbox_provider_of(address: str | None) -> str:
-    """`gmail`, `microsoft`, `yahoo`, `apple` or `other`, by the domain; `unknown` without an address.
+    """`gmail`, `microsoft`, `yahoo`, `apple` or `other`, by the address's domain; `unknown` if the address is None.
 
     Args:
-        address: In lower case.
+        address: The recipient's address in lower case.
     """
     if not address:
         return "unknown"

@@ -98,7 +98,7 @@ class TextMessage:
     Subclasses set `channel`, and override `checked_recipient`, `checked_sender` and `checked_text`.
 
     Attributes:
-        to: A tuple with one recipient. `Email` has a tuple, too.
+        to: A tuple with one recipient. It is a tuple because `Email.to` is a tuple.
         sender: The sender that the recipient sees; empty: the provider's default sender.
 
     `Email` describes the other attributes.

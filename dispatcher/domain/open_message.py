@@ -1,5 +1,6 @@
-"""A message whose delivery is unknown, so that we ask the provider about it. Here, a message is an SMS or another row
-that is not an email."""
+"""A message that is held, or for which no final event has arrived. We ask the provider what became of the message.
+
+Here, a message is an SMS or another row that is not an email."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The outcome of one attempt: `Accepted | Deferred | Rejected | Uncertain`. A value, never an exception.
 
-An answer from the provider is `Accepted`, `Deferred` or `Rejected`. If an attempt fails before a byte was sent that
-could cause acceptance, the outcome is `Deferred`. If such a byte was sent and no answer arrives, the outcome is
-`Uncertain`. If the provider as a whole cannot be used, the adapter raises `ProviderFault` instead, and no attempt is
-used.
+An answer from the provider is `Accepted`, `Deferred` or `Rejected`. If no answer arrives, the outcome depends on what
+was sent: `Uncertain` if the provider may have received enough to accept the email, otherwise `Deferred`. If the
+provider cannot be used for any email, the adapter raises `ProviderFault` instead, and the attempt does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dispatcher.domain.values import value
 
 
 class Reason(StrEnum):
-    """Why an email was not accepted: one code for all providers. The value of `email_log.error_type`."""
+    """Why an email was not accepted. All providers have the same codes. The value of `email_log.error_type`."""
 
     THROTTLED = "throttled"
     """The provider asked us to send more slowly. The reason is not the email itself."""
@@ -40,7 +39,7 @@ class Reason(StrEnum):
     SERVER_ERROR = "server_error"
     """The provider reported a temporary failure."""
     TIMEOUT_BEFORE_SEND = "timeout_before_send"
-    """The attempt timed out before a byte was sent that could cause acceptance."""
+    """The attempt timed out before the provider could have received enough to accept the email."""
     CONTENT_DELETED = "content_deleted"
     """The email's content was deleted before it was sent (retention or privacy). There is nothing to send."""
     CONTENT_UNREADABLE = "content_unreadable"
@@ -81,14 +80,14 @@ CONCERNS_PROVIDER: Final = frozenset(
 
 
 class Concern(Enum):
-    """What a deferral is about: only the email, perhaps the provider, or certainly the provider."""
+    """The cause of a deferral: the email, the provider, or either of the two."""
 
     EMAIL = auto()
-    """The email, or its recipients."""
+    """The email or its recipients are the cause."""
     EITHER = auto()
-    """The email, or the provider as a whole. The answers to other emails show which of the two."""
+    """Either the email or the provider is the cause. The provider's answers to other emails show which of the two."""
     PROVIDER = auto()
-    """The provider as a whole. The provider had received nothing of the email."""
+    """The provider is the cause: it had not received any part of the email."""
 
 
 @value
@@ -112,9 +111,9 @@ class Deferred:
         reason: Our code for the cause.
         detail: The provider's error text, scrubbed of addresses.
         code: The provider's error code, such as `451 4.7.1` or `429`.
-        retry_after: Seconds that the provider asked us to wait; None if it gave no time.
-        known_concern: What the deferral concerns, if the adapter can say this more precisely than the reason; None:
-            what the reason implies.
+        retry_after: Seconds that the provider asked us to wait; None if the provider named no time.
+        known_concern: The cause, if the adapter knows it more precisely than `reason` shows; None: the usual cause for
+            this reason.
     """
 
     reason: Reason
@@ -125,7 +124,7 @@ class Deferred:
 
     @property
     def concern(self) -> Concern:
-        """What the deferral may concern: the email, the provider, or either."""
+        """The cause of the deferral: the email, the provider, or either of the two."""
         if self.known_concern is not None:
             return self.known_concern
         if self.reason is Reason.CONNECTION_FAILED:
@@ -204,8 +203,9 @@ def with_suppressed(outcome: Outcome, suppressed: Mapping[int, str]) -> Outcome:
     """Adds the suppressed recipients to the detail of an outcome. The email was sent without these recipients.
 
     Args:
-        suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued. The
-            positions in the given outcome count only the other recipients.
+        outcome: The outcome of the attempt. The positions in its detail count only the recipients that were not left
+            out; the result has the positions in the email as it was enqueued.
+        suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued.
     """
     codes = {position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}
     words, more = outcome.detail, 0

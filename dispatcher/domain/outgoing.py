@@ -70,13 +70,13 @@ class OutgoingEmail:
 
     Attributes:
         email_id: The only id of this email that the provider receives.
-        created_at: The time in the Date header, the same in every attempt: the email's `send_at`, or without one, the
-            time of its enqueue.
+        created_at: The time in the Date header, the same in every attempt: the email's `send_at`, or the time of the
+            enqueue if the email has no `send_at`.
         to: At least one of `to`, `cc` and `bcc` is not empty.
         text: Plain-text body; None if the email has only HTML.
         html: HTML body; None if the email has only text.
-        template_id: The id of a provider's template that writes subject and body; None without a template. An
-            adapter without templates rejects such an email.
+        template_id: The id of a provider's template that writes subject and body; None if the email uses no template.
+            An adapter without templates rejects an email that uses a template.
         template_data: The values for the template; JSON values.
         channel: `email`, `sms`, or a channel that a package adds. Routing selects only providers of this channel. In
             channels other than `email`, only `to`, `sender`, `text` and `tags` are set, and `sender` may be empty.

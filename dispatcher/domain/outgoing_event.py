@@ -61,7 +61,8 @@ class OutgoingEvent:
         reason: Why the email failed or is held: a value of `domain.outcome.Reason`.
         code: The status code of the provider, or of the recipient's server.
         bounce: How permanent a bounce is: `hard`, `soft` or `blocked`; None for other kinds of events.
-        address_hash: The hash of the recipient that the event is about. None: all recipients, or unknown.
+        address_hash: The hash of the recipient that the event is about. None if the event is about all recipients, or
+            if the recipient is unknown.
         happened_at: When the event happened, by the provider's clock; None if the event is a change of status.
         created_at: When the event was added to the feed.
     """

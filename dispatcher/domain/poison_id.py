@@ -18,5 +18,6 @@ def poison_id(body: bytes) -> str:
 
 
 def is_poison_id(name: str) -> bool:
-    """Whether a name has the form of a poison id. No email id has this form. A message key may have it by chance."""
+    """Whether a name has the form of a poison id. An email id never has this form, but a message key might, by
+    chance."""
     return _POISON_ID.fullmatch(name) is not None

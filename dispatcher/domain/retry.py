@@ -22,10 +22,10 @@ class RetryLimits(NamedTuple):
     """The limits that apply to one email's attempts and redeliveries.
 
     Attributes:
-        max_attempts: The most attempts before the email fails or is redelivered, by its lane's policy; None: the host's
-            setting.
-        redeliver_seconds: The seconds until the time for redelivery ends, or until the email expires if that is
-            earlier. The next redelivery must begin within these seconds. Zero or less: no redelivery.
+        max_attempts: The most attempts before the email fails or is redelivered. Set by the policy of the email's lane;
+            None: the host's setting applies.
+        redeliver_seconds: The next redelivery must begin within this many seconds, before the time limit for
+            redeliveries has passed and before the email expires. Zero or less: no redelivery.
         redeliveries: How often the email has waited for a redelivery since it first became due or was last replayed.
     """
 
@@ -37,7 +37,7 @@ class RetryLimits(NamedTuple):
         """Seconds to wait before the next redelivery; None if that redelivery would begin too late.
 
         Args:
-            retry_after: Seconds that the provider asked for; None if it asked for none.
+            retry_after: Seconds that the provider asked us to wait; None if the provider named no time.
             random: Returns a number from 0 up to, but not including, 1.
         """
         step = REDELIVERY_WAITS[min(self.redeliveries, len(REDELIVERY_WAITS) - 1)]
@@ -67,8 +67,8 @@ class RetryPolicy:
 
         Args:
             next_attempt: The number of the next attempt, at least 2.
-            retry_after: Seconds that the provider asked for; None if it asked for none. Jitter is added, so that emails
-                are not all retried at the same time.
+            retry_after: Seconds that the provider asked us to wait; None if the provider named no time. Jitter is added
+                to these seconds, so that emails are not all retried at the same time.
             random: Returns a number from 0 up to, but not including, 1, such as `random.random`.
         """
         asked = 0.0 if retry_after is None else retry_after
@@ -80,7 +80,7 @@ class RetryPolicy:
         return min(self.cap_seconds, max(0.0, asked) + jitter)
 
     def limited(self, limits: RetryLimits | None) -> RetryPolicy:
-        """This policy, with the `max_attempts` of the email's own limits if they contain such a number."""
+        """This policy, but with the `max_attempts` of `limits`, unless `limits` or its `max_attempts` is None."""
         if limits is None or limits.max_attempts is None:
             return self
         return replace(self, max_attempts=limits.max_attempts)

@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 MAX_CHARACTERS: Final = 500
-"""Enough for a policy sentence and its link. Keeps a hostile server from filling the column."""
+"""Enough for a sentence about a provider's policy, and a link. Keeps a hostile server from filling the column."""
 ADDRESS_WORD: Final = "<address>"
 CREDENTIAL_WORD: Final = "<credential>"
 ENCODED_WORD: Final = "<encoded>"
@@ -58,7 +58,8 @@ def scrub(words: str) -> str:
 
 
 def _may_have_credential(words: str) -> bool:
-    # `_CREDENTIAL` ignores case, so its `s` also matches a long s (U+017F). The search for ASCII parts would miss it.
+    # `_CREDENTIAL` ignores case, so its `s` also matches a long s (U+017F). The search below would not find a
+    # credential with a long s.
     if not words.isascii():
         return True
     lowered = words.lower()

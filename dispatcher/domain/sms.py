@@ -57,7 +57,7 @@ class Segments:
 
 
 def segments_of(text: str) -> Segments:
-    """How many segments a text takes. No escape sequence or surrogate pair is split between two segments."""
+    """How many segments a text takes. A character that takes two units is never split between two segments."""
     if _foreign(text) is None:
         return Segments(Alphabet.GSM_7, _packed((2 if each in _GSM_7_EXTENSION else 1 for each in text), 160, 153))
     return Segments(Alphabet.UCS_2, _packed((2 if ord(each) > 0xFFFF else 1 for each in text), 70, 67))
@@ -72,11 +72,12 @@ def too_long(text: str, most: int) -> str | None:
 
 
 def _packed(widths: Iterable[int], alone: int, each: int) -> int:
-    """The number of segments for characters of these widths.
+    """The number of segments that a text takes.
 
     Args:
-        alone: The length of a segment, if the text takes only one.
-        each: The length of each segment, if the text takes several.
+        widths: How many units of a segment each character takes: 1 or 2.
+        alone: The units in a segment, if the whole text fits into one segment.
+        each: The units in each segment, if the text takes several segments.
     """
     listed = list(widths)
     if sum(listed) <= alone:
@@ -90,7 +91,7 @@ def _packed(widths: Iterable[int], alone: int, each: int) -> int:
 
 
 def _foreign(text: str) -> str | None:
-    """The first character that is not in GSM-7; None if every character is in GSM-7."""
+    """The first character that the alphabet GSM-7 does not contain; None if GSM-7 contains every character."""
     return next((each for each in text if each not in _GSM_7 and each not in _GSM_7_EXTENSION), None)
 
 
@@ -116,7 +117,8 @@ class Sms(TextMessage):
 
     @classmethod
     def checked_sender(cls, value: str) -> str:
-        """The sender that the provider gets: a number in E.164, or the value itself. Raises InvalidEmail."""
+        """The sender that the provider gets: a number in E.164, or the unchanged value if it is not a number. Raises
+        InvalidEmail."""
         if value.startswith("+"):
             return phone_number("sender", value)
         if any(pattern.fullmatch(value) for pattern in (_SENDER_NAME, _SHORT_CODE, _SENDER_POOL)):
@@ -151,7 +153,7 @@ class Sms(TextMessage):
 
 
 def message_from_json(document: object, *, allowed_headers: Collection[str] = ()) -> Email | Sms:
-    """Creates an SMS from a JSON object whose `channel` is `sms`, and an email from any other.
+    """Creates an SMS from a JSON object whose `channel` is `sms`, and an email from any other JSON object.
 
     Raises:
         InvalidEmail: See `Email.from_json`.

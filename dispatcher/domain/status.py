@@ -1,8 +1,8 @@
 """The life of an email: every status, and every transition between two statuses, in one table.
 
     pending ──lease──▶ sending ──accepted──▶ sent
-       ▲  ▲               │ ├─ deferred, attempts left: stays sending (same lease), tries again in process
-       │  │               │ ├─ outcome unknown, but idempotency keys: the same, at this provider only
+       ▲  ▲               │ ├─ deferred, attempts left: stays sending, is tried again under the same lease
+       │  │               │ ├─ outcome unknown, but the provider has idempotency keys: the same, at this provider only
        │  │               │ ├─ rejected, or attempts used up ──▶ failed ──▶ DLQ
        │  └── released ───┘ └─ outcome unknown: policy hold ──▶ held ──▶ DLQ     policy resend ──▶ pending
        ├──────────────── replay (operator) ◀── failed | held         any status ──evidence──▶ sent
@@ -18,13 +18,13 @@ Rules:
    sets emails to `held` without evidence. If the worker or its ledger returns, its evidence replaces the status, unless
    the email has changed since.
 2. `sent` is final. `cancelled` is final, too, unless evidence shows that the email was sent before.
-3. A late acceptance, from a worker that lost its lease, is evidence. It proves `sent` from any status. So does an event
-   that the provider reports after it accepted the email. If a worker has leased the email, the event waits until the
-   lease has ended. From the moment the event is stored, no worker may lease the email.
+3. A late acceptance, from a worker that lost its lease, is evidence, and so is an event that the provider reports after
+   it accepted the email. Such evidence changes any status to `sent`. If a worker has leased the email, the event waits
+   until the lease has ended. From the moment the event is stored, no worker may lease the email.
 4. `pending` becomes `held` only after a failover of PostgreSQL lost commits, because a lost commit may have recorded
    that the email was sent.
-5. A provider may report that it accepted an email and then dropped it for every recipient. Then a `held` email has
-   not arrived and becomes `failed`, and a `pending` email may still be sent.
+5. A provider might report that it accepted an email, but then dropped it for every recipient. Such an email has not
+   arrived: if it is `held`, it becomes `failed`; if it is `pending`, it may still be sent.
 6. Only a `pending` email may be leased or published. A `waiting` email becomes `pending` when it is due. If the lease
    of a `sending` email expires, recovery decides the next status, because it is unknown whether the owner has sent the
    email.
@@ -113,8 +113,10 @@ FINISHED: Final = frozenset({Status.SENT, Status.FAILED, Status.HELD, Status.CAN
 
 
 class OnUncertain(StrEnum):
-    """The policy for an attempt with an unknown outcome. The email, its lane or the host's settings choose the
-    policy."""
+    """What happens to an email after an attempt with an unknown outcome: it is held, or sent again.
+
+    The email, its lane or the host's settings choose the policy.
+    """
 
     HOLD = "hold"
     RESEND = "resend"

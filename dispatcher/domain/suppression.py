@@ -38,7 +38,9 @@ class Recipient:
 
     @classmethod
     def parse(cls, text: str) -> Recipient:
-        """Parses `ann@example.org`, `Ann <ann@example.org>`, `example.org`, `@example.org` or `+49 151 12345678`.
+        """Parses an address, a domain or a phone number.
+
+        Examples: `ann@example.org`, `Ann <ann@example.org>`, `example.org`, `@example.org`, `+49 151 12345678`.
 
         Raises:
             InvalidEmail: The text is neither an address nor a number nor a domain. The error never repeats the text.
@@ -78,7 +80,7 @@ class SuppressionRules:
     Attributes:
         reasons: A single event with one of these reasons suppresses its recipient.
         days: How many days an automatic entry lasts; 0: for ever.
-        soft_bounces: This many emails with soft bounces suppress an address; 0: soft bounces suppress nothing.
+        soft_bounces: An address is suppressed after soft bounces of this many emails; 0: soft bounces suppress nothing.
         soft_bounce_days: Only the soft bounces of the last `soft_bounce_days` days count.
     """
 

@@ -1,6 +1,7 @@
 """Rules for texts, depending on their use: in a header, as a name that a reader sees, or in a body.
 
-Each rule returns the reason for a refusal, or None. The reason follows the field's name, and never quotes the text.
+Each rule returns why a text is refused, as a phrase to put after the field's name, or None if the text is allowed. The
+phrase never quotes the text.
 """
 
 from __future__ import annotations

@@ -17,22 +17,23 @@ MAX_ABSENT: Final = 1000
 
 
 class Turns:
-    """The order in which the waiting names are served."""
+    """Decides in which order the waiting lanes, or the waiting tenants, are served."""
 
     def __init__(self, weight_of: Callable[[str], float]) -> None:
         """
         Args:
-            weight_of: The weight of a name, above 0. It may change over time.
+            weight_of: Returns the weight, above 0, of a lane or tenant by its name. The weight may change over time.
         """
         self._weight_of = weight_of
         self._clocks: dict[str, float] = {}
         self._now = 0.0
 
     def next(self, waiting: Iterable[str]) -> str:
-        """The name to serve next. The caller must call `charge` after an email of the name was served.
+        """The name of the lane or tenant to serve next. The caller must call `charge` after it has served an email.
 
         Args:
-            waiting: All names that wait now, at least one. If clocks are equal, the first of their names is next.
+            waiting: The names of all lanes or tenants that wait now, at least one. If several of them have the earliest
+                clock, the first of these is next.
         """
         clocks = {name: max(self._clocks.get(name, 0.0), self._now) for name in waiting}
         name = min(clocks, key=clocks.__getitem__)
@@ -42,11 +43,13 @@ class Turns:
         return name
 
     def allot(self, waiting: Mapping[str, int], turns: int) -> list[str]:
-        """Returns the names of the next turns, in order, and charges them. Takes logarithmic time per turn.
+        """Decides which lane or tenant gets each of the next turns. Returns one name per turn, in order.
+
+        Advances the clock of each lane or tenant for its turns, as `charge` does. Takes logarithmic time per turn.
 
         Args:
-            waiting: How many turns each name needs now.
-            turns: How many turns there are, at most, for all names together.
+            waiting: How many turns each lane or tenant needs now, by name.
+            turns: The most turns for all lanes or tenants together.
         """
         clocks = [
             (max(self._clocks.get(name, 0.0), self._now), at, name)
@@ -74,6 +77,6 @@ class Turns:
         return order
 
     def charge(self, name: str, emails: int = 1) -> None:
-        """Advances a name's clock, because this many emails of the name were served. A negative number gives back
-        unused turns of `allot`."""
+        """Advances the clock of the lane or tenant with this name, because this many of its emails were served. A
+        negative number sets the clock back, for turns from `allot` that were not used."""
         self._clocks[name] = max(self._clocks.get(name, 0.0), self._now) + emails / self._weight_of(name)

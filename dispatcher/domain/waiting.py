@@ -64,9 +64,9 @@ class ProviderProblem:
     """A provider that at least one worker cannot use now.
 
     Attributes:
-        state: The worst state that a worker reports: `open`, then `half_open`, then `paused`. `OPERATOR` if an operator
-            paused the provider.
-        workers: How many workers report one of these states.
+        state: The state of the provider's circuit breaker in the worker where it is worst: `open` (worst), `half_open`
+            or `paused`. `OPERATOR` if an operator paused the provider.
+        workers: How many workers cannot use the provider.
         reason: The reason that the worker with the worst state reports: a `Reason`, or the provider's error text,
             scrubbed. None if unknown.
         seconds_left: How long the state lasts; None if unknown.
@@ -81,7 +81,7 @@ class ProviderProblem:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What PostgreSQL records about one pending, waiting or sending email, and about everything that it may wait for.
+    """What PostgreSQL records about a pending, waiting or sending email, and about all that the email may wait for.
 
     Attributes:
         now: The current time. All times here are by PostgreSQL's clock.
@@ -98,9 +98,9 @@ class Facts:
         attempt_count: The number of attempts so far.
         provider: The provider of the last attempt.
         wait_domain: The recipient domain for whose ceiling the email waits or has waited.
-        domain_per_second: The ceiling of this domain in emails per second; None if there is none.
-        domain_concurrent: The ceiling of this domain in attempts at the same time; None if there is none.
-        troubles: The providers that workers cannot use now, or that an operator paused.
+        domain_per_second: The most emails per second to `wait_domain`; None: no such ceiling.
+        domain_concurrent: The most attempts at the same time for `wait_domain`; None: no such ceiling.
+        troubles: The providers that at least one worker cannot use now, or that an operator paused.
         ceilings: The most emails per second, by provider. Contains only providers with a ceiling.
         pauses: The operators' pauses that stop the email, except pauses of providers: these are in `troubles`.
     """
@@ -135,7 +135,7 @@ class WaitExplanation:
         detail: A sentence for people, without host names.
         until: The latest end of the wait, or the time of the next try; None if unknown.
         ahead: For `QUEUED`, the number of emails ahead; otherwise None.
-        because: For an email that waits until a planned time, the clause after "because" in `detail`; otherwise None.
+        because: If the email waits until a planned time, the clause that follows "because" in `detail`; otherwise None.
     """
 
     reason: WaitReason
@@ -148,11 +148,12 @@ class WaitExplanation:
 def explain_wait(
     facts: Facts, *, providers: Collection[str] = (), recovery_seconds: float = 0.0, holders: Sequence[str] = ()
 ) -> WaitExplanation:
-    """Why an email waits: the first of the conditions for sending the email that is not met.
+    """Why an email waits. Checks the conditions for sending the email in a fixed order, and explains the first
+    condition that is not met.
 
     Args:
         providers: The configured providers; empty if the caller does not know them.
-        recovery_seconds: The longest time from the end of a lost worker's lease to the recovery of its email.
+        recovery_seconds: The longest time from the end of a lost worker's lease to the recovery of the leased email.
         holders: Sessions that may hold a lock on the email's row.
     """
     if holders:
@@ -205,14 +206,15 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
     if facts.due_at is None:
         return None
     due_seconds = (facts.now - facts.due_at).total_seconds()
-    # There are two reasons for a due time in the future. A worker postponed the email after it had leased the email. Or
-    # the HTTP API publishes the email's message by itself; then the due time is a fallback.
+    # There are two reasons for a due time in the future. Either a worker postponed the email after it had leased the
+    # email. Or the HTTP API publishes the message itself, and the relay publishes it at the due time if that fails.
     if due_seconds < 0 and facts.was_leased:
         words = "A worker postponed the email: it could not use a suitable provider, or had no memory for the email."
         return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
     if not facts.has_relay:
         return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
-    # With a backlog, a due email may wait in PostgreSQL for long, because the relay keeps the queues short.
+    # If many emails are due, a due email might wait in PostgreSQL for a long time, because the relay keeps the queues
+    # short.
     if due_seconds > MARKED_SECONDS and not facts.ahead:
         words = f"RabbitMQ has not confirmed the email's message for {due_seconds:.0f} s. Run `dispatcher doctor`."
         return WaitExplanation(WaitReason.UNPUBLISHED, words)
@@ -241,7 +243,8 @@ def _count(ahead: int) -> str:
 
 
 def find_unusable(facts: Facts, providers: Collection[str]) -> list[ProviderProblem]:
-    """The providers that no worker can use. Empty if at least one worker can use at least one of `providers`."""
+    """The providers that no worker can use. Empty if a worker can still use one of `providers`, because emails are then
+    sent through that provider."""
     away = [each for each in facts.troubles if each.workers >= facts.workers]
     return away if {each.provider for each in away} >= set(providers) else []
 
@@ -298,7 +301,12 @@ def _also(facts: Facts) -> str:
 def describe_holder(
     pid: int | None, application: str | None, state: str | None, age_seconds: float | None, is_committing: bool
 ) -> str:
-    """Describes a session that may hold a lock."""
+    """A text about a session that may hold a lock: `pid 4711 (psql), idle in transaction, transaction open for 40 s`.
+
+    Args:
+        pid: The session's process id in PostgreSQL; None for a prepared transaction, which has no session.
+        is_committing: Whether the session waits for a synchronous standby to confirm its commit.
+    """
     if pid is None:
         return "a prepared transaction (see pg_prepared_xacts)"
     age = "" if age_seconds is None else f", transaction open for {age_seconds:.0f} s"

@@ -65,7 +65,7 @@ def next_attempt(failed_at: datetime, now: datetime, *, draw: float) -> datetime
 
 
 def next_probe(failing_since: datetime, now: datetime, *, retry_after_seconds: float, draw: float) -> datetime | None:
-    """When to try again a receiver that accepts nothing; None if the receiver has failed for too long.
+    """When to post again to a receiver that accepts nothing; None if the receiver has failed for too long.
 
     Args:
         failing_since: When the receiver began to fail.

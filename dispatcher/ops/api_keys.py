@@ -1,4 +1,4 @@
-"""What operators do with the keys of the HTTP API: list and revoke them. A revocation is audited."""
+"""For operators: lists and revokes the keys of the HTTP API. A revocation is audited."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 An SMS is shown as an email whose subject is the beginning of the SMS's text.
 
-The content is untrusted: every function reads a bounded amount, and no content decides which file is read.
+The emails are untrusted. So every function reads a limited number of bytes, and no content of an email decides which
+file is read.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def list_captured(folders: Sequence[Path], *, limit: int, before_ns: int | None 
 
 
 def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail | None:
-    """One email; None if it does not exist any more.
+    """The captured email with this name; None if its file does not exist any more.
 
     Raises:
         OSError: This process may not read the file.
@@ -195,7 +196,7 @@ def _summary(folders: Sequence[Path], name: CapturedName) -> CapturedSummary | N
 
 
 def _sms(source: bytes) -> Message:
-    """The SMS of a file as an email message; a message without fields if the file is not valid JSON."""
+    """The SMS in a file, as an email message. If the file is not valid JSON, the message has no fields."""
     try:
         found = orjson.loads(source)
     except orjson.JSONDecodeError:

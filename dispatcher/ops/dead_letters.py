@@ -2,7 +2,8 @@
 
 The database is the source of truth. A dead letter is about one failure of one email. The email's number of attempts
 identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed
-email. A dead letter is stale if its email is no longer failed or held, has failed again, or was discarded.
+email. A dead letter is stale if its email is no longer failed or held, if the email has failed again, or if an operator
+discarded the dead letter.
 """
 
 from __future__ import annotations
@@ -52,22 +53,24 @@ class DlqEntry(NamedTuple):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the dead letter is about an earlier failure, not about the email's current failure."""
+        """Whether the message is a dead letter, but not about its email's current failure; see `is_current`."""
         return self.dead_letter is not None and self.email is not None and not is_current(self.dead_letter, self.email)
 
 
 def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
-    """Whether the dead letter is about its email's current failure."""
+    """Whether the dead letter is about its email's current failure. False if the email is no longer failed or held, if
+    it has failed again since, or if an operator discarded the dead letter."""
     is_of_this_failure = dead_letter.status is email.status and dead_letter.attempts >= email.attempt_count
     return email.status in DEAD and is_of_this_failure and not email.is_discarded
 
 
 @asynccontextmanager
 async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
-    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second process would find no message.
+    """Opens the DLQ for reading. Only one process of all hosts reads at a time. A second process would not find the
+    messages that the first process is reading.
 
     Raises:
-        DispatcherError: another process has been reading the DLQ for too long.
+        DispatcherError: another process was still reading the DLQ after `LOCK_WAIT_SECONDS`.
         BrokerUnavailable, TopologyError, StoreUnavailable: a server is unreachable, or the queue does not exist.
     """
     async with _exclusively(session, dlq), dlq.scan() as opened:
@@ -138,7 +141,7 @@ async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Calla
 
 
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> int:
-    """Removes the selected messages in one pass over the DLQ; returns how many it removed or tried to remove."""
+    """Removes the selected messages in one pass over the DLQ; returns how many it asked RabbitMQ to remove."""
     removed = 0
     async with dlq.scan() as opened:
         async for batch in opened.batches():
@@ -149,11 +152,12 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Call
 
 
 async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) -> set[UUID]:
-    """Discards the dead letters of failed and held emails, audited. The dead letters become stale.
+    """Discards the dead letters of failed and held emails, audited: the dead letters become stale, and the emails keep
+    their status. A replay undoes the discard.
 
     Returns:
-        The emails whose dead letters this call discarded. All other emails in `email_ids` are not failed or held, or
-        their dead letters were discarded before. The emails keep their status. A replay undoes the discard.
+        The emails whose dead letters this call discarded. Leaves out emails that are not failed or held, and emails
+        whose dead letters were discarded before.
     """
     return await discard_dead(session, email_ids, actor=act.actor, reason=act.reason)
 

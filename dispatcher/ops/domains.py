@@ -1,6 +1,6 @@
-"""Operators list, set and remove the ceilings of recipient domains. All hosts apply a change within two seconds.
+"""For operators: lists, sets and removes the ceilings of recipient domains.
 
-Every change is audited.
+All hosts apply a change within two seconds. Every change is audited.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ class NoCeiling(DispatcherError):
 
 
 def parse_domain(text: str) -> str:
-    """The domain in the form in which the domains of recipients are compared.
+    """The domain in lower case, and as A-labels (`xn--…`) if it is internationalized. The domains of recipients are
+    compared in this form.
 
     Args:
-        text: Such as `example.org` or `@Example.org`.
+        text: A domain, such as `example.org` or `@Example.org`.
 
     Raises:
         InvalidEmail: The text is not a domain.
@@ -43,16 +44,16 @@ async def list_domains(session: AsyncSession) -> list[LimitedDomain]:
 
 
 async def set_limit(session: AsyncSession, domain: str, values: Mapping[str, Any], act: Act) -> DomainLimit:
-    """Sets the given ceilings of a domain, and returns all its ceilings. A value of None keeps the present ceiling.
+    """Sets the given ceilings of a domain, and returns all its ceilings.
 
     Args:
-        values: `per_second` and `concurrent`.
+        values: The new ceilings `per_second` and `concurrent`. For each, None keeps the present ceiling.
     """
     return await store.set_limit(session, domain, values, asdict(act))
 
 
 async def remove_limit(session: AsyncSession, domain: str, act: Act) -> None:
-    """Deletes the ceilings of a domain. The emails that wait for them become due.
+    """Deletes the ceilings of a domain. The emails that wait for these ceilings become due.
 
     Raises:
         NoCeiling: The domain has no ceiling.

@@ -55,7 +55,8 @@ async def find_history(
     Args:
         providers: The configured providers; empty if the caller does not have the settings.
         lease_seconds: The length of a lease.
-        reveal: The act to audit before the content is read; None to leave the content out.
+        reveal: Who reads the content, and why; the audit log records this before the content is read. None to leave
+            the content out.
     """
     email = await emails.find_email(session, email_id)
     if email is None:

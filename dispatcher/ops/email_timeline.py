@@ -14,13 +14,13 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One instant in the history of an email. Never private: it has no content and no address.
+    """One instant in the history of an email. Contains no private data: no content and no address.
 
     Attributes:
         what: What happened, in plain English, such as `enqueued`, `attempt 1: accepted`, or `released`.
         detail: Further facts, such as the provider and its answer.
-        actor: The operator who did it; None if no operator did.
-        reason: Why the operator did it.
+        actor: The operator who acted; None if this was not an operator's action.
+        reason: Why the operator acted.
     """
 
     at: datetime

@@ -19,7 +19,7 @@ OLD_SAMPLE_SECONDS: Final = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """How many emails were sent, and how many attempts sent no email, in one minute, hour or day.
+    """How many attempts of one minute, hour or day sent an email, and how many did not.
 
     Attributes:
         sent: The number of emails; None if unknown, because no monitor took a sample.
@@ -38,12 +38,12 @@ class ProcessFigures:
 
     Attributes:
         name: The name of the process, such as `worker 0`, `relay` or `monitor`.
-        state: `up`, `starting`, `stopping`, `failing` (it could not start), `dead` (it has leases, but no
-            session).
+        state: `up`, `starting`, `stopping`, `failing` (the process could not start), or `dead` (the worker has leases,
+            but no database session).
         age_seconds: Seconds since the process started; None if unknown.
         in_flight: Emails under the worker's leases; None for other processes.
-        restarts: How many times the process ended by itself; None if its host does not report it.
-        reason: Why the process could not start; empty if it could.
+        restarts: How many times the process ended by itself; None if its host does not report this number.
+        reason: Why the process could not start, if its state is `failing`; otherwise empty.
     """
 
     name: str
@@ -61,10 +61,10 @@ class HostFigures:
 
     Attributes:
         version: The release that the host runs; None if unknown.
-        reported_seconds: Seconds since its monitor last reported; None if no monitor has reported.
+        reported_seconds: Seconds since the host's monitor last reported; None if no monitor has reported.
         vanished: Details if the host has vanished; otherwise None.
-        settled_in_seconds: Seconds until other hosts have recovered the emails of a vanished host; None if the host has
-            no leases.
+        settled_in_seconds: If the host has vanished: the seconds until other hosts have recovered its leased emails.
+            None if the host has not vanished, or has no leases.
     """
 
     name: str
@@ -89,11 +89,11 @@ class ProviderFigures:
     Attributes:
         problem: The worst problem that workers report; None if all workers can use the provider.
         pause: The operator's pause; None if the provider is not paused.
-        rate: How many emails per second all hosts together may send now; None without a ceiling, or before the first
-            email.
-        ceiling: Emails per second by this host's settings; None if there is no ceiling.
-        sent: Emails that the provider accepted in the last 24 clock hours.
-        not_sent: Attempts with other outcomes in the same 24 hours.
+        rate: How many emails per second all hosts together may send now; None if the provider has no ceiling, or has
+            not sent an email yet.
+        ceiling: The most emails per second, by this host's settings; None if the settings set no ceiling.
+        sent: Emails that the provider accepted in the current hour and the 23 hours before.
+        not_sent: Attempts with other outcomes in the same hours.
     """
 
     name: str
@@ -151,7 +151,8 @@ class Overview:
     Attributes:
         counts: Counts of all tenants, or of the visitor's tenant.
         pauses: The pauses that are in force; for a visitor of one tenant, only the pause of this tenant.
-        sample: The newest sample; None if there is none.
+        sample: The newest of the counts that a monitor stores every minute; None if none is stored.
+        check: The last check of the DLQ, with the active alerts; None if no monitor has checked yet.
     """
 
     taken_at: datetime
@@ -176,5 +177,5 @@ class Overview:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether a monitor writes samples at present: the newest sample is not old."""
+        """Whether the newest sample is recent, which shows that a monitor is running and writes samples."""
         return self.sample is not None and self.sample.age_seconds < OLD_SAMPLE_SECONDS

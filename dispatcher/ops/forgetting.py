@@ -1,11 +1,11 @@
 """Erases a recipient: content, events, providers' texts and, on request, suppressions. Keeps the emails' rows.
 
 every email with content ─▶ its recipients ─┐
-events with the address's hash ─────────────┴▶ finished emails: erased, a batch per commit
-                                             └▶ pending and sending emails: reported, not changed
+events with the address's hash ─────────────┴▶ sent, failed, held and cancelled emails: erased, a batch per commit
+                                             └▶ pending, waiting and sending emails: reported, not changed
 
-Each batch is one commit, so the work may be interrupted and repeated at any time. A repetition does not find emails
-that are already erased.
+In this module, an email is *finished* if it is sent, failed, held or cancelled. Each batch is one commit, so the work
+may be interrupted and repeated at any time. A repetition does not find emails that are already erased.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Forgotten:
     """What was erased about one recipient; in a dry run, what would be erased.
 
     Attributes:
-        read: How many emails' recipients were read.
+        read: The number of emails whose recipients were read.
         read_until: The id of the last email whose recipients were read.
-        emails: How many finished emails have the address in their recipients or events.
-        contents: How many of the finished emails had content.
+        emails: How many sent, failed, held and cancelled emails have the address in their recipients or events.
+        contents: How many of these emails still had their content.
         unfinished: Pending, waiting and sending emails, which are not changed.
         locked: Emails that are not changed because other transactions have locked their rows.
         suppressions: How many suppression entries were removed, or kept without the text that shows the address.
@@ -72,7 +72,7 @@ class Forgotten:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no email was left out."""
+        """Whether all emails of the recipient were erased: none was unfinished or locked."""
         return not (self.unfinished or self.locked)
 
 
@@ -94,7 +94,8 @@ class Forgetting:
     ) -> None:
         """
         Args:
-            address: With or without a display name. It is normalised like the addresses in events and suppressions.
+            address: The recipient's address, with or without a display name. It is normalised as in events and
+                suppressions.
             act: Who erases, and why; None for a dry run, which only counts.
             on_progress: Called after every statement.
             page: The number of emails per statement that reads recipients.
@@ -128,7 +129,7 @@ class Forgetting:
         return self._done
 
     async def _forget_contents(self) -> None:
-        """Finds the emails whose content has the address, in the order of their ids, and erases the finished ones."""
+        """Finds the emails to the address that still have their content, and erases those that are finished."""
         local = self._address.rpartition("@")[0]
         # PostgreSQL preselects emails by the local part, but only if this part is plain ASCII. With other letters,
         # PostgreSQL would miss emails: it treats fewer forms of a letter as equal than Python does, and JSON escapes
@@ -144,10 +145,8 @@ class Forgetting:
             self._on_progress(self._done)
 
     async def _forget_events(self) -> None:
-        """Finds further emails by the address's hash in their events, and erases the finished ones.
-
-        These are the emails whose content is already deleted.
-        """
+        """Finds emails whose content is already deleted, by the address's hash in their events. Erases those that are
+        finished."""
         after = _FIRST
         while True:
             parameters = {"address_hash": self._hash, "after": after, "limit": self._batch}
@@ -173,7 +172,8 @@ class Forgetting:
         return any(normalised(text) == self._address for text in texts)
 
     async def _forget(self, email_ids: Sequence[UUID], *, is_by_event: bool = False) -> None:
-        """Erases those of these emails that are finished, a batch per commit. In a dry run, only counts them.
+        """Erases the emails that are finished (sent, failed, held or cancelled), a batch per commit. A dry run only
+        counts these emails.
 
         Args:
             is_by_event: Whether the emails were found by their events. A dry run then leaves out emails with content,

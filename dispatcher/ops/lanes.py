@@ -1,4 +1,4 @@
-"""Operators read and set lanes' shares and policies, the lanes of senders, and tenants' limits. Changes are audited.
+"""For operators: reads and sets lanes' weights and policies, senders' lanes, and tenants' limits. Audits every change.
 
 All hosts apply a change within two seconds. Policies and senders' lanes apply to emails that are enqueued afterwards.
 """
@@ -35,7 +35,7 @@ class LaneShare:
     """A lane, and what is in force for it.
 
     Attributes:
-        policy: What operators set for the lane; only the default weight if they set nothing.
+        policy: What operators set for the lane. If they set nothing, the policy contains only the default weight.
         share: The lane's part of the workers and rates while all lanes have emails, from 0 to 1.
         queue: The name of the lane's send queue.
     """
@@ -50,7 +50,7 @@ class Due:
     """The due emails of a tenant in a lane.
 
     Attributes:
-        emails: Counted up to `MOST_DUE`.
+        emails: The number of due emails, counted up to `MOST_DUE`.
         oldest_seconds: How many seconds ago the oldest of these emails became due.
     """
 
@@ -76,7 +76,8 @@ async def list_limits(session: AsyncSession) -> list[TenantLimit]:
 
 
 async def count_due(session: AsyncSession) -> list[Due]:
-    """The due emails by lane and tenant, for at most `MOST_DUE_TENANTS` pairs. Reads a bounded part of an index."""
+    """The numbers of due emails, for at most `MOST_DUE_TENANTS` pairs of a lane and a tenant. Reads a limited part of
+    an index."""
     return [Due(*row) for row in await store.count_due(session, pairs=MOST_DUE_TENANTS, most=MOST_DUE)]
 
 
@@ -103,18 +104,19 @@ def shares(controls: Controls, settings: Settings) -> list[LaneShare]:
 async def set_policy(
     session: AsyncSession, lane: str, values: Mapping[str, Any], act: Act, settings: Settings
 ) -> LanePolicy:
-    """Changes the given values of a lane's policy; returns the whole policy. A value of None keeps the present value.
+    """Changes the given values of a lane's policy; returns the whole policy.
 
     Args:
         lane: One of DISPATCHER_LANES.
-        values: `weight`, `on_uncertain`, `max_attempts` and `redeliver_seconds`.
+        values: The new `weight`, `on_uncertain`, `max_attempts` and `redeliver_seconds`. For each, None keeps the
+            present value.
     """
     default_weight = LaneWeights(settings.lanes).of(lane)
     return await store.set_policy(session, lane, values, asdict(act), default_weight=default_weight)
 
 
 async def unset_policy(session: AsyncSession, lane: str, act: Act) -> None:
-    """Deletes what was set for a lane; the defaults apply again.
+    """Deletes what operators set for a lane. The defaults then apply again.
 
     Raises:
         NothingSet: nothing was set for the lane.
@@ -123,12 +125,12 @@ async def unset_policy(session: AsyncSession, lane: str, act: Act) -> None:
 
 
 async def set_rule(session: AsyncSession, rule: LaneRule, act: Act) -> None:
-    """Sets the lane of a sender's emails."""
+    """Assigns a sender's emails to a lane."""
     await store.set_rule(session, rule, asdict(act))
 
 
 async def unset_rule(session: AsyncSession, sender: str, act: Act) -> None:
-    """Deletes the lane of a sender's emails.
+    """Deletes the rule that assigns a sender's emails to a lane.
 
     Raises:
         NothingSet: no lane was set for the sender.
@@ -137,10 +139,10 @@ async def unset_rule(session: AsyncSession, sender: str, act: Act) -> None:
 
 
 async def set_limit(session: AsyncSession, tenant_id: str, values: Mapping[str, Any], act: Act) -> TenantLimit:
-    """Sets the given limits of a tenant, and returns all its limits. A value of None keeps the present limit.
+    """Sets the given limits of a tenant, and returns all its limits.
 
     Args:
-        values: `weight` and `per_second`.
+        values: The new `weight` and `per_second`. For each, None keeps the present limit.
     """
     return await store.set_limit(session, tenant_id, values, asdict(act))
 

@@ -5,8 +5,8 @@
     while page.cursor is not None:
         page = await find(session, query, limit=50, cursor=page.cursor)
 
-Recipients are found by their keyed hash (`store/address_hashes.py`). No result contains an address. The recipients of
-the emails found are read separately, by `masked_recipients`, which masks them.
+Recipients are found by their keyed hash (`store/address_hashes.py`). No result of `find` contains an address. To show
+the recipients of the found emails, call `masked_recipients`, which reads and masks their addresses.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ Check = Callable[[Sequence[UUID]], Awaitable[set[UUID]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmailQuery:
-    """The filters of a search. An email must match each field that is not None. Do not log it: it contains addresses.
+    """The filters of a search. An email must match each field that is not None. Must not be logged, because some
+    filters are addresses.
 
     Attributes:
         recipient: An address in To, Cc or Bcc, with or without a display name; case does not matter.
         domain: The domain of a recipient.
         sender: An address, or a domain as `@example.com`. Does not match emails whose content was deleted.
         tag: One of the email's tags. Does not match emails whose content was deleted.
-        since: Enqueued at this time or later.
-        until: Enqueued before this time.
+        since: The email was enqueued at this time or later.
+        until: The email was enqueued before this time.
         provider: The provider of the last attempt.
         tenant_id: None for all tenants.
         channel: `email`, `sms`, or a channel that a package adds.
@@ -86,10 +87,10 @@ class FoundPage:
 
     Attributes:
         cursor: The value to pass to `find` for the next page; None if this is the last page.
-        was_cut: Whether the page is short because the search has read as many rows as it may read for one page. More
-            emails may follow.
-        recipients_since: Set if the query has a recipient or a domain, and cannot find emails that were enqueued before
-            this instant; otherwise None.
+        was_cut: Whether the page has fewer emails than requested because the search read as many rows as it may read
+            for one page. The next page may contain more emails.
+        recipients_since: A search by recipient or domain finds only emails enqueued at this instant or later. None if
+            it finds all emails, and for other searches.
     """
 
     rows: Sequence[FoundEmail]

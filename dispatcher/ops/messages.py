@@ -18,7 +18,7 @@ class DeadLetterMessage:
 
     Attributes:
         position: The dead letter's position on the queue; 0 is the head.
-        is_stale: Whether the dead letter is about an earlier failure, not about the email's current failure.
+        is_stale: Whether the dead letter is not about its email's current failure; see `dead_letters.is_current`.
         x_death: RabbitMQ's x-death header; empty unless RabbitMQ itself dead-lettered the message.
     """
 

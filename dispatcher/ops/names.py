@@ -20,7 +20,7 @@ async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) 
     """The ids of the emails with these ids or message keys, in the order of `names`, each id once.
 
     If a name is the id of one email and the message key of a second email, the name counts as the id. An id is returned
-    even if no email has it: the operator's action then reports the id as unknown.
+    even if no email has this id: the operator's action then reports that the id is unknown.
 
     Raises:
         DispatcherError: a name is not an id, and is not the message key of an email of this tenant.
@@ -41,7 +41,7 @@ async def find_by_key(session: AsyncSession, message_key: str, *, tenant_id: str
     """The ids of the emails with this message key, by tenant.
 
     Args:
-        tenant_id: The only tenant to search; None for all tenants, but at most `MOST_TENANTS`.
+        tenant_id: The only tenant to search; None to search all tenants, but at most `MOST_TENANTS` of them.
     """
     if tenant_id is None:
         return await find_tenants_of_key(session, message_key, most_tenants=MOST_TENANTS)

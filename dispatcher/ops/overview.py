@@ -1,4 +1,5 @@
-"""Reads all figures of the Overview, with bounded reads. Simultaneous visitors share one reading."""
+"""Reads all figures of the Overview, the first view of the operators' page. Each query reads a limited number of rows.
+Simultaneous visitors share one reading."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ class OverviewReader:
             tenant_id: The visitor's tenant; None for a visitor who may see all tenants.
 
         Raises:
-            DispatcherError: PostgreSQL could not be read, and no earlier answer is known.
+            DispatcherError: PostgreSQL could not be read, and this process has no earlier Overview to return.
         """
         if tenant_id is None:
             return await self._all.get()
@@ -194,7 +195,7 @@ async def read_overview(
 def points_of_minutes(samples: Sequence[MinuteSample], now: datetime) -> list[Point]:
     """A point for each of the last `MINUTES` minutes, oldest first.
 
-    Its numbers are the difference between two samples; None if one of the samples is missing.
+    The numbers of a point are the difference between two samples; None if one of the samples is missing.
     """
     taken = {sample.minute: sample for sample in samples}
     this_minute = now.replace(second=0, microsecond=0)
@@ -212,7 +213,7 @@ def points_of_minutes(samples: Sequence[MinuteSample], now: datetime) -> list[Po
 
 
 def points(attempts: Sequence[Attempts], begins: Sequence[datetime]) -> list[Point]:
-    """A point for each hour or day that begins at one of these instants, with the sums of its attempts."""
+    """A point for each hour or day that begins at one of these instants, with the sums of the attempts in this time."""
     sent, not_sent = dict.fromkeys(begins, 0), dict.fromkeys(begins, 0)
     for each in attempts:
         counted = sent if each.outcome == ACCEPTED else not_sent
@@ -248,7 +249,7 @@ def hosts_of(workers: Sequence[WorkerSeen], reports: Sequence[HostReport], setti
 
 
 def _processes(reports: Sequence[HostReport], workers: Sequence[WorkerSeen]) -> list[ProcessFigures]:
-    """The processes that a host reports, and the workers that it does not report but that have a session or leases."""
+    """The processes of one host: those that the host reports, and unreported workers that have a session or leases."""
     by_pid = {_pid(worker): worker for worker in workers}
     found = []
     for report in reports:
@@ -334,9 +335,9 @@ def _lanes(settings: Settings, controls: Controls, sample: MinuteSample | None) 
 
 
 def _with_sample(name: str, count: BoundedCount, sample: MinuteSample) -> BoundedCount:
-    """The count with this name; if counting stopped at its limit, the sample's count if that is larger.
+    """The count with this name. If the counting stopped at its limit, returns the sample's count if it is larger.
 
-    The counts `dead_letters` and `held` stay as they are.
+    The counts `dead_letters` and `held` are always returned unchanged.
     """
     # A sample also counts failed and held emails whose dead letters were discarded. So the sample does not replace the
     # counts of dead letters and held emails.

@@ -1,6 +1,7 @@
-"""Operators pause and resume: everything, a lane, a tenant or a provider. For the command line and the HTTP API.
+"""Pauses and resumes the sending of everything, a lane, a tenant or a provider. For the command line and the HTTP API.
 
-All hosts apply a pause within two seconds. Applications may still enqueue. Emails that are on the wire are finished.
+All hosts apply a pause within two seconds. During a pause, applications can still enqueue. Workers finish the emails
+that are on the wire.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class NotPaused(DispatcherError):
 
 
 async def pause(session: AsyncSession, scope: PauseScope, name: str, act: Act, *, seconds: float | None) -> Pause:
-    """Begins a pause, and returns it. A pause that is already in force gets this end, reason and actor.
+    """Begins a pause, and returns it. If the same pause is already in force, it gets the new end, reason and actor.
 
     Args:
         name: The lane, tenant or provider; empty for `PauseScope.ALL`.
@@ -55,7 +56,7 @@ async def resume(session: AsyncSession, scope: PauseScope, name: str, act: Act) 
 
 
 def check_target(scope: PauseScope, name: str, settings: Settings) -> str:
-    """Checks that a lane, tenant or provider can be paused, and returns its name; empty for `PauseScope.ALL`.
+    """Checks that a lane, tenant or provider can be paused, and returns the name; empty for `PauseScope.ALL`.
 
     Raises:
         ValueError: There is no such lane or provider, or no tenant can have this name. The error's text is a sentence.
@@ -84,11 +85,13 @@ async def list_pauses(session: AsyncSession) -> list[Pause]:
 
 
 def current_pauses() -> Cached[list[Pause]]:
-    """The pauses in force, at most a second old. Every page can show them without a query of its own."""
+    """The pauses in force, read at most a second ago. All pages share one reading, so a page needs no query of its
+    own."""
     return Cached(list_pauses, CURRENT_SECONDS)
 
 
 def seen_by(pauses: Sequence[Pause], tenant_id: str | None) -> list[Pause]:
-    """The pauses that an operator may see: with a tenant, only the pause of this tenant; with None, all pauses."""
+    """The pauses that an operator may see: an operator of one tenant sees only this tenant's pause. If `tenant_id` is
+    None, the operator sees all pauses."""
     own = (PauseScope.TENANT, tenant_id)
     return [each for each in pauses if tenant_id is None or (each.scope, each.name) == own]

@@ -167,7 +167,7 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int
 
 def _unknown(name: str) -> DispatcherError:
     return DispatcherError(
-        f"The DLQ has no poison message {name}.", remedy="Run `dispatcher dlq list --poison` to see their ids."
+        f"The DLQ has no poison message {name}.", remedy="`dispatcher dlq list --poison` lists all poison messages."
     )
 
 
@@ -190,5 +190,6 @@ def _problem(body: bytes) -> str:
     except InvalidPointer as error:
         return error.message
     if len(pointers) == 1:
-        return "It points to an email that is not in this database, or has a different message key."
-    return f"It points to {len(pointers)} emails; some are not in this database, or have a different message key."
+        return "The message points to an email that is not in this database, or has a different message key."
+    count = len(pointers)
+    return f"The message points to {count} emails; some are not in this database, or have a different message key."

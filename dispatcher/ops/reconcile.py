@@ -28,8 +28,9 @@ class Differences:
         depth: The number of messages on the DLQ.
         dead_letters: The number of emails with a current dead letter.
         missing: Failed and held emails without a dead letter.
-        stale: Emails of stale dead letters: sent, replayed, discarded or failed again. One entry per dead letter.
-        duplicates: Emails of duplicate dead letters, one entry per dead letter after the first.
+        stale: Emails with stale dead letters, because the email was sent or replayed, failed again, or its dead letter
+            was discarded. One entry per dead letter.
+        duplicates: Emails with several current dead letters, one entry for each dead letter after the email's first.
         orphans: Ids of emails that no longer exist, one entry per dead letter.
         poison: Ids of poison messages, one entry per message.
         fixed: Whether everything except the poison messages was repaired.
@@ -114,10 +115,11 @@ async def _compare(session: AsyncSession, dlq: DeadLetterQueue, announced: Mappi
 
 
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, orphans: Collection[UUID]) -> int:
-    """Reads the DLQ once and removes surplus dead letters; returns how many it removed or tried to remove.
+    """Reads the DLQ once and removes surplus dead letters; returns how many it asked RabbitMQ to remove.
 
     Args:
-        orphans: Emails that no longer exist and are in the audit log. Dead letters of other missing emails stay.
+        orphans: Ids that the audit log contains, of emails that no longer exist. If the audit log does not contain such
+            an id, the dead letter stays on the DLQ.
     """
     found = Differences()
     seen: set[UUID] = set()

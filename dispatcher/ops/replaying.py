@@ -7,10 +7,11 @@
 
 `create` stores the list of emails and changes no email. `run` replays the emails one by one. One commit makes an email
 pending and due and stores the outcome, so a later run continues exactly where an earlier run ended. If two replays
-include the same email, the second replay finds the email pending or sending and skips it. Overlapping replays share the
-slowest of their paces equally, except replays created with `force`. If another transaction has locked an email's row,
-the email is retried after all other emails. If the row stays locked, the run ends without this email and can be
-resumed. During the run, the stale dead letters of the replayed emails are removed from the DLQ.
+include the same email, the replays overlap: the second replay finds the email pending or sending, and skips it.
+Overlapping replays share the slowest of their paces equally, except replays created with `force`. If another
+transaction has locked an email's row, the email is retried after all other emails. If the row stays locked, the run
+ends without this email and can be resumed. During the run, the stale dead letters of the replayed emails are removed
+from the DLQ.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Preview:
     """What a replay would do now.
 
     Attributes:
-        counts: The number of emails for each outcome.
-        samples: The first ids for each outcome.
+        counts: The number of emails for each outcome that the replay would have.
+        samples: The ids of the first emails for each outcome.
     """
 
     counts: dict[ItemOutcome, int]
@@ -117,8 +118,8 @@ async def create(
     email, it records why.
 
     Args:
-        source: How the emails were selected: `filter`, `ids` or `queue`. With `filter`, ids are the emails that the
-            operator was shown and confirmed.
+        source: How the operator selected the emails: `filter`, `ids` or `queue`. With `filter`, the selection may also
+            have ids: the emails that the operator was shown and confirmed.
         force: Whether the replay keeps its own pace even if a running replay includes some of the same emails.
         at_most: The number of emails that the operator was shown; None if the operator was shown the emails themselves.
 
@@ -206,10 +207,10 @@ async def run(
 
     Returns when the replay is stopped, or when no emails are left except locked emails.
 
-    May be cancelled at any time without loss. Without a DLQ, or while RabbitMQ is unreachable, stale dead letters stay
-    until the next sweep.
+    May be cancelled at any time without loss.
 
     Args:
+        dlq: If None, or while RabbitMQ is unreachable, stale dead letters stay on the DLQ until a later sweep.
         on_email: Called after each email with its outcome.
         lock_seconds: How long to wait for locked emails after all other emails are done.
 
@@ -294,7 +295,7 @@ class _Pace:
         self._look_at = 0.0
 
     async def seconds(self) -> float:
-        """The wait between two emails; 0 for no limit."""
+        """The wait between two emails; 0 if the pace is not limited."""
         now = asyncio.get_running_loop().time()
         if now >= self._look_at:
             self._look_at = now + _PACE_SECONDS

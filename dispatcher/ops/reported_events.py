@@ -15,8 +15,8 @@ class EventCounts:
     """How many events arrived within the last day.
 
     Attributes:
-        is_cut: Whether there were more events than are counted.
-        since: When the oldest counted event arrived; None if there is none.
+        is_cut: Whether the counting stopped at its limit, so that older events of the day are not counted.
+        since: When the oldest counted event arrived; None if no event arrived.
     """
 
     counts: list[EventCount]

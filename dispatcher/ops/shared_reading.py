@@ -27,7 +27,7 @@ class Answer(Generic[T]):
     """A value that was read some time ago.
 
     Attributes:
-        fault: Why no newer value could be read; None if the value is as fresh as it should be.
+        fault: Why a newer value could not be read; None if the value is fresh enough.
     """
 
     value: T
@@ -52,8 +52,9 @@ class SharedReading(Generic[T]):
         """
         Args:
             read: Reads the value; raises DispatcherError if that fails.
-            patience_seconds: How long a caller waits before it gets the last value.
-            answer_seconds: How long a read may take.
+            fresh_seconds: How long callers get the last value without a new read.
+            patience_seconds: How long a caller waits for a new value before it gets the last value.
+            answer_seconds: How long a read may take. A read that takes longer fails.
         """
         self._read = read
         self._fresh_seconds = fresh_seconds
@@ -63,10 +64,10 @@ class SharedReading(Generic[T]):
         self._reading: asyncio.Task[T] | None = None
 
     async def get(self) -> Answer[T]:
-        """The value with its age. Reads the value if the last reading is too old.
+        """The value with its age. Reads the value again if the last value is older than `fresh_seconds`.
 
         Raises:
-            DispatcherError: The value could not be read, and no earlier value is known.
+            DispatcherError: The value could not be read, and was never read before.
         """
         if self._last is not None and (answer := self._answer()).age_seconds <= self._fresh_seconds:
             return answer

@@ -1,4 +1,4 @@
-"""Suppressed recipients, for operators: add, remove, import and export, and find the emails that were not sent."""
+"""For operators: adds, removes, imports and exports suppressions, and finds the emails that suppressions stopped."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def unsubscribe(session: AsyncSession, token: str) -> bool:
     """Suppresses the recipient of a token from an email's List-Unsubscribe header. Idempotent.
 
     Returns:
-        Whether the token is genuine and its email still exists.
+        Whether the token is genuine and the email that it belongs to still exists.
     """
     hasher = await AddressHasher.open(session)
     if (found := hasher.read_unsubscribe_token(token)) is None:
@@ -113,9 +113,10 @@ async def opt_out(source: Source, number: str, message_id: str) -> None:
 
 
 async def opt_in(source: Source, number: str, message_id: str) -> None:
-    """Removes the entries with the reason `unsubscribe` of a phone number that has answered START, for all tenants.
+    """Ends the suppression of a phone number that has answered START, for all tenants.
 
-    Idempotent: a second call with the same `message_id` changes nothing.
+    Removes only entries with the reason `unsubscribe`. Idempotent: a second call with the same `message_id` changes
+    nothing.
 
     Args:
         message_id: The id of the recipient's SMS.
@@ -159,9 +160,10 @@ async def export(session: AsyncSession, tenant_id: str) -> AsyncIterator[Suppres
 
 
 async def find_stopped(session: AsyncSession, tenant_id: str, recipients: Sequence[Recipient]) -> list[UUID]:
-    """The emails to these recipients that failed because each recipient of the email was suppressed.
+    """The emails that failed because all their recipients were suppressed, and that have one of these recipients.
 
-    Oldest first. Each of these emails can be replayed. An email that was sent to its other recipients is not included.
+    Oldest first. Each of these emails can be replayed. An email that was sent to some of its recipients is not
+    included.
     """
     hasher = await AddressHasher.open(session)
     wanted = {hash_of(each, hasher) for each in recipients}
@@ -182,7 +184,8 @@ def read_entries(
     """Reads a CSV file with a heading, or one address or domain per line. Ignores blank lines.
 
     Args:
-        reason: The reason of an entry whose line has no value in the column `kind`. A value there is the reason.
+        reason: The reason of an entry whose line has no value in the column `kind`. If the column has a value, that
+            value is the reason.
     """
     reader = csv.reader(lines)
     names: list[str] | None = None

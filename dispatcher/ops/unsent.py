@@ -1,7 +1,8 @@
 """Cancels or reschedules emails that are not sent yet, for an operator or the application that enqueued them.
 
-The email's row decides, in one conditional update. If the update finds the email pending or waiting, no worker can
-lease it any more. Otherwise it is too late: a worker has leased the email, or its result is known.
+One conditional update of the email's row decides. If the update finds the email pending or waiting, it changes the
+email, and no worker can lease the email any more. Otherwise it is too late: a worker has leased the email, or its
+result is known.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Changed:
     """The result of cancelling or rescheduling one email.
 
     Attributes:
-        status: The status that decided the result; None if the email is unknown or locked.
+        status: The email's status before the call; None if the email is unknown or locked.
     """
 
     email_id: UUID
@@ -78,8 +79,8 @@ async def cancel(
 async def reschedule(
     session: AsyncSession, email_ids: Collection[UUID], send_at: datetime, act: Act, *, tenant_id: str | None = None
 ) -> list[Changed]:
-    """Like `cancel`, but lets the emails wait until `send_at`. If `send_at` is in the past, the emails become due
-    immediately."""
+    """Makes emails that are pending or waiting wait until `send_at`, otherwise like `cancel`. If `send_at` is in the
+    past, the emails become due immediately."""
     decided = await unsent.reschedule_emails(
         session, email_ids, send_at, tenant_id=tenant_id, actor=act.actor, reason=act.reason
     )
@@ -114,9 +115,9 @@ async def change_all(
 
 
 async def _change_free(session: AsyncSession, email_ids: Sequence[UUID], change: ChangeMany) -> list[Changed]:
-    """Applies `change` to a batch.
+    """Applies `change` to all emails of a batch whose rows are not locked.
 
-    If rows are locked, splits the batch until it finds the locked rows. All other emails change.
+    If a row is locked, `change` changes nothing. So this function splits the batch until it has found the locked rows.
     """
     try:
         return await change(session, email_ids)

@@ -47,14 +47,16 @@ _VERDICTS: Final = {
 
 
 async def confirm(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
-    """Marks a held email as sent: an operator knows that it arrived. The dead letter becomes stale. Idempotent."""
+    """Marks a held email as sent, because an operator knows that the email arrived. Its dead letter becomes stale.
+    Idempotent."""
     if await failures.confirm_held(session, email_id, actor=act.actor, reason=act.reason):
         return Verdict.CONFIRMED
     return await _verdict(session, email_id)
 
 
 async def release(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
-    """Makes a held email pending: it is sent again, even if it arrived. The dead letter becomes stale. Idempotent."""
+    """Makes a held email pending, so that it is sent again. If the email had already arrived, the recipient gets it
+    twice. Its dead letter becomes stale. Idempotent."""
     if await failures.release_held(session, email_id, actor=act.actor, reason=act.reason):
         return Verdict.RELEASED
     return await _verdict(session, email_id)

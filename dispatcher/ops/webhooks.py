@@ -1,4 +1,4 @@
-"""What operators do with webhooks, for the command line and the HTTP API. Every change is audited."""
+"""Operators' actions on webhooks, for the command line and the HTTP API. Every change is audited."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestResult:
     """What a receiver did with a test event.
 
     Attributes:
-        detail: The answer, or why there is none.
+        detail: The receiver's answer, or why no answer arrived.
     """
 
     __test__ = False  # pytest would otherwise take the class for a test, because of its name
@@ -124,11 +124,12 @@ async def add(
     with_recipients: bool,
     act: Act,
 ) -> NewWebhook:
-    """Adds a webhook, which gets all events from now on.
+    """Adds a webhook, which gets all later events of the given kinds.
 
     Args:
         url: A URL that `checked_url` returned.
         tenant_id: The tenant whose events the webhook gets; None for all tenants.
+        with_recipients: Whether the posted events contain the recipients' addresses.
 
     Raises:
         TooManyWebhooks: The tenant already has `MAX_WEBHOOKS` webhooks.
@@ -156,7 +157,8 @@ async def remove(session: AsyncSession, webhook_id: int, act: Act) -> None:
 
 
 async def rotate(session: AsyncSession, webhook_id: int, act: Act) -> str:
-    """Gives a webhook a new secret and returns it. For a day, events are signed with both secrets.
+    """Gives a webhook a new secret, and returns the secret. For a day, events are signed with the old and the new
+    secret.
 
     Raises:
         UnknownWebhook: There is no such webhook.
@@ -178,7 +180,8 @@ async def enable(session: AsyncSession, webhook_id: int, act: Act) -> None:
 
 
 async def disable(session: AsyncSession, webhook_id: int, act: Act) -> None:
-    """Disables a webhook: nothing is posted to it until `enable`. Events wait as long as they are kept. Idempotent.
+    """Disables a webhook: nothing is posted to it until `enable` is called. Until then, its events wait; events that
+    the feed no longer keeps are lost. Idempotent.
 
     Raises:
         UnknownWebhook: There is no such webhook.
@@ -209,7 +212,7 @@ class TestTarget:
 
 
 async def find_test_target(source: Source, webhook_id: int) -> TestTarget:
-    """Reads the target for `post_test` from the database.
+    """Reads the number, URL and secrets of a webhook from the database, for `post_test`.
 
     Raises:
         UnknownWebhook: There is no such webhook.
@@ -231,7 +234,7 @@ async def test(source: Source, webhook_id: int, settings: Settings) -> TestResul
 
 
 async def post_test(target: TestTarget, settings: Settings) -> TestResult:
-    """Like `test`, but uses no database session, because the receiver may take several seconds to answer.
+    """Like `test`, but occupies no database session while it waits for the receiver, which may take several seconds.
 
     Raises:
         ConfigurationError: The CA file is not usable.
@@ -252,7 +255,9 @@ async def post_test(target: TestTarget, settings: Settings) -> TestResult:
 
 def _require(webhook_id: int, *, exists: bool) -> None:
     if not exists:
-        raise UnknownWebhook(f"There is no webhook {webhook_id}.", remedy="`dispatcher webhooks list` lists them.")
+        raise UnknownWebhook(
+            f"There is no webhook {webhook_id}.", remedy="`dispatcher webhooks list` lists all webhooks."
+        )
 
 
 async def _audit(session: AsyncSession, action: str, webhook_id: int, act: Act) -> None:

@@ -145,7 +145,7 @@ async def test_a_bundle_with_an_unknown_email_is_poison_and_can_be_repaired(
     await repair_poison(session, dlq, publisher, dead_emails.topology.queue, poison.poison_id, repaired, ACT)
     await publisher.close()
 
-    assert "It points to 3 emails" in poison.problem
+    assert "The message points to 3 emails" in poison.problem
     assert await list_poison(session, dlq) == []
     (taken,) = await dead_emails.rabbit.take_all(dead_emails.topology.queue, 1)
     assert taken.body == repaired
