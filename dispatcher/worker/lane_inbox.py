@@ -23,7 +23,8 @@ class Arrival(NamedTuple):
 
 
 class _LaneQueues:
-    """A queue of arrivals for each lane. Replaces the deque in `BatchQueue`: has all methods that `BatchQueue` calls."""
+    """A queue of arrivals for each lane. Replaces the deque in `BatchQueue`, and has the methods that `BatchQueue`
+    calls."""
 
     def __init__(self) -> None:
         self.by_lane: dict[str, deque[Arrival]] = {}
