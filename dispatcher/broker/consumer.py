@@ -6,8 +6,8 @@ queue once per second. RabbitMQ 3.10 does not always report that a queue was del
 queues that it consumes.
 
 A message that points to several emails is split into parts: one delivery for each email. The worker acks, rejects or
-requeues each part separately; until then, the part is open. When no part is open, this module acks, rejects or
-requeues the whole message.
+requeues each part separately. When this has happened to every part, this module acks, rejects or requeues the whole
+message. Until then, the message has open parts.
 
 A delivery belongs to the channel that delivered it. If the channel is lost, RabbitMQ redelivers the channel's unacked
 messages to other consumers, so the channel's deliveries become void. This module never acks or rejects a void delivery,
@@ -164,9 +164,9 @@ class Consumer:
             await self._pause(wait)
 
     def split(self, delivery: Delivery, count: int) -> list[Delivery]:
-        """Splits a message that points to several emails into its parts.
+        """Splits a message that points to several emails into parts: one delivery for each email.
 
-        From then on, ack or return only the parts, not the delivery itself.
+        After this call, ack, reject or requeue only the parts, not the delivery itself.
 
         Args:
             count: The number of emails to which the message points.
@@ -176,12 +176,10 @@ class Consumer:
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Marks these deliveries as done, and acks each message that now has no open part. A part is the delivery of
-        one email of a message; it is open until it is done.
+        """Marks these deliveries as done. Acks a message when all its parts (see `split`) are done.
 
-        If a part of such a message was rejected or requeued, rejects or requeues the whole message instead of acking
-        it. Sends one ack frame for all messages before the first message that is not done, and one frame for each later
-        message.
+        If a part was rejected or requeued, rejects or requeues the whole message instead. One ack frame covers all
+        messages before the first message that is not done. Each later message has its own ack frame.
         """
         done = {each.tag for each in deliveries if self._settle_part(each)}
         if self._refused:
@@ -359,7 +357,7 @@ class Consumer:
         return bool(self._outstanding.get(delivery.tag, 0) >> delivery.part & 1)
 
     def _settle_part(self, delivery: Delivery) -> bool:
-        """Marks the delivery as no longer open. Returns whether it was the last open part of its message."""
+        """Marks the delivery as done. Returns True if all other parts of the message are done already."""
         parts, part = self._outstanding.get(delivery.tag, 0), 1 << delivery.part
         if delivery.generation != self._generation or not parts & part:
             return False
@@ -367,10 +365,10 @@ class Consumer:
         return parts == part
 
     def _refuse(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Requeues the message, or moves it to the DLQ, as soon as none of its other parts is open.
+        """Requeues the delivery's message, or moves it to the DLQ, as soon as all other parts of the message are done.
 
-        If one part is requeued, the whole message is requeued. After the redelivery, the worker recognizes that the
-        other parts are done, and again rejects a part that can never be processed.
+        If one part is requeued, the whole message is requeued. After the redelivery, the worker finds that the emails
+        of the other parts are finished, and again rejects a part that can never be processed.
         """
         if self._is_open(delivery):
             self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)
@@ -384,7 +382,7 @@ class Consumer:
                 self._session.channel.raw.basic_nack(delivery_tag=tag, requeue=requeue)
 
     def _void(self) -> None:
-        """Makes all current deliveries void."""
+        """Makes all current deliveries void: from now on, calls of `ack`, `reject` and `requeue` ignore them."""
         self._generation += 1
         self._outstanding.clear()
         self._refused.clear()
@@ -396,7 +394,7 @@ class Consumer:
 
 
 class _Session:
-    """A channel that consumes."""
+    """A channel, and the consumers of lanes on this channel."""
 
     def __init__(self, connection: Connection, channel: Channel, name: str) -> None:
         self.connection = connection
@@ -415,7 +413,7 @@ class _Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether the session has ended."""
+        """Whether the channel has closed, or `give_up` was called."""
         return self._given_up or self.channel.closed.done()
 
     @property
@@ -470,7 +468,7 @@ class _Session:
         self._changed.clear()
 
     def _on_cancelled(self, cancel: Any) -> None:
-        """RabbitMQ has cancelled a consumer: its queue was deleted, or the queue's node is down.
+        """Called when RabbitMQ has cancelled a consumer, because its queue was deleted or the queue's node is down.
 
         Messages that were already delivered may still be acked.
         """

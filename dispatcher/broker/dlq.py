@@ -45,6 +45,8 @@ class DlqMessage(NamedTuple):
         position: The position in the queue, from 0 at the head.
         properties: The AMQP properties.
         redelivered: Whether RabbitMQ has delivered the message before. A scan counts as a delivery.
+        window: The index of the scan's channel that received the message.
+        tag: RabbitMQ's number for the delivery on that channel.
     """
 
     position: int
@@ -92,7 +94,7 @@ class DeadLetterQueue:
 
     @asynccontextmanager
     async def _depth_query(self) -> AsyncIterator[Callable[[], Awaitable[int]]]:
-        """A function that returns the depth, and uses one channel for all calls."""
+        """Yields a function that returns the number of ready messages. All its calls use one channel."""
         channel = await self._connection.open_channel()
 
         async def depth_now() -> int:
@@ -164,7 +166,7 @@ _Read = tuple[int, bytes, Any, bool]
 
 @dataclass(slots=True)
 class _ScanWindow:
-    """The messages that were delivered on one channel."""
+    """One channel of a scan, and the messages that it has received."""
 
     channel: Channel
     size: int
