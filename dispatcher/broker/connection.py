@@ -359,7 +359,7 @@ class Channel:
             return answer.result()
         if self.closed.done():
             raise self.closed.result()
-        raise BrokerUnavailable(f"RabbitMQ did not answer {what} within {ANSWER_SECONDS:.0f} s.")
+        raise BrokerUnavailable(f"RabbitMQ did not answer the call `{what}` within {ANSWER_SECONDS:.0f} s.")
 
 
 async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) -> None:

@@ -127,6 +127,6 @@ class QueueCredit:
             self._interval = COUNT_SECONDS if taken else min(2 * self._interval, LONGEST_COUNT_SECONDS)
             self._target = max(LEAST_EMAILS if ready else EMPTY_EMAILS, round(self._rate * TARGET_SECONDS))
         self._ready = ready
-        self._published -= published  # emails that were published during the count may be missing in its result
+        self._published -= published  # keep emails that were published meanwhile: RabbitMQ may not have counted them
         self._messages -= messages
         self._counted_at = began_at

@@ -226,7 +226,8 @@ class _ScanWindow:
         for at in range(0, len(others), _ACKS_AT_ONCE):
             for tag in others[at : at + _ACKS_AT_ONCE]:
                 self.channel.raw.basic_ack(tag)
-            # RabbitMQ's channel defers commands beyond 32 to a quorum queue, and drops them when the channel closes.
+            # RabbitMQ passes at most 32 commands of a channel to a quorum queue at a time, and drops all further
+            # commands if the channel closes meanwhile. So wait for an answer after a few acks.
             await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
             await asyncio.sleep(_PAUSE_SECONDS)
 

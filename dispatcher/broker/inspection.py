@@ -172,7 +172,8 @@ def _dead_lettering_faults(queue: _QueueReport, topology: Topology) -> Iterator[
     ours = {"dead-letter-exchange": topology.exchange, "dead-letter-routing-key": topology.dlq}
     for key, wanted in ours.items():
         if (found := queue.effective(key)) != wanted:
-            words = f"rejected messages do not reach the DLQ: {key} is {_shown(found or 'not set')}, must be {wanted}"
+            shown = _shown(found or "not set")
+            words = f"rejected messages do not reach the DLQ, because {key} is {shown} but must be {wanted}"
             remedy = "Delete the queue when it is empty, and run `dispatcher init`."
             yield TopologyError(f"The queue {queue.name}: {words}.", remedy=remedy)
 

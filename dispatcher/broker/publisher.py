@@ -24,9 +24,9 @@ BATCH_SECONDS: Final = 15.0
 REFUSED_SECONDS: Final = 1.0
 """If a queue refuses every message of a channel for this time, the publisher opens a new connection.
 
-A leader election takes less time. If a channel publishes its first message during an election, RabbitMQ keeps sending
-the channel's messages to the old leader, and refuses them until that leader's node is up again (seen with RabbitMQ
-3.10.8; rabbitmq-server#9241)."""
+The election of a new leader of the queue takes less time. But if a channel publishes its first message during an
+election, RabbitMQ keeps sending the channel's messages to the old leader, and refuses them until the old leader's node
+is up again (seen with RabbitMQ 3.10.8; rabbitmq-server#9241)."""
 WINDOW: Final = 1000
 """The most unconfirmed messages. This limits our memory while RabbitMQ blocks publishers. A larger window is not
 faster."""

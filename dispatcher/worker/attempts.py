@@ -115,9 +115,9 @@ class LedgerAttempt(Attempt):
             policy=email.policy,
         )
         email.on(EmailEvent.MARK)
-        # This second check decides. If the process was frozen before it wrote the slot, the relay has read a ledger
-        # without this slot, and may have released the email to another worker (see `host.ledger`). The first check only
-        # avoids writing a slot for a lease that has already ended.
+        # This second check is needed because the process may have been frozen just before it wrote the slot. Then the
+        # relay has read a ledger without this slot, and may have released the email to another worker (see
+        # `host.ledger`). The first check only avoids writing a slot for a lease that has already ended.
         if not self._may_send():
             self.mark_not_sent()
             raise LeaseExpired
@@ -268,10 +268,8 @@ class Attempts:
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
-            if email.state not in (
-                EmailState.PREPARING,
-                EmailState.STOPPED,
-            ):  # a drain timed out and ended this attempt
+            # A drain that timed out has already ended this attempt: do not begin another attempt.
+            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):
                 raise NoRoute
 
     async def _try(
@@ -365,7 +363,7 @@ class Attempts:
         if key_seconds is None:
             return f"{pin.provider} may have accepted the email, and is no longer configured with idempotency keys."
         if steady_clock() - pin.since >= key_seconds:
-            return f"{pin.provider} may have accepted the email, and no longer knows its idempotency key."
+            return f"{pin.provider} may have accepted the email, and the email's idempotency key has expired there."
         return None
 
     def _attempt(self, email: InFlightEmail, route: Route) -> LedgerAttempt:

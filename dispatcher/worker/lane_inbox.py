@@ -59,8 +59,8 @@ class LaneInbox(BatchQueue[Arrival]):
     async def lease(self, handle: Callable[[list[Arrival]], Awaitable[None]], window: Window) -> None:
         """Passes batches to `handle` until cancelled: at most as many arrivals as emails may be leased now."""
         self._window = window
-        # If an email must probe a provider, choose it at random, because emails that the provider refuses may arrive
-        # together.
+        # If an email must probe a provider, choose this email at random: emails that the provider would refuse may
+        # arrive one after another.
         await self.run(handle, room=window.room, is_any_order=window.is_probing)
 
     def take_lane(self, lane: str) -> list[Arrival]:

@@ -321,9 +321,9 @@ class LeaseStage:
             else:
                 asyncio.get_running_loop().call_soon(self._broker.requeue, delivery)
             return False
-        # In all other cases, the worker need not send the email: the email is finished or not due yet; or another
-        # worker has leased it, and that worker or recovery will finish it; or no worker may lease it, for example
-        # because an event proved that it was sent, and the relay will finish it.
+        # In all other cases, this worker need not send the email. Either the email is finished or not due yet. Or
+        # another worker has leased the email: that worker, or recovery, will finish it. Or no worker may lease the
+        # email, for example because an event proved that it was sent: the relay will finish it.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True
