@@ -208,7 +208,7 @@ class Consumer:
     def pause(self) -> None:
         """Returns every delivery to RabbitMQ, and stops consuming until `resume`. Calls `on_lost`.
 
-        Idempotent. Has no effect after `cancel`: current deliveries may still be acked.
+        Idempotent. Has no effect after `cancel`, so that current deliveries can still be acked.
         """
         self._resumed.clear()
         if self._session is not None and not self._stopping.is_set():

@@ -86,8 +86,8 @@ class QueueCredit:
         self._published += emails
 
     def note_messages(self, messages: int) -> None:
-        """Notes in how many messages the emails were published. RabbitMQ counts messages. This object calculates the
-        number of emails on the queue from them."""
+        """Notes in how many messages the emails were published. RabbitMQ reports only the number of messages on the
+        queue. This object calculates from it how many emails are on the queue."""
         self._messages += messages
 
     async def counted(self) -> None:

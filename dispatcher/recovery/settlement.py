@@ -67,7 +67,8 @@ class Settlement:
 
         Args:
             attempt_base: How many attempts the email had used before the last replay or redelivery.
-            pinned_seconds, limits: See `FoundLease`.
+            pinned_seconds: For how many seconds the email has been pinned to a provider; None if it is not pinned.
+            limits: The retry limits of this email; None if only this host's settings apply.
         """
         outcome = attempt.outcome or Uncertain(f"{self._fate} while the email was on the wire.")
         key_seconds = self._key_seconds.get(attempt.provider)

@@ -95,7 +95,7 @@ class LedgerAttempt(Attempt):
         email.begin_attempt(route.name)
 
     def mark_on_wire(self) -> None:
-        """See `contract.Attempt.mark_on_wire`.
+        """Checks the lease, and marks the email as on the wire in the in-flight ledger. Idempotent.
 
         Raises:
             LeaseExpired: The lease may have ended, or the email has expired or was stopped. Or the worker is draining,
@@ -130,7 +130,7 @@ class LedgerAttempt(Attempt):
         return email.confirmed_at > self._ledger.voided_at and now < email.leased_until and now < email.expires_at
 
     def mark_not_sent(self) -> None:
-        """See `contract.Attempt.mark_not_sent`. Idempotent."""
+        """Clears the attempt's slot in the in-flight ledger: the email is no longer on the wire. Idempotent."""
         email = self.email
         if email.ledger_slot is not None and email.may(EmailEvent.UNMARK):
             self._ledger.clear(email.ledger_slot)
@@ -138,20 +138,20 @@ class LedgerAttempt(Attempt):
             email.on(EmailEvent.UNMARK)
 
     def connection_acquired(self) -> None:
-        """See `contract.Attempt.connection_acquired`."""
+        """Restarts the deadline. Raises _RouteClosed if the provider may no longer be tried."""
         if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
 
     @property
     def expires_in(self) -> float | None:
-        """See `contract.Attempt.expires_in`."""
+        """The seconds until the email expires; None if it never expires."""
         seconds = self.email.expires_at - steady_clock()
         return seconds if seconds < math.inf else None
 
     @property
     def rendering(self) -> LedgerAttempt:
-        """See `contract.Attempt.rendering`."""
+        """A context in which the in-flight ledger shows that the email is being rendered."""
         return self
 
     def __enter__(self) -> None:
@@ -239,7 +239,7 @@ class Attempts:
         """Makes one attempt and returns its outcome. Sets `email.provider` to the provider that was tried.
 
         Args:
-            bulk: An attempt that `begin` has begun: its outcome is handled first. None to make a new attempt.
+            bulk: The attempt that `begin` returned, whose outcome is handled first. None to make a new attempt.
 
         Raises:
             NoRoute, TryLater, DomainFull, LeaseExpired, CancelledError: The email was not sent, or the provider is

@@ -61,7 +61,7 @@ class BreakerListener:
         """Acts on changes of the breakers, and on pauses of providers, until cancelled.
 
         Args:
-            wake: This method calls `wake` when more emails may be leased.
+            wake: Called when more emails may be leased.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._control_consuming, routes, consumer, wake))

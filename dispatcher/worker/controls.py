@@ -40,7 +40,7 @@ class LaneHolder(Protocol):
         """Leases no emails of these lanes until the next call. Emails of all other lanes may be leased."""
 
     def return_held(self) -> None:
-        """Returns the messages of the lanes that `hold_lanes` named to RabbitMQ."""
+        """Returns to RabbitMQ the messages of the lanes that were passed to `hold_lanes`."""
 
 
 class OperatorControls:

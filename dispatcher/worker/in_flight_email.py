@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class EmailState(IntEnum):
-    """States of a leased email. An IntEnum, because its hash is computed in C."""
+    """States of a leased email. An IntEnum, because the hash of an IntEnum is computed in C, which is faster."""
 
     PREPARING = auto()
     """An attempt has begun; nothing was sent."""
@@ -159,15 +159,16 @@ class InFlightEmail:
         ledger_slot: The attempt's slot in the in-flight ledger; None while the attempt has no slot.
         provider: The provider of the current attempt.
         started_at: When the attempt began, in Unix seconds.
-        refused_by: Providers that have just refused the email, for a reason that does not concern the email. The next
-            attempt prefers other providers.
+        refused_by: Providers that have just refused the email, for a reason that concerns the provider and not the
+            email. The next attempt prefers other providers.
         suppressed: Why each suppressed recipient is left out, by position from 1 over To, Cc and Bcc. None if no
             recipient is suppressed.
         unable: Providers that must not be tried: the adapters found that these providers cannot send this email, or the
             email is pinned to a different provider.
         pin: The only provider that may be tried, because this provider may have accepted the email; None if any
             provider may be tried.
-        work: What will make or end the attempt: a task, the future of a bulk call, or the timer of the next attempt.
+        work: What must be cancelled to stop the email: its task, the future of its bulk call, or the timer of its next
+            attempt.
     """
 
     __slots__ = (

@@ -119,7 +119,7 @@ class LeaseStage:
             self._held += self._inbox.take_lane(lane)
 
     def return_held(self) -> None:
-        """Returns the messages that `hold_lanes` has kept to RabbitMQ. Call this after the consumers of these lanes are
+        """Returns to RabbitMQ the messages that `hold_lanes` has kept. Call this after the consumers of these lanes are
         cancelled."""
         for arrival in self._held:
             self._broker.requeue(arrival.delivery)

@@ -102,7 +102,7 @@ class SuppressedRecipients:
         self._unlogged = CountedLine(LOG_SECONDS)
 
     async def run(self) -> None:
-        """Reads entries, and answers questions, until cancelled."""
+        """Keeps the entries in memory up to date, and serves calls of `find`, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._refresh))
             group.create_task(raise_on_stray_cancel(self._questions.run, self._answer))
