@@ -5,7 +5,7 @@ pika.
     outgoing               a message to publish, as AMQP frames
     deliveries             decodes deliveries and encodes acks, faster than pika
     confirmed              confirmed messages whose emails still have a due mark
-    connection             one connection and its channels, awaitable
+    connection             one connection and its channels, with awaitable calls
     pika_connection        extensions of pika's own connection
     faults                 translates pika's exceptions
     topology               exchange and queues: declared by `init`, verified by `run`, counted by `status`

@@ -151,8 +151,8 @@ async def _opened(node: pika.URLParameters) -> Connection:
 
 
 def _summary(faults: Sequence[BrokerUnavailable]) -> BrokerUnavailable:
-    """Combines the errors of all nodes into one error: BrokerRefused if any node refused the login, because waiting
-    does not help then; otherwise BrokerUnavailable."""
+    """Combines the errors of all nodes. Returns BrokerRefused if any node refused the login, because waiting does not
+    help in this case. Otherwise, returns BrokerUnavailable."""
     words = " ".join(fault.message for fault in faults)
     refusal = next((fault for fault in faults if isinstance(fault, BrokerRefused)), None)
     return BrokerRefused(words, remedy=refusal.remedy) if refusal else BrokerUnavailable(words)

@@ -5,10 +5,11 @@ published, and one of two conditions is true. Either the send queue of the email
 send emails whose messages were published to the same queue long after this message. No worker receives the messages of
 a paused lane, so a paused lane is checked only after the pause.
 
-A message also looks lost while it waits in a worker's prefetch window, before the worker leases the email. Then the
-email gets a second message, which is harmless. Second messages cannot accumulate: they fill the prefetch windows, and
-then the queue is no longer empty. With bundles, a window holds several times as many emails. The workers of a slow
-provider may then receive second messages, and this module counts these emails as emails with lost messages.
+A message also looks lost while it waits in a worker's prefetch window, before the worker leases the email. The email
+then gets a second message, which is harmless. Second messages cannot accumulate: when they have filled the prefetch
+windows, further messages stay on the queue, so the queue is no longer empty. With bundles, a window holds several times
+as many emails. The workers of a slow provider can then receive second messages, although no message was lost, and the
+metrics count the emails of these messages as recovered.
 """
 
 from __future__ import annotations

@@ -262,8 +262,8 @@ def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[li
 def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Member]]:
     """Distributes the emails to calls, in the order of their arrival.
 
-    All emails of one call have the same `BulkEntry.key`. Together they are within the limits. No two of them share an
-    address of `BulkEntry.addresses`.
+    All emails of one call have the same `BulkEntry.key`, no two have a common address in `BulkEntry.addresses`, and the
+    call is within the limits.
     """
     by_key: dict[object, _CallPlan] = {}
     for member in members:
@@ -300,8 +300,8 @@ class _CallPlan:
     def add(self, member: _Member) -> None:
         """Adds the email to the first call that has room, or to a new call.
 
-        Skips every call up to the last one with an email to one of the same addresses: a call may contain an address
-        only once, and emails to the same address keep their order.
+        Tries only the calls after the last call with an email to one of the same addresses: a call may contain an
+        address only once, and emails to the same address keep their order.
         """
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):
