@@ -146,8 +146,8 @@ class Consumer:
 
         Args:
             on_delivery: Called in the event loop with each delivery. Must be fast and must not raise.
-            on_lost: Called when the connection or channel has ended, so that no current delivery can be acked any
-                longer. Not called on `close`.
+            on_lost: Called when the connection or channel has ended: earlier deliveries can no longer be acked. Not
+                called on `close`.
         """
         self._on_delivery, self._on_lost = on_delivery, on_lost
         while await self._may_consume():
@@ -219,7 +219,7 @@ class Consumer:
         self._resumed.set()
 
     async def pause_lane(self, lane: str) -> None:
-        """Stops the deliveries of one lane until `resume_lane`. Messages that were already delivered may still be acked
+        """Stops the deliveries of one lane until `resume_lane`. Messages that were already delivered can still be acked
         or requeued.
 
         After this method returns, `on_delivery` is not called for this lane. Idempotent.
@@ -269,7 +269,7 @@ class Consumer:
             log.error("broker.queue_missing", queue=self._queues[lane], lane=lane, remedy=fault.remedy)
 
     async def cancel(self) -> None:
-        """Stops deliveries and reconnecting. Current deliveries may still be acked. Idempotent.
+        """Stops the deliveries, and stops reconnecting. Current deliveries can still be acked. Idempotent.
 
         After this method returns, `on_delivery` is not called again.
         """
@@ -470,7 +470,7 @@ class _Session:
     def _on_cancelled(self, cancel: Any) -> None:
         """Called when RabbitMQ has cancelled a consumer, because its queue was deleted or the queue's node is down.
 
-        Messages that were already delivered may still be acked.
+        Messages that were already delivered can still be acked.
         """
         self._lanes.pop(cancel.method.consumer_tag, None)
         self._changed.set()
