@@ -17,10 +17,9 @@ message, or when the email's row was found locked."""
 
 
 class ConfirmedMessages:
-    """Remembers the emails whose messages RabbitMQ has confirmed to one publisher, each with its due time at the
-    confirm.
+    """The emails whose messages RabbitMQ has confirmed to one publisher, each with the due time that it had then.
 
-    An entry is valid only while the email still has this due time.
+    If the email later becomes due at a different time, its entry is no longer valid.
     """
 
     def __init__(self) -> None:
@@ -49,7 +48,7 @@ class ConfirmedMessages:
         """Drops emails that are no longer due, or that have a different due time.
 
         Args:
-            due: All emails that became due before `until`; all due emails if `until` is None.
+            due: The due time of every email that became due before `until`. If `until` is None: of every due email.
         """
         for email_id, (due_at, _) in list(self._since.items()):
             if due.get(email_id) != due_at and (until is None or due_at < until):
@@ -67,7 +66,7 @@ class ConfirmedMessages:
     def discard(self, due: Mapping[UUID, datetime], now: float, *, locked: Collection[UUID] = ()) -> None:
         """Drops emails after the caller has cleared their due marks.
 
-        Keeps an email whose message was confirmed again for a different due time.
+        Keeps an email that meanwhile became due at a different time, and whose message was confirmed again.
 
         Args:
             due: The emails, with the due times that `to_mark` returned.

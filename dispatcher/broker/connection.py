@@ -92,10 +92,10 @@ def _parameters(amqp_url: str, name: str, ca_file: Path | None) -> pika.URLParam
 
 
 def vhost_of(amqp_url: str) -> str:
-    """The virtual host, which is the same in all URLs of the comma-separated `amqp_url`.
+    """The virtual host in `amqp_url`. If `amqp_url` is a comma-separated list of URLs, all have the same virtual host.
 
     Raises:
-        ConfigurationError: A URL is invalid.
+        ConfigurationError: A URL is invalid, or the virtual hosts differ.
     """
     return str(parameters(amqp_url)[0].virtual_host)
 
@@ -139,7 +139,7 @@ async def _first_opened(nodes: list[pika.URLParameters]) -> Connection:
 
 
 def _abandon(attempt: asyncio.Task[Connection]) -> None:
-    """Drops a connection that opened after a different connection was chosen."""
+    """Drops a connection that has opened although another connection is used."""
     if not attempt.cancelled() and attempt.exception() is None:
         attempt.result().abort()
 
@@ -151,8 +151,8 @@ async def _opened(node: pika.URLParameters) -> Connection:
 
 
 def _summary(faults: Sequence[BrokerUnavailable]) -> BrokerUnavailable:
-    """Combines the errors of all nodes into one error: BrokerRefused if any node refused the login, because waiting
-    does not help then; otherwise BrokerUnavailable."""
+    """Combines the errors of all nodes. Returns BrokerRefused if any node refused the login, because waiting does not
+    help in this case. Otherwise, returns BrokerUnavailable."""
     words = " ".join(fault.message for fault in faults)
     refusal = next((fault for fault in faults if isinstance(fault, BrokerRefused)), None)
     return BrokerRefused(words, remedy=refusal.remedy) if refusal else BrokerUnavailable(words)
@@ -162,7 +162,7 @@ class Connection:
     """A connection, open until `lost` is done.
 
     Attributes:
-        lost: A future. When the connection has ended, its result is the reason, as a phrase.
+        lost: A future, which is done when the connection has ended. Its result is the reason, as a phrase.
     """
 
     def __init__(self, node: pika.URLParameters) -> None:
@@ -229,8 +229,7 @@ class Connection:
     async def close(self, within_seconds: float = CLOSE_SECONDS) -> None:
         """Closes the connection and its channels. Idempotent.
 
-        When this method returns, everything written before has reached RabbitMQ, unless RabbitMQ did not answer within
-        `within_seconds`.
+        If RabbitMQ answers within `within_seconds`, everything written before this call has reached RabbitMQ.
         """
         if self._pika.is_open:
             self._pika.close()
@@ -261,7 +260,7 @@ class Channel:
 
     Attributes:
         raw: Pika's channel.
-        closed: A future. When the channel has ended, its result is the error.
+        closed: A future, which is done when the channel has ended. Its result is the error.
     """
 
     def __init__(self, raw: Any) -> None:
@@ -311,7 +310,7 @@ class Channel:
         """Acks deliveries in one write.
 
         Args:
-            tags: Pairs of a delivery tag and whether the ack includes all earlier deliveries.
+            tags: Each pair is a delivery's tag, and whether the ack includes all earlier deliveries.
 
         Raises:
             AMQPError: The channel is closing or closed.
@@ -321,7 +320,8 @@ class Channel:
         self.raw.connection.emit(acks(self.raw.channel_number, tags))
 
     def write(self, frames: bytes) -> None:
-        """Writes the frames of messages at the end of the event loop's current round, with other pending writes.
+        """Writes the frames of messages at the end of the event loop's current round, together with all other frames of
+        this round.
 
         Raises:
             AMQPError: The channel is closing or closed.
@@ -344,7 +344,7 @@ class Channel:
     def fault(self, error: BaseException) -> BrokerUnavailable:
         """Translates an exception that pika raised when the channel was used.
 
-        If the channel is closed, returns the error that closed it, which says more than pika's exception.
+        If the channel is closed, returns the error that closed the channel. That error says more than pika's exception.
         """
         return self.closed.result() if self.closed.done() else channel_fault(error)
 
@@ -359,7 +359,7 @@ class Channel:
             return answer.result()
         if self.closed.done():
             raise self.closed.result()
-        raise BrokerUnavailable(f"RabbitMQ did not answer {what} within {ANSWER_SECONDS:.0f} s.")
+        raise BrokerUnavailable(f"RabbitMQ did not answer the call `{what}` within {ANSWER_SECONDS:.0f} s.")
 
 
 async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) -> None:

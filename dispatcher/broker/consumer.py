@@ -6,8 +6,8 @@ queue once per second. RabbitMQ 3.10 does not always report that a queue was del
 queues that it consumes.
 
 A message that points to several emails is split into parts: one delivery for each email. The worker acks, rejects or
-requeues each part separately; until then, the part is open. When no part is open, this module acks, rejects or
-requeues the whole message.
+requeues each part separately. When this has happened to every part, this module acks, rejects or requeues the whole
+message. Until then, the message has open parts.
 
 A delivery belongs to the channel that delivered it. If the channel is lost, RabbitMQ redelivers the channel's unacked
 messages to other consumers, so the channel's deliveries become void. This module never acks or rejects a void delivery,
@@ -146,8 +146,8 @@ class Consumer:
 
         Args:
             on_delivery: Called in the event loop with each delivery. Must be fast and must not raise.
-            on_lost: Called when the connection or channel has ended, so that no current delivery can be acked any
-                longer. Not called on `close`.
+            on_lost: Called when the connection or channel has ended: earlier deliveries can no longer be acked. Not
+                called on `close`.
         """
         self._on_delivery, self._on_lost = on_delivery, on_lost
         while await self._may_consume():
@@ -164,9 +164,9 @@ class Consumer:
             await self._pause(wait)
 
     def split(self, delivery: Delivery, count: int) -> list[Delivery]:
-        """Splits a message that points to several emails into its parts.
+        """Splits a message that points to several emails into parts: one delivery for each email.
 
-        From then on, ack or return only the parts, not the delivery itself.
+        After this call, ack, reject or requeue only the parts, not the delivery itself.
 
         Args:
             count: The number of emails to which the message points.
@@ -176,12 +176,10 @@ class Consumer:
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Marks these deliveries as done, and acks each message that now has no open part. A part is the delivery of
-        one email of a message; it is open until it is done.
+        """Marks these deliveries as done. Acks a message when all its parts (see `split`) are done.
 
-        If a part of such a message was rejected or requeued, rejects or requeues the whole message instead of acking
-        it. Sends one ack frame for all messages before the first message that is not done, and one frame for each later
-        message.
+        If a part was rejected or requeued, rejects or requeues the whole message instead. One ack frame covers all
+        messages before the first message that is not done. Each later message has its own ack frame.
         """
         done = {each.tag for each in deliveries if self._settle_part(each)}
         if self._refused:
@@ -210,7 +208,7 @@ class Consumer:
     def pause(self) -> None:
         """Returns every delivery to RabbitMQ, and stops consuming until `resume`. Calls `on_lost`.
 
-        Idempotent. Has no effect after `cancel`: current deliveries may still be acked.
+        Idempotent. Has no effect after `cancel`, so that current deliveries can still be acked.
         """
         self._resumed.clear()
         if self._session is not None and not self._stopping.is_set():
@@ -221,7 +219,7 @@ class Consumer:
         self._resumed.set()
 
     async def pause_lane(self, lane: str) -> None:
-        """Stops the deliveries of one lane until `resume_lane`. Messages that were already delivered may still be acked
+        """Stops the deliveries of one lane until `resume_lane`. Messages that were already delivered can still be acked
         or requeued.
 
         After this method returns, `on_delivery` is not called for this lane. Idempotent.
@@ -271,7 +269,7 @@ class Consumer:
             log.error("broker.queue_missing", queue=self._queues[lane], lane=lane, remedy=fault.remedy)
 
     async def cancel(self) -> None:
-        """Stops deliveries and reconnecting. Current deliveries may still be acked. Idempotent.
+        """Stops the deliveries, and stops reconnecting. Current deliveries can still be acked. Idempotent.
 
         After this method returns, `on_delivery` is not called again.
         """
@@ -359,7 +357,7 @@ class Consumer:
         return bool(self._outstanding.get(delivery.tag, 0) >> delivery.part & 1)
 
     def _settle_part(self, delivery: Delivery) -> bool:
-        """Marks the delivery as no longer open. Returns whether it was the last open part of its message."""
+        """Marks the delivery as done. Returns True if all other parts of the message are done already."""
         parts, part = self._outstanding.get(delivery.tag, 0), 1 << delivery.part
         if delivery.generation != self._generation or not parts & part:
             return False
@@ -367,10 +365,10 @@ class Consumer:
         return parts == part
 
     def _refuse(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Requeues the message, or moves it to the DLQ, as soon as none of its other parts is open.
+        """Requeues the delivery's message, or moves it to the DLQ, as soon as all other parts of the message are done.
 
-        If one part is requeued, the whole message is requeued. After the redelivery, the worker recognizes that the
-        other parts are done, and again rejects a part that can never be processed.
+        If one part is requeued, the whole message is requeued. After the redelivery, the worker finds that the emails
+        of the other parts are finished, and again rejects a part that can never be processed.
         """
         if self._is_open(delivery):
             self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)
@@ -384,7 +382,7 @@ class Consumer:
                 self._session.channel.raw.basic_nack(delivery_tag=tag, requeue=requeue)
 
     def _void(self) -> None:
-        """Makes all current deliveries void."""
+        """Makes all current deliveries void: from now on, calls of `ack`, `reject` and `requeue` ignore them."""
         self._generation += 1
         self._outstanding.clear()
         self._refused.clear()
@@ -396,7 +394,7 @@ class Consumer:
 
 
 class _Session:
-    """A channel that consumes."""
+    """A channel, and the consumers of lanes on this channel."""
 
     def __init__(self, connection: Connection, channel: Channel, name: str) -> None:
         self.connection = connection
@@ -415,7 +413,7 @@ class _Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether the session has ended."""
+        """Whether the channel has closed, or `give_up` was called."""
         return self._given_up or self.channel.closed.done()
 
     @property
@@ -470,9 +468,9 @@ class _Session:
         self._changed.clear()
 
     def _on_cancelled(self, cancel: Any) -> None:
-        """RabbitMQ has cancelled a consumer: its queue was deleted, or the queue's node is down.
+        """Called when RabbitMQ has cancelled a consumer, because its queue was deleted or the queue's node is down.
 
-        Messages that were already delivered may still be acked.
+        Messages that were already delivered can still be acked.
         """
         self._lanes.pop(cancel.method.consumer_tag, None)
         self._changed.set()

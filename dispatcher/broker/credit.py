@@ -60,13 +60,13 @@ class QueueCredit:
 
     @property
     def emails(self) -> int:
-        """How many emails may be published now, until the queue reaches its target depth (see TARGET_SECONDS). 0 before
-        the first count, and while the queue is filled to three quarters of the target or more.
+        """How many emails may be published now, so that the queue reaches its target depth (see TARGET_SECONDS).
 
-        While the queue is filled to at least half of the target, starts the next count in the background.
+        0 until RabbitMQ has counted the queue's messages once, and while the queue has three quarters of the target or
+        more. If the queue has at least half of the target, asks RabbitMQ in the background to count again.
 
         Raises:
-            BrokerUnavailable: RabbitMQ did not answer the last count.
+            BrokerUnavailable: RabbitMQ did not answer the last time.
         """
         left = 0 if self._ready is None else self._target - self._ready - self._published
         if left <= self._target // 2:
@@ -78,7 +78,7 @@ class QueueCredit:
 
     @property
     def wait_seconds(self) -> float:
-        """How long to wait for more credit."""
+        """How many seconds to wait until `emails` may be higher."""
         return max(0.0, self._counted_at + self._interval - time.monotonic()) + ANSWER_SECONDS
 
     def take(self, emails: int) -> None:
@@ -86,17 +86,17 @@ class QueueCredit:
         self._published += emails
 
     def note_messages(self, messages: int) -> None:
-        """Notes how many messages contain the published emails. RabbitMQ counts messages, and this object converts
-        later counts to emails."""
+        """Notes in how many messages the emails were published. RabbitMQ reports only the number of messages on the
+        queue. This object calculates from it how many emails are on the queue."""
         self._messages += messages
 
     async def counted(self) -> None:
-        """Waits until no count is running."""
+        """Waits for RabbitMQ's answer, if RabbitMQ is counting the queue's messages now."""
         if self._count is not None:
             await asyncio.wait([self._count])
 
     async def close(self) -> None:
-        """Cancels a running count. Idempotent."""
+        """Stops waiting for RabbitMQ's answer to a count. Idempotent."""
         if self._count is not None:
             self._count.cancel()
             await asyncio.gather(self._count, return_exceptions=True)
@@ -127,6 +127,6 @@ class QueueCredit:
             self._interval = COUNT_SECONDS if taken else min(2 * self._interval, LONGEST_COUNT_SECONDS)
             self._target = max(LEAST_EMAILS if ready else EMPTY_EMAILS, round(self._rate * TARGET_SECONDS))
         self._ready = ready
-        self._published -= published  # emails that were published during the count may be missing in its result
+        self._published -= published  # keep emails that were published meanwhile: RabbitMQ may not have counted them
         self._messages -= messages
         self._counted_at = began_at

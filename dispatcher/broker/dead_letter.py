@@ -24,7 +24,7 @@ MAX_ERROR_CHARACTERS: Final = 4000
 has the full text."""
 
 MAX_ATTEMPT_COUNT: Final = 2**31 - 1
-"""The largest value of the database column."""
+"""The largest number of attempts that fits into the database column."""
 
 
 def encode(dead_letter: DeadLetter) -> bytes:
@@ -80,7 +80,7 @@ def _status(fields: Mapping[str, Any]) -> Status:
 def _count(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
     if type(value) is not int or not 0 <= value <= MAX_ATTEMPT_COUNT:
-        raise InvalidPointer(f'"{name}" is missing or is not a count.')
+        raise InvalidPointer(f'"{name}" is missing or is not a whole number from 0 to {MAX_ATTEMPT_COUNT}.')
     return value
 
 

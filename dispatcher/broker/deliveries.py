@@ -40,7 +40,7 @@ class DeliveryFrame(NamedTuple):
     """A delivery, with all fields of its method and properties that `consumer` reads.
 
     Attributes:
-        end: The offset of the next frame.
+        end: The offset at which the delivery ends in the buffer.
         table: The encoded headers; None if the message has none.
     """
 
@@ -103,8 +103,8 @@ def _delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
 
 
 def is_incomplete_delivery(buffer: bytes) -> bool:
-    """Whether the buffer starts with an incomplete delivery, and nothing that has arrived so far prevents this module
-    from reading the delivery later."""
+    """Whether to wait for more data, because the buffer starts with a part of a delivery. False if that part shows that
+    pika must read the delivery."""
     if buffer[7:11] != _DELIVER or buffer[0] != spec.FRAME_METHOD:
         return False
     header_at = 8 + _FRAME.unpack_from(buffer)[2]

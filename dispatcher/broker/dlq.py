@@ -45,6 +45,8 @@ class DlqMessage(NamedTuple):
         position: The position in the queue, from 0 at the head.
         properties: The AMQP properties.
         redelivered: Whether RabbitMQ has delivered the message before. A scan counts as a delivery.
+        window: The index of the scan's channel that received the message.
+        tag: RabbitMQ's number for the delivery on that channel.
     """
 
     position: int
@@ -92,7 +94,7 @@ class DeadLetterQueue:
 
     @asynccontextmanager
     async def _depth_query(self) -> AsyncIterator[Callable[[], Awaitable[int]]]:
-        """A function that returns the depth, and uses one channel for all calls."""
+        """Yields a function that returns the number of ready messages. All its calls use one channel."""
         channel = await self._connection.open_channel()
 
         async def depth_now() -> int:
@@ -164,7 +166,7 @@ _Read = tuple[int, bytes, Any, bool]
 
 @dataclass(slots=True)
 class _ScanWindow:
-    """The messages that were delivered on one channel."""
+    """One channel of a scan, and the messages that it has received."""
 
     channel: Channel
     size: int
@@ -224,7 +226,8 @@ class _ScanWindow:
         for at in range(0, len(others), _ACKS_AT_ONCE):
             for tag in others[at : at + _ACKS_AT_ONCE]:
                 self.channel.raw.basic_ack(tag)
-            # RabbitMQ's channel defers commands beyond 32 to a quorum queue, and drops them when the channel closes.
+            # RabbitMQ passes at most 32 commands of a channel to a quorum queue at a time, and drops all further
+            # commands if the channel closes meanwhile. So wait for an answer after a few acks.
             await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
             await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -87,7 +87,7 @@ _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The exception inside pika's wrappers."""
+    """The cause of an exception: pika wraps exceptions in several layers of its own exceptions."""
     while True:
         held = error
         if isinstance(error, connection_workflow.AMQPConnectionWorkflowFailed) and error.exceptions:

@@ -1,9 +1,7 @@
-"""Checks RabbitMQ's report about our exchange and queues for faults that AMQP does not show.
-
-With most of these faults, messages would be lost.
+"""Finds faults of our exchange and queues that only RabbitMQ's HTTP API reports. Most of them would lose messages.
 
 A queue's arguments, bindings and policies decide whether dead letters reach the DLQ and stay there. A policy has the
-same effect as an argument: `effective_policy_definition` combines user policies and operator policies.
+same effect as an argument. The field `effective_policy_definition` combines user policies and operator policies.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ class _QueueReport:
         return _mapping(self.fields.get("effective_policy_definition"))
 
     def sources(self, key: str) -> Iterator[str]:
-        """A phrase about each argument and policy that sets the key, with its value."""
+        """A phrase about each argument and policy that sets the key, such as `its argument x-max-length is 5`."""
         if f"x-{key}" in self.arguments:
             yield f"its argument x-{key} is {_shown(self.arguments[f'x-{key}'])}"
         if key in self.policy:
@@ -55,7 +53,7 @@ class _QueueReport:
             yield f"the policy {named or 'of the queue'} sets {key} to {_shown(self.policy[key])}"
 
     def effective(self, key: str) -> Any:
-        """The value of the key that takes effect. An argument overrides a policy."""
+        """The value that the queue uses for the key: the argument's if there is one, otherwise the policy's."""
         return self.arguments.get(f"x-{key}", self.policy.get(key))
 
 
@@ -83,7 +81,7 @@ def find_offline_members(management: Management, topology: Topology) -> list[Off
 
 @dataclass(frozen=True, slots=True)
 class OfflineMembers:
-    """A quorum queue with offline members.
+    """A quorum queue with offline members. A member is the copy of the queue on one node.
 
     Attributes:
         nodes: The nodes of the offline members, at most `MAX_NAMED_NODES`.
@@ -96,7 +94,11 @@ class OfflineMembers:
 
 
 def offline_members_in(fields: Mapping[str, Any]) -> OfflineMembers | None:
-    """The offline members of a queue, from the management API's report; None if all are online."""
+    """The offline members of a queue; None if all members are online.
+
+    Args:
+        fields: The HTTP API's report about the queue.
+    """
     members, online = fields.get("members"), fields.get("online")
     if not isinstance(members, list) or not isinstance(online, list):
         return None
@@ -109,7 +111,11 @@ def offline_members_in(fields: Mapping[str, Any]) -> OfflineMembers | None:
 
 
 def consumer_timeout_in(fields: Mapping[str, Any]) -> float | None:
-    """Seconds without an ack after which RabbitMQ closes a channel; None if the queue has no such limit.
+    """For how many seconds a delivery may stay unacked before RabbitMQ closes the channel; None if the queue sets no
+    limit.
+
+    Args:
+        fields: The HTTP API's report about the queue.
 
     Raises:
         BrokerUnavailable: The reported value is not a number of milliseconds.
@@ -166,7 +172,8 @@ def _dead_lettering_faults(queue: _QueueReport, topology: Topology) -> Iterator[
     ours = {"dead-letter-exchange": topology.exchange, "dead-letter-routing-key": topology.dlq}
     for key, wanted in ours.items():
         if (found := queue.effective(key)) != wanted:
-            words = f"rejected messages do not reach the DLQ: {key} is {_shown(found or 'not set')}, must be {wanted}"
+            shown = _shown(found or "not set")
+            words = f"rejected messages do not reach the DLQ, because {key} is {shown} but must be {wanted}"
             remedy = "Delete the queue when it is empty, and run `dispatcher init`."
             yield TopologyError(f"The queue {queue.name}: {words}.", remedy=remedy)
 

@@ -38,7 +38,7 @@ class QueueDepth:
     """The number of messages and consumers of a queue.
 
     Attributes:
-        messages: Ready and unacked messages.
+        messages: All messages: ready and unacked.
         ready: Messages that are not delivered to a consumer.
         unacked: Messages that are delivered to a consumer and not yet acked.
         consumers: The number of consumers.
@@ -140,12 +140,13 @@ class Management:
         return fields
 
     def _get(self, path: str) -> tuple[int, Mapping[str, Any]]:
-        """The status and the JSON object of a reply; an empty object if the reply contains no JSON object."""
+        """The HTTP status and the JSON object of a reply. The object is empty if the reply contains no JSON object."""
         status, value = self._request(path)
         return status, value if isinstance(value, dict) else {}
 
     def _request(self, path: str) -> tuple[int, Any]:
-        """The status and the JSON of the first node that replies; None for a reply without JSON."""
+        """The HTTP status and the decoded JSON of the first reply from a node. The JSON is None if the reply has
+        none."""
         words = []
         for node in list(self._nodes):
             try:
@@ -186,7 +187,7 @@ class _Node:
         self.label = f"RabbitMQ's management API at {self._host}:{self._port}"
 
     def get(self, path: str) -> tuple[int, Any]:
-        """The status and the JSON of a reply; None for a reply without JSON."""
+        """The HTTP status and the decoded JSON of the node's reply. The JSON is None if the reply has none."""
         connection = self._connection()
         # The connection's timeout applies to each single read, so a server that sends one byte at a time could delay us
         # forever. The timer limits the whole request.

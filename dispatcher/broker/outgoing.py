@@ -71,7 +71,8 @@ class Outgoing:
             most: The most emails per message.
 
         Returns:
-            The messages, in the order of the emails and similar in size, and the index of each email's message.
+            The messages, in the order of the emails, with about the same number of emails each. And for each email, the
+            index of its message.
         """
         size = _bundle_size(len(due), most)
         starts = range(0, len(due), size)

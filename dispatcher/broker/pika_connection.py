@@ -91,8 +91,8 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             self._adapter_emit_data(data)
 
     def _on_data_available(self, data_in: bytes) -> None:
-        """Replaces pika's method: first reads deliveries with the module `deliveries`. pika alone would copy the
-        remaining buffer for each frame."""
+        """Replaces pika's method. Reads deliveries with the module `deliveries`, and all other frames with pika. pika
+        copies the rest of the buffer for each frame that it reads."""
         self._frame_buffer += data_in
         while self._frame_buffer:
             self._take_deliveries()

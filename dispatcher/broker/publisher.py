@@ -24,9 +24,9 @@ BATCH_SECONDS: Final = 15.0
 REFUSED_SECONDS: Final = 1.0
 """If a queue refuses every message of a channel for this time, the publisher opens a new connection.
 
-A leader election takes less time. If a channel publishes its first message during an election, RabbitMQ keeps sending
-the channel's messages to the old leader, and refuses them until that leader's node is up again (seen with RabbitMQ
-3.10.8; rabbitmq-server#9241)."""
+The election of a new leader of the queue takes less time. But if a channel publishes its first message during an
+election, RabbitMQ keeps sending the channel's messages to the old leader, and refuses them until the old leader's node
+is up again (seen with RabbitMQ 3.10.8; rabbitmq-server#9241)."""
 WINDOW: Final = 1000
 """The most unconfirmed messages. This limits our memory while RabbitMQ blocks publishers. A larger window is not
 faster."""
@@ -178,8 +178,8 @@ class _Batch:
     """One call of `publish`.
 
     Attributes:
-        done: A future. Its result is None when RabbitMQ has answered every message, or the error when no more answers
-            can arrive.
+        done: A future, which is done when RabbitMQ has answered every message (the result is None), or when no more
+            answers can arrive (the result is the error).
     """
 
     published: PublishResults
@@ -252,7 +252,8 @@ class _Stream:
         return int((await channel.find_queue(queue)).message_count)
 
     def is_refused(self, queue: str, answers: PublishResults) -> bool:
-        """Whether the queue has refused every message for REFUSED_SECONDS, including the messages of `answers`."""
+        """Notes the answers to one call of `publish`. Returns whether the queue has refused every message for
+        REFUSED_SECONDS."""
         if any(answers) or answers.returned:
             self._refused_since.pop(queue, None)
             return False
@@ -263,7 +264,7 @@ class _Stream:
         self._returned[method.routing_key, properties.message_id] += 1
 
     def on_answer(self, answer: Any) -> None:
-        """Handles an answer in which RabbitMQ confirms or refuses one message, or all messages up to a number."""
+        """Handles RabbitMQ's answer, which confirms or refuses one message, or all messages up to a number."""
         method = answer.method
         confirmed = isinstance(method, spec.Basic.Ack)
         if method.multiple:

@@ -100,7 +100,8 @@ class Topology:
 
 
 async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> list[str]:
-    """Creates the exchange and the queues that are missing. Returns one line of text about each. Idempotent.
+    """Creates the exchange and the queues that are missing. Returns one line of text about the exchange and about each
+    queue. Idempotent.
 
     Raises:
         TopologyError: An object exists with different arguments, or the user lacks the permission to declare it.
@@ -126,9 +127,9 @@ async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = N
 async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> None:
     """Checks that the exchange and the queues exist as `declare` creates them. Creates nothing.
 
-    If the user lacks the permission to configure the queues, RabbitMQ does not compare the queues' arguments. Then only
-    their existence is checked. AMQP cannot query bindings: if a binding is missing, RabbitMQ returns published
-    messages.
+    If the user lacks the permission to configure the queues, RabbitMQ does not compare the queues' arguments. This
+    function then checks only that the queues exist. It cannot check bindings, because AMQP cannot query them. (If a
+    binding is missing, RabbitMQ returns the messages that we publish.)
 
     Raises:
         TopologyError: An object is missing or has different arguments. The error contains a remedy.
@@ -250,7 +251,13 @@ def _done(subject: str, kind: str, *, existed: bool) -> str:
 
 @contextmanager
 def _refusals_of(kind: str, name: str, variable: str) -> Iterator[None]:
-    """Translates RabbitMQ's refusal of a declaration."""
+    """Raises a TopologyError if RabbitMQ refuses a declaration within the `with` block.
+
+    Args:
+        kind: `exchange` or `queue`.
+        name: The name of the exchange or queue.
+        variable: The setting in which an operator can choose a different name.
+    """
     try:
         yield
     except ChannelClosed as fault:
@@ -258,7 +265,7 @@ def _refusals_of(kind: str, name: str, variable: str) -> Iterator[None]:
 
 
 def _refusal(subject: str, variable: str, fault: ChannelClosed) -> TopologyError:
-    """RabbitMQ's refusal of a declaration, with its remedy."""
+    """The error that reports RabbitMQ's refusal of a declaration, and the remedy."""
     if fault.code == ACCESS_REFUSED:
         return TopologyError(
             f"RabbitMQ does not allow this user to declare {subject}.",

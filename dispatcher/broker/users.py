@@ -1,4 +1,4 @@
-"""The minimal permissions of each RabbitMQ user, as the three expressions of a RabbitMQ permission.
+"""The minimal permissions of each RabbitMQ user, as the three regular expressions of a RabbitMQ permission.
 
 The expressions match the exchanges and queues that a user may configure (create, delete), write (publish, bind) and
 read (consume, bind from). `^$` matches nothing. None of these users may write to the default exchange, `amq.default`:
@@ -54,6 +54,6 @@ def users_of(topology: Topology) -> list[User]:
 
 
 def _exactly(*names: str) -> str:
-    """An expression that matches exactly these names."""
+    """A regular expression that matches exactly these names."""
     escaped = [re.escape(name) for name in names]
     return f"^{escaped[0]}$" if len(escaped) == 1 else f"^({'|'.join(escaped)})$"

@@ -1,7 +1,8 @@
 """Recovery: if a worker dies with leased emails, or RabbitMQ loses a message, the emails are sent later, held or
 failed.
 
-To settle a ledger means to record or release every lease of its worker.
+To settle a worker's ledger means: to record every result that it contains, and to release all other leases of the
+worker.
 
 dead_worker    a worker died: settles its in-flight ledger                            } each relay, for the ledgers
 frozen_worker  a worker is frozen, and its leases have expired: settles these leases  } of its own host

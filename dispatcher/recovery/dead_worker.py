@@ -115,8 +115,8 @@ class DeadWorkers:
                 await asyncio.sleep(0.02)  # poll, because PostgreSQL does not report that a session has ended
 
     async def _record(self, ledger: DeadLedger, store: LeaseStore) -> tuple[list[Result], set[UUID]]:
-        """Records in PostgreSQL the results that the ledger contains. Returns the recorded results, and the ids of
-        skipped emails."""
+        """Records in PostgreSQL the results that the ledger contains. Returns the recorded results, and the ids of the
+        emails that it skipped, because their rows are locked or PostgreSQL refuses their results."""
         async with session(self._pool) as connection:
             histories = await find_histories(
                 connection,
@@ -127,8 +127,7 @@ class DeadWorkers:
             self._settlement.judge(attempt, *histories.get(attempt.email_id, (0, None, None)))
             for attempt in ledger.attempts
         ]
-        # The worker or an earlier settlement may have recorded some of these results, and died before the slots were
-        # cleared.
+        # The worker, or an earlier settlement that was interrupted, may have recorded some of these results already.
         missing = [result for result in results if not await store.is_recorded(result)]
         if not missing:
             return [], set()
@@ -137,22 +136,29 @@ class DeadWorkers:
         return [result for result in missing if result.email_id not in left], left
 
     async def _release(self, ledger: DeadLedger, unrecorded: set[UUID]) -> tuple[int, bool]:
-        """Releases the leases that have no result. Returns how many were released, and whether all could be
-        released."""
+        """Releases the leases that have no result. Counts a crash for each email that was being rendered.
+
+        Args:
+            unrecorded: The emails whose results are not recorded yet. They keep their leases.
+
+        Returns:
+            How many leases were released, and whether the worker has no lease left.
+        """
         suspects = {suspect.email_id: suspect.lease_token for suspect in ledger.suspects}
         async with session(self._pool) as connection:
             try:
-                released = await self._blame(connection, ledger.worker, suspects) if suspects else 0
+                released = await self._count_crashes(connection, ledger.worker, suspects) if suspects else 0
             except StatementRefused:
                 released, suspects = 0, {}  # count no crash; release the suspects like the other emails
             leases = await find_leases(connection, ledger.worker)
-        # If a suspect is still leased, another transaction has locked its row; a later settlement counts its crash.
+        # If a suspect (an email that was being rendered) is still leased, another transaction has locked its row. A
+        # later settlement counts the crash.
         free = [lease for lease in leases if lease.email_id not in unrecorded | suspects.keys()]
         outcome = await self._settlement.release(ledger.path, free)
         is_all = len(free) == len(leases) and not (unrecorded or outcome.locked or outcome.refused)
         return released + sum(map(len, outcome.answers)), is_all
 
-    async def _blame(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
+    async def _count_crashes(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
         """Counts a crash for each email that was being rendered. Returns how many of these emails are pending again.
 
         The other emails have reached `MAX_CRASHES`, and become failed.
@@ -170,11 +176,13 @@ class DeadWorkers:
         return sum(email.status is Status.PENDING for email in crashed)
 
     async def _undo_recovery(self, ledger: DeadLedger, store: LeaseStore, unrecorded: set[UUID]) -> bool:
-        """Undoes other hosts' recovery of emails that this worker had not sent. Returns False if it had to skip an
-        email.
+        """Makes emails pending again that another host has set to `held`, although this worker had not sent them.
+        Returns False if it had to skip an email.
 
-        If an email was on the wire, its recovery stays: the uncertain result, which is recorded by now, confirms the
-        recovery.
+        An email that was on the wire stays held. By now, its uncertain result is recorded, which confirms the recovery.
+
+        Args:
+            unrecorded: The emails whose results are not recorded yet.
         """
         async with session(self._pool) as connection:
             rescued = await find_recovered(connection, ledger.worker)

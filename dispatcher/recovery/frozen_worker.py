@@ -34,8 +34,8 @@ from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.5
 VISIBLE_SECONDS: Final = 0.01
-"""The wait after the relay has written `voided_at` to the ledger. From then on, the worker sees `voided_at`, and the
-relay has seen all earlier writes of the worker. Nanoseconds would suffice."""
+"""The wait after the relay has ended leases by writing `voided_at` to the ledger. After this wait, the worker sees
+`voided_at`, and the relay sees all earlier writes of the worker. Nanoseconds would suffice."""
 GRACE_SHARE: Final = 3.0
 """If an email is on the wire, the worker has additional time to record the answer: a third (1 / GRACE_SHARE) of a
 lease's length. This is enough for two renewals."""

@@ -1,7 +1,8 @@
-"""Marks emails as in doubt after the promotion of a standby that lacks the old primary's last commits.
+"""Marks emails as uncertain after the promotion of a standby that may lack the old primary's last commits.
 
-The leading relay records PostgreSQL's timeline each second, and detects the promotion after it has reconnected.
-`lost_host` and `lost_message` then recover the leases and messages in doubt, by policy (docs/protocol.md).
+Every lease becomes uncertain, and every message about a due email: the email may already have been sent, or the message
+published. The leading relay records PostgreSQL's timeline each second, and detects the promotion after it has
+reconnected. Then `lost_host` and `lost_message` recover the emails by policy (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dispatcher.telemetry.log import get_log
 
 
 class LostCommits:
-    """A service of the leading relay: marks the emails that are in doubt after a promotion. The first round runs before
-    anything is published."""
+    """A service of the leading relay: marks the emails that a promotion of a standby made uncertain. The first round
+    runs before anything is published."""
 
     interval_seconds = 1.0
 
@@ -20,7 +21,7 @@ class LostCommits:
         self._outbox = outbox
 
     async def run_once(self) -> None:
-        """Records PostgreSQL's timeline. After a promotion, marks the emails that are in doubt."""
+        """Records PostgreSQL's timeline. After a promotion, marks the emails that became uncertain."""
         if (promotion := await self._outbox.follow_timeline()) is None:
             return
         log = get_log().error if promotion.is_lossy else get_log().info

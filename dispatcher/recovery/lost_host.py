@@ -23,17 +23,18 @@ BATCH: Final = 500
 
 
 class LostHosts:
-    """A service of the leading relay: recovers the emails of lost hosts. Created anew each time the relay takes the
-    lead.
+    """A service of the leading relay: recovers the emails of lost hosts.
 
-    Each new instance must first observe the leases for a while. So live workers can renew their leases before this
-    service recovers an email, even if PostgreSQL was unreachable for longer than a lease's length.
+    Each time a relay becomes the leader, it creates a new instance, which first only observes the leases for a while.
+    So live workers can renew their leases before this service recovers an email, even if PostgreSQL was unreachable for
+    longer than a lease lasts.
     """
 
     def __init__(self, settings: Settings, outbox: Outbox, workers_here: Callable[[], Collection[str] | None]) -> None:
         """
         Args:
-            workers_here: The workers whose leases this host's relay settles by their ledgers; None while unknown.
+            workers_here: Returns the workers of this host whose ledgers this relay can read; None while they are not
+                known.
         """
         self.interval_seconds = recovery_interval_seconds(settings.lease_seconds)
         self._settings = settings
@@ -42,7 +43,7 @@ class LostHosts:
         self._unrenewed = UnrenewedLeases(settings.lease_seconds)
 
     async def run_once(self) -> None:
-        """Recovers a batch of emails whose leases have expired."""
+        """Recovers a batch of emails of lost hosts. Does nothing until `workers_here` is known."""
         workers_here = self._workers_here()
         if workers_here is None:
             return

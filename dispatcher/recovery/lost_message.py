@@ -2,13 +2,14 @@
 
 The leading relay does this. A message counts as lost if its email is still pending long after the message was
 published, and one of two conditions is true. Either the send queue of the email's lane is empty, or workers already
-send emails whose messages came to the same queue long after this message. Emails on other queues prove nothing. No
-worker receives the messages of a paused lane, so a paused lane is checked only after the pause.
+send emails whose messages were published to the same queue long after this message. No worker receives the messages of
+a paused lane, so a paused lane is checked only after the pause.
 
-A message also looks lost while it waits in a worker's prefetch window, before the worker leases the email. Then the
-email gets a second message, which is harmless. Second messages cannot accumulate: they fill the prefetch windows, and
-then the queue is no longer empty. With bundles, a window holds several times as many emails. The workers of a slow
-provider may then receive second messages, and this module counts these emails as emails with lost messages.
+A message also looks lost while it waits in a worker's prefetch window, before the worker leases the email. The email
+then gets a second message, which is harmless. Second messages cannot accumulate: when they have filled the prefetch
+windows, further messages stay on the queue, so the queue is no longer empty. With bundles, a window holds several times
+as many emails. The workers of a slow provider can then receive second messages, although no message was lost, and the
+metrics count the emails of these messages as recovered.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class LostMessages:
     def __init__(self, settings: Settings, outbox: Outbox, count_ready: Callable[[str], Awaitable[int]]) -> None:
         """
         Args:
-            count_ready: Returns the number of ready messages in a queue, as `Publisher.count_ready`.
+            count_ready: Returns the number of ready messages in a queue; see `Publisher.count_ready`.
         """
         self._settings = settings
         self._outbox = outbox
@@ -76,10 +77,10 @@ class LostMessages:
             get_log().warning("relay.republished", count=count, queue=queue, reason="message_lost")
 
     async def _republish_all(self, lanes: Sequence[str]) -> int:
-        """Makes emails of these lanes due again if their messages are lost. After a promotion, also holds or resends
-        uncertain emails, by policy.
+        """Makes emails of these lanes due again if their messages are lost. Returns how many emails became due.
 
-        Returns how many emails became due.
+        Emails that became uncertain because a standby of PostgreSQL was promoted (see `lost_commits`) are held or sent
+        again, by policy.
         """
         settings = self._settings
         count = 0

@@ -38,7 +38,7 @@ class Settlement:
     Attributes:
         locked: The emails that are skipped for now, because their rows are locked.
         reason: The reason in metrics and log events.
-        redeliver_seconds: The host's setting: until how many seconds after its due time an email is redelivered.
+        redeliver_seconds: For how many seconds after its due time an email is redelivered, by this host's settings.
     """
 
     def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
@@ -67,7 +67,8 @@ class Settlement:
 
         Args:
             attempt_base: How many attempts the email had used before the last replay or redelivery.
-            pinned_seconds, limits: See `FoundLease`.
+            pinned_seconds: For how many seconds the email has been pinned to a provider; None if it is not pinned.
+            limits: The retry limits of this email; None if only this host's settings apply.
         """
         outcome = attempt.outcome or Uncertain(f"{self._fate} while the email was on the wire.")
         key_seconds = self._key_seconds.get(attempt.provider)
@@ -114,13 +115,13 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, release))
 
     def reported(self, path: Path, outcome: BatchOutcome[set[UUID]]) -> BatchOutcome[set[UUID]]:
-        """Reports the error of each email that PostgreSQL refused. Returns `outcome`."""
+        """Reports PostgreSQL's error for each email that it refused. Returns `outcome`."""
         for error in outcome.refused.values():
             self._report(path, error.message)
         return outcome
 
     def log(self, worker: str, released: int, recorded: Sequence[Result]) -> None:
-        """Adds a settlement of a ledger to the metrics, and logs it."""
+        """Logs what was done for a ledger, and adds it to the metrics."""
         uncertain = sum(result.outcome == "uncertain" for result in recorded)
         metrics.RECOVERED.add(released, self.reason)
         metrics.HELD.add(sum(result.status is Status.HELD for result in recorded), self.reason)

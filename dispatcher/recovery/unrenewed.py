@@ -2,8 +2,8 @@
 
 PostgreSQL's clock defines the end of a lease, but that clock can be set: after a jump forward, every live lease looks
 expired. A live worker renews each lease after a third to a half of its length, and each renewal moves the lease's end.
-So a lease counts as expired only if, by the monotonic clock, its end has also stayed the same for `SHARE` of a lease.
-The observation starts before the end of the lease, so it causes no delay while the clocks are right.
+So a lease counts as expired only if its end has also not moved for `SHARE` of its length, by the monotonic clock. The
+observation starts before the end of the lease, so it causes no delay while the clocks are right.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class UnrenewedLeases:
         """Whether a lease of the last observation has expired by PostgreSQL's clock and by the monotonic clock.
 
         Args:
-            grace_seconds: How much longer than `within_seconds` the lease's end must have stayed the same.
+            grace_seconds: The end of the lease must not have moved for `within_seconds` and this time.
         """
         unrenewed_seconds = self._observed_at - self._same_end_since[_end(lease)]
         return lease.has_run_out and unrenewed_seconds >= self.within_seconds + grace_seconds

@@ -1,9 +1,9 @@
 """One attempt to send one email, by the first provider that can send it and may be tried now.
 
-If the provider, and not the email, causes a refusal (credentials, throttling, an open breaker), the refusal uses up no
-attempt: the next provider in order is tried within the same attempt. The same happens if an adapter finds that its
-provider cannot send the email. If a provider may have accepted the email under an idempotency key, only this provider
-is tried.
+The next provider is tried within the same attempt in three cases: a provider refuses the email for a reason that
+concerns the provider (such as wrong credentials, or throttling); the provider's circuit breaker opens; or the adapter
+finds that its provider cannot send the email. If a provider may have accepted the email under an idempotency key, only
+this provider is tried.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class NoRoute(Exception):
 
 
 class TryLater(Exception):
-    """Raised if the email was not sent, and this worker must try to send it later. The email uses up no attempt. Caught
-    inside the worker.
+    """Raised if the email was not sent, and this worker must try to send it later. This try does not count as one of
+    the email's attempts. Caught inside the worker.
 
     Attributes:
         seconds: The wait before the next try.
@@ -95,11 +95,11 @@ class LedgerAttempt(Attempt):
         email.begin_attempt(route.name)
 
     def mark_on_wire(self) -> None:
-        """See `contract.Attempt.mark_on_wire`.
+        """Checks the lease, and marks the email as on the wire in the in-flight ledger. Idempotent.
 
         Raises:
-            LeaseExpired: The lease may have ended, the email has expired or was stopped, or a drain that timed out has
-                already queued an outcome for the email.
+            LeaseExpired: The lease may have ended, or the email has expired or was stopped. Or the worker is draining,
+                has waited too long for this attempt, and has already queued an outcome for the email.
         """
         email = self.email
         if email.state is EmailState.ON_THE_WIRE:
@@ -115,9 +115,9 @@ class LedgerAttempt(Attempt):
             policy=email.policy,
         )
         email.on(EmailEvent.MARK)
-        # This second check decides. If the process was frozen before it wrote the slot, the relay has read a ledger
-        # without this slot, and may have released the email to another worker (see `host.ledger`). The first check only
-        # avoids writing a slot for a lease that has already ended.
+        # This second check is needed because the process may have been frozen just before it wrote the slot. Then the
+        # relay has read a ledger without this slot, and may have released the email to another worker (see
+        # `host.ledger`). The first check only avoids writing a slot for a lease that has already ended.
         if not self._may_send():
             self.mark_not_sent()
             raise LeaseExpired
@@ -130,7 +130,7 @@ class LedgerAttempt(Attempt):
         return email.confirmed_at > self._ledger.voided_at and now < email.leased_until and now < email.expires_at
 
     def mark_not_sent(self) -> None:
-        """See `contract.Attempt.mark_not_sent`. Idempotent."""
+        """Clears the attempt's slot in the in-flight ledger: the email is no longer on the wire. Idempotent."""
         email = self.email
         if email.ledger_slot is not None and email.may(EmailEvent.UNMARK):
             self._ledger.clear(email.ledger_slot)
@@ -138,20 +138,20 @@ class LedgerAttempt(Attempt):
             email.on(EmailEvent.UNMARK)
 
     def connection_acquired(self) -> None:
-        """See `contract.Attempt.connection_acquired`."""
+        """Restarts the deadline. Raises _RouteClosed if the provider may no longer be tried."""
         if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
 
     @property
     def expires_in(self) -> float | None:
-        """See `contract.Attempt.expires_in`."""
+        """The seconds until the email expires; None if it never expires."""
         seconds = self.email.expires_at - steady_clock()
         return seconds if seconds < math.inf else None
 
     @property
     def rendering(self) -> LedgerAttempt:
-        """See `contract.Attempt.rendering`."""
+        """A context in which the in-flight ledger shows that the email is being rendered."""
         return self
 
     def __enter__(self) -> None:
@@ -187,8 +187,9 @@ class Attempts:
         """
         Args:
             timeout_seconds: The longest time that an attempt may take.
-            allowed_headers: Headers that control a provider and that the operator allows.
-            sms_segments: The most segments of an SMS.
+            allowed_headers: The names of headers that control a provider (see `domain.header_names`), and that the
+                operator allows.
+            sms_segments: The most segments that an SMS may have.
         """
         self.has_bulk_calls = any(isinstance(provider, BulkSender) for provider in routes.providers)
         self._routes = routes
@@ -200,8 +201,8 @@ class Attempts:
         self._without_channel = CountedLine(CHANNEL_SECONDS)
 
     def begin(self, email: InFlightEmail) -> BulkAttempt | None:
-        """Begins an attempt in a bulk call. Needs no task. Returns None if the caller must send the email with
-        `make`."""
+        """Begins an attempt in a bulk call, without an asyncio task. Returns None if the caller must send the email
+        with `make`."""
         content = email.content
         if content is None or email.pin is not None:
             return None
@@ -221,7 +222,7 @@ class Attempts:
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
         """The outcome of a bulk attempt that has ended, if the provider accepted the email.
 
-        If the attempt has any other outcome, which is rare, returns None. Then call `make`, which handles that outcome.
+        Returns None for every other outcome, which is rare. The caller then passes `bulk` to `make`, which handles it.
         """
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
@@ -238,11 +239,11 @@ class Attempts:
         """Makes one attempt and returns its outcome. Sets `email.provider` to the provider that was tried.
 
         Args:
-            bulk: The attempt that `begin` returned: the method first handles its outcome. None: makes a new attempt.
+            bulk: The attempt that `begin` returned, whose outcome is handled first. None to make a new attempt.
 
         Raises:
-            NoRoute, TryLater, DomainFull, LeaseExpired, CancelledError: The email was not sent, or the provider
-                certainly did not accept it. The email uses up no attempt.
+            NoRoute, TryLater, DomainFull, LeaseExpired, CancelledError: The email was not sent, or the provider is
+                known not to have accepted it. This try does not count as one of the email's attempts.
         """
         if bulk is None and (unsent := self._unsendable(email)):
             return unsent
@@ -267,10 +268,8 @@ class Attempts:
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
-            if email.state not in (
-                EmailState.PREPARING,
-                EmailState.STOPPED,
-            ):  # a drain timed out and ended this attempt
+            # A drain that timed out has already ended this attempt: do not begin another attempt.
+            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):
                 raise NoRoute
 
     async def _try(
@@ -278,7 +277,7 @@ class Attempts:
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
         """Makes an attempt at the route's provider as soon as the provider's rate limit and connections allow.
 
-        Returns the attempt, and its outcome as from `_outcome`. Returns None if the provider may no longer be tried.
+        Returns the attempt, and what `_outcome` returned for it. Returns None if the provider may no longer be tried.
         """
         if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
             return None
@@ -294,10 +293,10 @@ class Attempts:
     async def _try_within_ceilings(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        """Like `_try`, but first waits until the ceilings of the email's recipient domains allow the attempt.
+        """Like `_try`, but first waits a short time for the ceilings of the email's recipient domains.
 
         Raises:
-            DomainFull: The ceiling of a recipient domain is reached.
+            DomainFull: The ceiling of a recipient domain is reached. The worker must release the email.
         """
         gates = await self._routes.domains.enter(content)
         began_at = asyncio.get_running_loop().time()
@@ -328,14 +327,15 @@ class Attempts:
         return self._refused(email, Reason.SUPPRESSED, f"Every recipient is suppressed: {why}.")
 
     def may_fail_over(self, email: InFlightEmail, outcome: Outcome) -> bool:
-        """Whether to try another provider immediately, because the refusal concerns the provider and not the email."""
+        """Whether to try another provider immediately, because the outcome is a refusal that concerns the provider, and
+        not the email. Adds the provider to `email.refused_by`."""
         if email.content is None or not isinstance(outcome, Deferred) or outcome.reason not in CONCERNS_PROVIDER:
             return False
         email.refused_by |= {email.provider}
         return self._routes.choose(email.content, email.refused_by | email.unable) is not None
 
     def failed(self, email: InFlightEmail, error: BaseException) -> Outcome:
-        """The outcome if the adapter, or our handling of its answer, raised an exception."""
+        """The outcome of an attempt in which the adapter, or our code that handles its answer, raised an exception."""
         kind = type(error).__name__
         self._log.error("error.unexpected", where=email.provider, error=kind, email_id=str(email.email_id))
         if email.state is EmailState.ON_THE_WIRE:
@@ -343,12 +343,12 @@ class Attempts:
         return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {kind}.")
 
     def pin_of(self, email: InFlightEmail, outcome: Outcome) -> tuple[Pin, float] | None:
-        """The pin of an email (the only provider that may be tried again), if the outcome of this attempt or of an
-        earlier attempt is unknown.
+        """The email's pin after this attempt: the only provider that may be tried again, because this provider may have
+        accepted the email.
 
         Returns:
-            The pin, and in how many seconds the idempotency key expires (negative if it has expired). None if every
-            outcome is known, or if the provider has no idempotency keys.
+            The pin, and in how many seconds the idempotency key expires (negative if it has expired). None if the
+            outcome of every attempt is known, or if the provider has no idempotency keys.
         """
         pin = email.pin
         if pin is None:
@@ -358,27 +358,27 @@ class Attempts:
         return pin, (self._routes.key_seconds(pin.provider) or 0.0) - (steady_clock() - pin.since)
 
     def _lapse_of(self, pin: Pin) -> str | None:
-        """Why no further attempt may be made for a pinned email; None if an attempt may be made."""
+        """Why an email that is pinned to a provider may not be tried again; None if it may be tried."""
         key_seconds = self._routes.key_seconds(pin.provider)
         if key_seconds is None:
             return f"{pin.provider} may have accepted the email, and is no longer configured with idempotency keys."
         if steady_clock() - pin.since >= key_seconds:
-            return f"{pin.provider} may have accepted the email, and no longer knows its idempotency key."
+            return f"{pin.provider} may have accepted the email, and the email's idempotency key has expired there."
         return None
 
     def _attempt(self, email: InFlightEmail, route: Route) -> LedgerAttempt:
         return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
-        """The outcome of an attempt that makes no request. If the email is pinned, the attempt is recorded for the
-        pinned provider."""
+        """The outcome of an attempt in which we refuse the email ourselves, without a request. If the email is pinned
+        to a provider, the attempt is recorded for this provider."""
         email.begin_attempt(email.pin.provider if email.pin else NO_PROVIDER)
         return Rejected(reason, why)
 
     def _unsendable(self, email: InFlightEmail) -> Outcome | None:
         """The outcome of an email that must not be sent to any provider; None if it may be sent.
 
-        If the email is pinned to a provider, this method also excludes all other providers from its attempts.
+        If the email is pinned to a provider, this method also adds all other providers to `email.unable`.
         """
         if email.content is None:
             return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
@@ -406,9 +406,10 @@ class Attempts:
 
         Raises:
             NoRoute: No provider that could send the email may be tried now.
-            TryLater: A provider that could send the email must first be probed with different emails.
+            TryLater: The only providers that could send the email have failed, perhaps because of this email. So they
+                must be probed with other emails first.
         """
-        # The email was stopped, or its task was cancelled, but an adapter has caught the CancelledError.
+        # The email was stopped, or its task was cancelled, but an adapter caught the CancelledError: raise it again.
         if _must_end(email):
             raise asyncio.CancelledError
         choose, unable = self._routes.choose, email.unable
@@ -442,7 +443,7 @@ class Attempts:
     ) -> Outcome | None:
         """Awaits the outcome and reports it to the route's breaker.
 
-        Returns None if the provider is at fault, and not the email. Then the next provider may be tried.
+        Returns None if the caller may try the next provider, because the email may not be at fault.
 
         Raises:
             TryLater: It is unknown whether the email or the provider is at fault, and no other provider may be tried.
@@ -468,11 +469,7 @@ class Attempts:
         return None
 
     def _try_later_without_alternative(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
-        """Returns normally if another provider may be tried now.
-
-        Raises:
-            TryLater: No other provider may be tried.
-        """
+        """Raises TryLater, unless another provider may be tried now."""
         email, breaker = attempt.email, attempt.route.breaker
         email.refused_by |= {attempt.route.name}
         if self._routes.choose(content, email.refused_by | email.unable) is not None:
@@ -495,7 +492,7 @@ class Attempts:
         except asyncio.CancelledError as error:
             if _must_end(email):
                 raise
-            return self.failed(email, error)  # the task was not cancelled, but a future within the adapter
+            return self.failed(email, error)  # a future inside the adapter was cancelled, and not this task
         except Exception as error:  # noqa: BLE001 - an adapter's bug may end one attempt, but not the worker
             return self.failed(email, error)
 

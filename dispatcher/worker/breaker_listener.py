@@ -1,7 +1,7 @@
-"""Acts on changes of circuit breakers: logs the changes, and publishes them to other hosts.
+"""Acts on changes of circuit breakers: logs each change, and stores it in PostgreSQL for `dispatcher status`.
 
-If no provider may be tried, the worker stops consuming and returns its messages to RabbitMQ. RabbitMQ delivers them to
-hosts with a working provider.
+If no provider may be tried, the worker stops consuming and returns its messages to RabbitMQ. RabbitMQ delivers the
+messages to hosts with a working provider.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEEP_PREFETCHED_SECONDS: Final = 5.0
 """If a provider may be tried again within this time, the worker keeps its prefetched messages, because it would cost
 more to return these messages and fetch them again."""
 RETRY_SECONDS: Final = 5.0
-"""The wait before the next try to publish a breaker's state, after PostgreSQL has failed."""
+"""The wait before the next try to store a breaker's state, after PostgreSQL has failed."""
 
 
 class BreakerListener:
@@ -39,7 +39,7 @@ class BreakerListener:
         self._unpublished: dict[str, tuple[BreakerState, str | None, float]] = {}
 
     def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> CircuitBreaker:
-        """Creates the breaker of a provider. From then on, `run` acts on the breaker's changes.
+        """Creates the breaker of a provider. `run` acts on the breaker's changes.
 
         Args:
             window: How many emails this worker may have on the wire to the provider at the same time.
@@ -82,7 +82,7 @@ class BreakerListener:
             await _wait_for(self._changed, routes.change_seconds)
 
     async def _publish_states(self) -> None:
-        """Writes changed states into PostgreSQL until cancelled."""
+        """Stores the changed states of breakers in PostgreSQL until cancelled."""
         while True:
             self._has_unpublished.clear()
             try:

@@ -5,8 +5,8 @@
                └▶ the adapter's `send`                                      └ the faulty email is alone
 
 `BulkSender` is a provider like any other: each email keeps its lease, deadline, ledger slot and outcome. Before the
-first byte of a call is sent, the slots of all its emails say *on the wire*. If the lease of an email is no longer
-valid, the call is made without this email.
+first byte of a call is sent, the ledger shows all emails of the call as on the wire. If the lease of an email is no
+longer valid, the call is made without this email.
 
 A call waits for further emails only until an iteration of the event loop has added no email.
 """
@@ -32,7 +32,7 @@ the call is split into halves."""
 
 
 class _CallAborted(Exception):
-    """Raised if a call was not sent, because an email of the call must no longer be sent. Caught in this file."""
+    """Raised before a call is sent, because an email of the call must no longer be sent. Caught in this file."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class _Member:
     outcome: asyncio.Future[Outcome]
 
     def end(self, outcome: Outcome | BaseException) -> None:
-        """Sets the result or exception of the future, unless the attempt was cancelled."""
+        """Passes a result or an exception to the future, unless the future was cancelled."""
         if self.outcome.done():
             return
         if isinstance(outcome, asyncio.CancelledError):
@@ -87,10 +87,8 @@ class BulkSender:
         return self._provider.capabilities
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Makes one attempt, in a bulk call if possible. Makes further calls if the provider refuses a call as a whole.
-
-        Each call starts a new deadline.
-        """
+        """Makes one attempt, in a bulk call if possible. If the provider refuses a call as a whole, the call's emails
+        are sent again in smaller calls. Each call starts a new deadline."""
         outcome = self.begin(email, attempt)
         return await (self._provider.send(email, attempt) if outcome is None else outcome)
 
@@ -98,7 +96,7 @@ class BulkSender:
         """Adds the email to a bulk call, and returns a future of the email's outcome. Returns None if the email must be
         sent alone.
 
-        Needs no task. To stop the email, cancel the future; this has no effect once the email is on the wire.
+        The caller needs no asyncio task for the email. To stop the email before it is on the wire, cancel the future.
         """
         with attempt.rendering:
             part = self._provider.bulk_entry_of(email)
@@ -119,7 +117,8 @@ class BulkSender:
         await self._provider.close()
 
     def _flush_when_idle(self) -> None:
-        """Starts calls for the pending emails as soon as an iteration of the event loop has added no email."""
+        """Starts calls for the pending emails if the last iteration of the event loop added no email. Otherwise, checks
+        again after the next iteration."""
         if len(self._pending) > self._seen_count:
             self._seen_count = len(self._pending)
             asyncio.get_running_loop().call_soon(self._flush_when_idle)
@@ -184,10 +183,11 @@ class _CallAttempt(Attempt):
         self._seconds = seconds
 
     def mark_on_wire(self) -> None:
-        """Marks every email as on the wire. If one email must not be sent, unmarks all.
+        """Marks every email as on the wire.
 
         Raises:
-            _CallAborted: At least one email must not be sent. The caller must make the call again without it.
+            _CallAborted: Some of the emails must not be sent. No email is marked any more. The caller must make a new
+                call, without these emails.
         """
         allowed = [member for member in self._members if _may_leave(member)]
         if len(allowed) < len(self._members):
@@ -196,13 +196,14 @@ class _CallAttempt(Attempt):
             raise _CallAborted
 
     def connection_acquired(self) -> None:
-        """Checks the breaker once for the whole call."""
+        """Checks once for the whole call whether the provider may still be tried, and restarts the deadline."""
         self._members[0].attempt.connection_acquired()
         self.deadline = asyncio.get_running_loop().time() + self._seconds
 
 
 def with_bulk_calls(provider: Provider, most_emails: int) -> Provider:
-    """The provider with bulk calls of at most `most_emails`, if it supports them; otherwise the provider itself."""
+    """Wraps a provider, so that it sends up to `most_emails` emails per call. Returns the provider unchanged if it has
+    no bulk calls, or if `most_emails` is 1."""
     return BulkSender(provider, most_emails) if most_emails > 1 and isinstance(provider, BulkProvider) else provider
 
 
@@ -245,8 +246,12 @@ def _end_all(members: Iterable[_Member], outcome: BaseException) -> None:
 
 
 def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[list[_Member]]:
-    """Splits a refused call: into one call for each suspected email and one call for all other emails, or, without
-    suspects, into two halves."""
+    """Splits a refused call: into one call for each suspect, and one call for all other emails. Splits it into two
+    halves if no email, every email, or more than MAX_SUSPECTS emails are suspects.
+
+    Args:
+        suspects: The positions in `members` of the emails that may be the reason of the refusal.
+    """
     if 0 < len(suspects) <= MAX_SUSPECTS and len(suspects) < len(members):
         others = [member for position, member in enumerate(members) if position not in suspects]
         return [*([members[position]] for position in sorted(suspects)), others]
@@ -255,9 +260,10 @@ def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[li
 
 
 def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Member]]:
-    """Plans calls for the emails, in the order of their arrival.
+    """Distributes the emails to calls, in the order of their arrival.
 
-    The emails of one call have the same `BulkEntry.key` and no address in common, and together fit the limits.
+    All emails of one call have the same `BulkEntry.key`, no two have a common address in `BulkEntry.addresses`, and the
+    call is within the limits.
     """
     by_key: dict[object, _CallPlan] = {}
     for member in members:
@@ -266,7 +272,7 @@ def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Me
 
 
 class _PlannedCall:
-    """A call to which emails may still be added."""
+    """A call that has not begun: emails can still be added to it."""
 
     __slots__ = ("members", "octets", "recipients")
 
@@ -275,7 +281,7 @@ class _PlannedCall:
         self.recipients = self.octets = 0
 
     def has_room(self, part: BulkEntry, limits: BulkLimits) -> bool:
-        """Whether this part fits into the call, too. The first part of a call always fits."""
+        """Whether the part can be added to the call. The first part of a call always fits."""
         return not self.members or (
             len(self.members) < limits.emails
             and self.recipients + part.recipients <= limits.recipients
@@ -292,8 +298,11 @@ class _CallPlan:
         self._next_by_address: dict[str, int] = {}
 
     def add(self, member: _Member) -> None:
-        """Adds the email to the first call that has room, after all calls with an email to one of the same addresses.
-        If there is no such call, plans a new call."""
+        """Adds the email to the first call that has room, or to a new call.
+
+        Tries only the calls after the last call with an email to one of the same addresses: a call may contain an
+        address only once, and emails to the same address keep their order.
+        """
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):
             at += 1

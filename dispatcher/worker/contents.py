@@ -3,7 +3,7 @@
 Emails with such content share a memory budget. If an email does not fit into the free memory, it waits while other
 emails are sent. Content of up to LIGHT_OCTETS has a separate share of the memory, so it never waits for large files. If
 too many emails already wait, the worker releases the email, which becomes due again later. Waiting emails therefore
-cannot fill the worker's window.
+cannot fill the prefetch window.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class MemoryBudget:
         self._back_at = 0.0
 
     def take(self, octets: int) -> asyncio.Future[None] | None:
-        """Requests octets. Returns None if the request is granted at once; otherwise a future, which is done when the
+        """Requests memory. Returns None if the request is granted at once; otherwise a future, which is done when the
         request is granted.
 
-        A request for more than the whole budget is granted when no other octets are taken.
+        A request for more than the whole budget is granted as soon as all memory is free.
 
         Raises:
             NoMemory: Too many requests already wait.
@@ -107,7 +107,11 @@ class MemoryBudget:
                 self._given_at = now
 
     def next_delay(self) -> float:
-        """How many seconds until a released email should be due again, at the recent rate of grants."""
+        """After how many seconds an email that got no memory should be due again.
+
+        Each call returns a later time than the previous call: the emails become due one after another, as fast as
+        requests were granted recently.
+        """
         now = self._loop.time()
         self._back_at = max(self._back_at + self._seconds_each, now + MIN_DELAY_SECONDS)
         self._back_at = min(self._back_at, now + MAX_DELAY_SECONDS)
@@ -122,8 +126,8 @@ class ContentLoader:
     ) -> None:
         """
         Args:
-            window: Woken when an email waits, so that the worker leases other emails in the meantime.
-            octets: The memory for content and its encoded copies.
+            window: Its method `wake` is called when an email waits, so that the worker leases other emails meanwhile.
+            octets: The most memory that content may take, together with its encoded copies.
             copies: How many copies of an email's content are in memory while the email is sent.
             prefetch: How many emails the worker sends at the same time.
         """

@@ -33,14 +33,14 @@ NOTHING: Final[frozenset[UUID]] = frozenset()
 
 
 class LaneHolder(Protocol):
-    """The lease stage, which has the messages whose emails are not leased yet."""
+    """The part of the lease stage that this module calls. The lease stage has the messages whose emails are not leased
+    yet."""
 
     def hold_lanes(self, lanes: frozenset[str]) -> None:
-        """Stops the leasing of these lanes' emails, and allows the leasing of all other lanes' emails, until the next
-        call."""
+        """Leases no emails of these lanes until the next call. Emails of all other lanes may be leased."""
 
     def return_held(self) -> None:
-        """Returns the messages of held lanes to RabbitMQ."""
+        """Returns to RabbitMQ the messages of the lanes that were passed to `hold_lanes`."""
 
 
 class OperatorControls:
@@ -95,13 +95,12 @@ class OperatorControls:
             await asyncio.sleep(READ_SECONDS)
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
-        """Which of these emails an operator paused while they were being leased.
-
-        If PostgreSQL does not answer, returns all of them.
+        """Which of these emails an operator paused while they were being leased. If PostgreSQL does not answer, returns
+        all of them.
 
         Args:
-            pauses: The pauses that were in force when the lease statement was sent. If they have not changed since
-                then, the result is empty.
+            pauses: The pauses when the lease statement was sent. If they are still the same, the result is empty,
+                because the statement left out the emails that were paused by then.
         """
         if self.current.pauses == pauses:
             return NOTHING

@@ -7,7 +7,8 @@
                  └─STOP─▶ STOPPED ─RELEASE─▶ RELEASING ─FINISH─▶ DONE
 
 If the reply to the record statement is lost, the email is IN_DOUBT. If PostgreSQL refuses the result, the email is
-REFUSED. From both states, RECORD leads to RECORDED. UNMARK means that the provider certainly did not accept the email.
+REFUSED. From both states, RECORD leads to RECORDED. UNMARK is raised only if it is known that the provider did not
+accept the email.
 
 The table enforces these rules:
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class EmailState(IntEnum):
-    """States of a leased email. An IntEnum, because its hash is computed in C."""
+    """States of a leased email. An IntEnum, because the hash of an IntEnum is computed in C, which is faster."""
 
     PREPARING = auto()
     """An attempt has begun; nothing was sent."""
@@ -55,7 +56,7 @@ class EmailState(IntEnum):
     MARKED = auto()
     """The ledger says *on the wire*. Next, the worker checks that the lease is still valid."""
     ON_THE_WIRE = auto()
-    """A byte that could cause acceptance may have been sent. Only an answer or a deadline ends this state."""
+    """The provider may have received enough of the email to accept it. Only an answer or a deadline ends this state."""
     ANSWERED = auto()
     """The outcome is known, but not yet recorded."""
     IN_DOUBT = auto()
@@ -84,7 +85,8 @@ class EmailEvent(IntEnum):
     SEND = auto()
     """The lease was valid after the slot was written."""
     UNMARK = auto()
-    """The slot was cleared: the lease is void, or the provider certainly did not accept the email."""
+    """The slot was cleared: nothing was sent, because the lease has ended, or it is known that the provider did not
+    accept the email."""
     ANSWER = auto()
     """The attempt has an outcome."""
     LOSE_REPLY = auto()
@@ -137,11 +139,8 @@ class NotAllowed(Exception):
 
 
 class LeaseExpired(Exception):
-    """Raised by `Attempt.mark_on_wire`: the email must not be sent, because it has expired or was stopped, or because
-    another worker may have leased it by now.
-
-    Caught inside the worker.
-    """
+    """Raised by `Attempt.mark_on_wire`: the email must not be sent. It has expired, it was stopped, or another worker
+    may have leased it by now. Caught inside the worker."""
 
 
 class InFlightEmail:
@@ -150,25 +149,26 @@ class InFlightEmail:
     Attributes:
         delivery: The message that points to the email.
         content: The content to send; None until it is read, or if it was deleted.
-        policy: What to do with the email if its outcome stays unknown.
+        policy: What happens to the email if its outcome stays unknown.
         state: The current state. Only `on` writes it.
-        attempt_number: The number of the current attempt; while the email waits, of the next attempt.
-        confirmed_at: Start time of the last statement that confirmed the lease (`clock.steady_clock`).
-        leased_until: The earliest end of the lease (`clock.steady_clock`).
-        expires_at: No attempt may begin at this time or later (`clock.steady_clock`); infinite if the email never
-            expires.
+        attempt_number: The number of the current attempt. While the email waits: the number of the next attempt.
+        confirmed_at: When the last statement that confirmed the lease was sent (`clock.steady_clock`).
+        leased_until: The lease lasts at least until this time (`clock.steady_clock`).
+        expires_at: When the email expires (`clock.steady_clock`); infinite if it never expires. No attempt begins at
+            this time or later.
         ledger_slot: The attempt's slot in the in-flight ledger; None while the attempt has no slot.
         provider: The provider of the current attempt.
         started_at: When the attempt began, in Unix seconds.
-        refused_by: Providers that have just refused the email for reasons that concern the provider. The next attempt
-            prefers other providers.
+        refused_by: Providers that have just refused the email, for a reason that concerns the provider and not the
+            email. The next attempt prefers other providers.
         suppressed: Why each suppressed recipient is left out, by position from 1 over To, Cc and Bcc. None if no
             recipient is suppressed.
         unable: Providers that must not be tried: the adapters found that these providers cannot send this email, or the
             email is pinned to a different provider.
         pin: The only provider that may be tried, because this provider may have accepted the email; None if any
             provider may be tried.
-        work: The pending task, bulk call, or timer of the next attempt.
+        work: What must be cancelled to stop the email: its task, the future of its bulk call, or the timer of its next
+            attempt.
     """
 
     __slots__ = (
@@ -239,18 +239,22 @@ class InFlightEmail:
 
     @property
     def attempt_pin(self) -> Pin:
-        """A pin to the current attempt's provider. Use it only if this attempt is the email's first with an unknown
-        outcome."""
+        """A pin to the provider of the current attempt, from the time at which the attempt began. Use it only if the
+        outcomes of all earlier attempts are known."""
         return Pin(self.provider, self._started_steadily_at)
 
     @property
     def attempted_until(self) -> float:
-        """The end of an attempt that ends now, in Unix seconds: `started_at` plus the elapsed monotonic time."""
+        """When the attempt ends, if it ends now, in Unix seconds: `started_at` plus the elapsed monotonic time."""
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:
-        """Notes that a statement, which was sent at `at`, confirmed the lease for at least `seconds` after `at`. Never
-        shortens the lease."""
+        """Notes that PostgreSQL confirmed the lease. Never shortens the lease.
+
+        Args:
+            at: When the statement that confirmed the lease was sent (`clock.steady_clock`).
+            seconds: How long the lease lasts after `at`, at least.
+        """
         self.confirmed_at = max(self.confirmed_at, at)
         self.leased_until = max(self.leased_until, at + seconds)
 

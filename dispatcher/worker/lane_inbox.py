@@ -23,7 +23,8 @@ class Arrival(NamedTuple):
 
 
 class _LaneQueues:
-    """Keeps a queue of arrivals for each lane. Has those methods of a deque that `BatchQueue` calls."""
+    """A queue of arrivals for each lane. Replaces the deque in `BatchQueue`, and has the methods that `BatchQueue`
+    calls."""
 
     def __init__(self) -> None:
         self.by_lane: dict[str, deque[Arrival]] = {}
@@ -44,8 +45,8 @@ class _LaneQueues:
 class LaneInbox(BatchQueue[Arrival]):
     """Passes arrivals to the lease stage in batches. If several lanes have arrivals, the lanes take turns.
 
-    The most urgent lane may lease more emails than fit into the window. So its emails need not wait while the window is
-    full of other lanes' emails, which wait for an answer or for a token of a rate limit.
+    The most urgent lane may exceed the prefetch window by an eighth. Otherwise, its emails would wait while the window
+    is full of slow emails of other lanes.
     """
 
     def __init__(self, weights: LaneWeights) -> None:
@@ -56,10 +57,10 @@ class LaneInbox(BatchQueue[Arrival]):
         self._window: Window | None = None
 
     async def lease(self, handle: Callable[[list[Arrival]], Awaitable[None]], window: Window) -> None:
-        """Passes batches that fit into the window to the handler, until cancelled."""
+        """Passes batches to `handle` until cancelled: at most as many arrivals as emails may be leased now."""
         self._window = window
-        # If an email must probe a provider, choose it at random, because emails that the provider refuses may arrive
-        # together.
+        # If an email must probe a provider, choose this email at random: emails that the provider would refuse may
+        # arrive one after another.
         await self.run(handle, room=window.room, is_any_order=window.is_probing)
 
     def take_lane(self, lane: str) -> list[Arrival]:

@@ -49,7 +49,7 @@ MAX_REJECTED: Final = 10_000
 
 
 class LeaseStage:
-    """Leases the emails of arriving messages, as many as fit into the window."""
+    """Leases the emails of arriving messages, as many as fit into the prefetch window."""
 
     def __init__(
         self,
@@ -112,14 +112,15 @@ class LeaseStage:
         self._held.clear()
 
     def hold_lanes(self, lanes: frozenset[str]) -> None:
-        """Stops the leasing of these lanes' emails, and allows the leasing of all other lanes' emails, until the next
-        call. Keeps the messages of these lanes for `return_held`."""
+        """Leases no emails of these lanes until the next call. Emails of all other lanes may be leased. Keeps the
+        messages of these lanes for `return_held`."""
         self._held_lanes = lanes
         for lane in lanes:
             self._held += self._inbox.take_lane(lane)
 
     def return_held(self) -> None:
-        """Returns the messages of held lanes to RabbitMQ. Call this after these lanes' consumers are cancelled."""
+        """Returns to RabbitMQ the messages that `hold_lanes` has kept. Call this after the consumers of these lanes are
+        cancelled."""
         for arrival in self._held:
             self._broker.requeue(arrival.delivery)
         self._held.clear()
@@ -163,8 +164,9 @@ class LeaseStage:
     def _is_first(self, arrival: Arrival, waiting: dict[UUID, Arrival]) -> bool:
         """Whether to lease the email of this message. If so, adds the message to `waiting`.
 
-        Never leases an email that is in flight in this worker. If the reply to a second lease statement were lost, the
-        worker would release an email that is on the wire.
+        Returns False if `waiting` already contains a message about the email, or if the email is in flight in this
+        worker. If an email in flight were leased again and PostgreSQL's reply were lost, the worker would release the
+        email while it is on the wire.
         """
         email_id = arrival.pointer.email_id
         return email_id not in self._window.emails and waiting.setdefault(email_id, arrival) is arrival
@@ -174,7 +176,7 @@ class LeaseStage:
 
         Returns:
             The leases, the emails that PostgreSQL refuses to lease, and when the statement was sent (`steady_clock`).
-            None if the stage was stopped in the meantime; then nothing is leased.
+            None if the stage was stopped before the statement was sent again; nothing is leased.
         """
         if not keys_by_id:
             return [], set(), 0.0
@@ -219,7 +221,7 @@ class LeaseStage:
             raise
 
     async def _lease_unread(self, email_id: UUID, message_key: str) -> list[Lease]:
-        """Leases an email without reading its content, because the lease with its content failed."""
+        """Leases an email without reading the content, because the statement that reads the content failed."""
         lease = await self._store.lease_without_content(
             email_id, message_key, self._settings.lease_seconds, self._controls.current.paused_tenants
         )
@@ -233,10 +235,11 @@ class LeaseStage:
             self._reject(delivery, pointer.email_id)
 
     def _reject(self, delivery: Delivery, email_id: UUID) -> None:
-        """Rejects the message of an email that PostgreSQL cannot lease; RabbitMQ moves it to the DLQ for an operator.
+        """Rejects the message of an email that PostgreSQL cannot lease. RabbitMQ moves the message to the DLQ for an
+        operator.
 
-        Rejects one message per email. The email stays pending, so the relay keeps publishing messages about it; this
-        method acks the later messages.
+        Rejects only the first message about the email, and acks later messages. They arrive because the email stays
+        pending, so the relay publishes it again and again.
         """
         if email_id in self._rejected:
             self._broker.ack([delivery])
@@ -249,37 +252,37 @@ class LeaseStage:
 
     async def _settle_all(self, arrivals: Sequence[Arrival]) -> None:
         try:
-            standing = await self._store.find_unleased([pointer.email_id for _, pointer in arrivals])
+            unleased = await self._store.find_unleased([pointer.email_id for _, pointer in arrivals])
             # This worker owns leases that are not in its window: PostgreSQL executed the lease statement, and the reply
             # was lost.
-            tokens = {i: found.our_token for i, found in standing.items() if i not in self._window.emails}
+            tokens = {i: found.our_token for i, found in unleased.items() if i not in self._window.emails}
             if orphans := {i: token for i, token in tokens.items() if token is not None}:
                 await self._store.release_unlocked(orphans)
-                standing |= {i: replace(standing[i], status=Status.PENDING) for i in orphans}
-            put_back = await self._put_back(standing)
-            arrivals = await self._replay_dead_letters(arrivals, standing)
+                unleased |= {i: replace(unleased[i], status=Status.PENDING) for i in orphans}
+            put_back = await self._put_back(unleased)
+            arrivals = await self._replay_dead_letters(arrivals, unleased)
         except StoreUnavailable as error:
             await self._outage.wait(error)
             for delivery, _ in arrivals:
                 self._broker.requeue(delivery)
             return
-        self._broker.ack([each.delivery for each in arrivals if self._is_done(each, standing, put_back)])
+        self._broker.ack([each.delivery for each in arrivals if self._is_done(each, unleased, put_back)])
 
-    async def _put_back(self, standing: dict[UUID, UnleasedEmail]) -> set[UUID]:
-        """Makes the emails of paused tenants due again after PUT_BACK_SECONDS; returns their ids. Their messages can
-        then be acked.
+    async def _put_back(self, unleased: dict[UUID, UnleasedEmail]) -> set[UUID]:
+        """Makes the emails of paused tenants due again after PUT_BACK_SECONDS. Returns the ids of these emails, whose
+        messages can be acked.
 
-        If their messages went back to the queue instead, RabbitMQ would deliver them again and again during the pause.
+        If the messages went back to the queue instead, RabbitMQ would deliver them again and again during the pause.
         """
         tenants = self._controls.current.paused_tenants
-        pending = [i for i, found in standing.items() if found.status is Status.PENDING and not found.is_left_out]
+        pending = [i for i, found in unleased.items() if found.status is Status.PENDING and not found.is_left_out]
         return await self._store.put_back(pending, tenants, PUT_BACK_SECONDS) if tenants and pending else set()
 
     async def _replay_dead_letters(
-        self, arrivals: Sequence[Arrival], standing: dict[UUID, UnleasedEmail]
+        self, arrivals: Sequence[Arrival], unleased: dict[UUID, UnleasedEmail]
     ) -> Sequence[Arrival]:
         """Replays dead letters that an operator moved to the send queue; returns the other messages."""
-        dead = [(d, p) for d, p in arrivals if _is_dead(standing.get(p.email_id), p)]
+        dead = [(d, p) for d, p in arrivals if _is_dead(unleased.get(p.email_id), p)]
         dead_letters = [(delivery, found) for delivery, _ in dead if (found := _dead_letter_in(delivery))]
         if not dead_letters:
             return arrivals
@@ -298,10 +301,10 @@ class LeaseStage:
         settled = {delivery.tag for delivery, _ in dead_letters}
         return [arrival for arrival in arrivals if arrival.delivery.tag not in settled]
 
-    def _is_done(self, arrival: Arrival, standing: dict[UUID, UnleasedEmail], put_back: set[UUID]) -> bool:
+    def _is_done(self, arrival: Arrival, unleased: dict[UUID, UnleasedEmail], put_back: set[UUID]) -> bool:
         """Returns whether to ack the message. If not, requeues or rejects the message."""
         delivery, pointer = arrival
-        found = standing.get(pointer.email_id)
+        found = unleased.get(pointer.email_id)
         if found is None or found.message_key != pointer.message_key:
             reason = "no such email" if found is None else "its message key belongs to another email"
             self._log.warning("message.rejected", reason=reason, email_id=str(pointer.email_id))
@@ -318,9 +321,9 @@ class LeaseStage:
             else:
                 asyncio.get_running_loop().call_soon(self._broker.requeue, delivery)
             return False
-        # In all other cases, the worker need not send the email: the email is finished or not due yet; or another
-        # worker has leased it, and that worker or recovery will finish it; or no worker may lease it, for example
-        # because an event proved that it was sent, and the relay will finish it.
+        # In all other cases, this worker need not send the email. Either the email is finished or not due yet. Or
+        # another worker has leased the email: that worker, or recovery, will finish it. Or no worker may lease the
+        # email, for example because an event proved that it was sent: the relay will finish it.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True
@@ -336,8 +339,8 @@ def _is_dead(found: UnleasedEmail | None, pointer: Pointer) -> bool:
 
 
 def _dead_letter_in(delivery: Delivery) -> DeadLetter | None:
-    """Decodes a message as a dead letter; None if it is a pointer. Only operators move dead letters to the send
-    queues."""
+    """The dead letter in a message; None if the message contains pointers. Only an operator can have moved a dead
+    letter to a send queue."""
     try:
         return decode(delivery.body)
     except InvalidPointer:

@@ -19,8 +19,8 @@ class StoreOutage:
     """The current outage of PostgreSQL, shared by all stages of a worker.
 
     Attributes:
-        committing: A context manager for a commit and its retries. Within it, the process slot shows how long the
-            commit takes.
+        committing: Enter this context around a commit and its retries. While it is entered, the worker reports to the
+            parent how long the commit has taken so far.
     """
 
     def __init__(self, committing: AbstractContextManager[None] | None = None) -> None:
@@ -29,7 +29,7 @@ class StoreOutage:
         self._log = get_log()
 
     async def wait(self, error: DispatcherError) -> None:
-        """Logs a failure of PostgreSQL, and waits before the next try. The waits grow until `end` is called."""
+        """Logs a failure of PostgreSQL, and waits before the next try. Each wait is longer, until `end` is called."""
         seconds = self._backoff.next_wait(random.random)
         self._log.warning("store.connection_lost", reason=str(error), retry_in_seconds=round(seconds, 2))
         await asyncio.sleep(seconds)

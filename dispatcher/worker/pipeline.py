@@ -58,7 +58,7 @@ class Pipeline:
         """
         Args:
             breakers: The listener that created the breakers of `routes`.
-            process_slot: Where the worker reports its acks and its waits for commits.
+            process_slot: Where the worker reports to the parent: its acks, and its waits for commits.
         """
         arrivals = LaneInbox(routes.weights)
         outcomes: BatchQueue[EndedAttempt] = BatchQueue()

@@ -63,9 +63,9 @@ class WorkerIdentity:
     """The names of a worker.
 
     Attributes:
-        slot: Host and slot number. The worker's replacement has the same slot.
-        worker: The worker's name. Unique per process; at most 63 octets, so that the name fits PostgreSQL's
-            application_name.
+        slot: The host and the number of the slot, such as `host-1:w0`. The worker's replacement has the same slot.
+        worker: The worker's name, which no other process ever has. At most 63 octets, so that the name fits
+            PostgreSQL's application_name.
     """
 
     slot: str
@@ -136,8 +136,9 @@ async def _verify_database(settings: Settings, identity: WorkerIdentity) -> None
     """Checks that PostgreSQL accepts the connection. Returns normally if PostgreSQL is unreachable: the pool retries.
 
     Raises:
-        ConfigurationError: PostgreSQL refuses the connection, or a pooler shares sessions. `run` checked both when it
-            started, but a reload may have changed the URL. The worker that this process was to replace keeps running.
+        ConfigurationError: PostgreSQL refuses the connection, or the URL leads to a pooler that shares sessions. (`run`
+            checked both when it started, but a reload may have changed the URL.) If this process is a replacement, the
+            old worker keeps running.
     """
     try:
         await verify_sessions(settings.database_url, name=identity.worker)
@@ -171,8 +172,8 @@ async def _dispatch(
     """Consumes messages until `stop` is set, then drains.
 
     Raises:
-        ConfigurationError: RabbitMQ refused the connection before the worker was up. The worker that this process was
-            to replace keeps running.
+        ConfigurationError: RabbitMQ refused the first connection. If this process is a replacement, the old worker
+            keeps running.
     """
     refusals: list[BrokerRefused] = []
 

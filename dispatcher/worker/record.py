@@ -165,8 +165,8 @@ class RecordStage:
             if email.ledger_slot is not None:
                 self._ledger.clear(email.ledger_slot)
                 email.ledger_slot = None
-            # Ack the message even if the email is retried: this worker keeps the lease, and needs the message no
-            # longer. An unacked message would occupy the prefetch window.
+            # Ack the message even if the email is retried: this worker keeps the lease, so it no longer needs the
+            # message. An unacked message would take a place in the prefetch window.
             finished.append(email.delivery)
             if result.status is not Status.SENDING:
                 email.on(EmailEvent.FINISH)

@@ -41,9 +41,9 @@ class ReleaseStage:
     async def _release(self, batch: list[ReleaseRequest]) -> None:
         """Releases the leases. The emails are then pending or waiting, so their messages can be acked.
 
-        An email becomes due later, and not immediately, if its provider is unavailable while other providers work, or
-        if there is no memory for its content. Otherwise, workers would lease and release it over and over. An email
-        waits if the ceiling of a recipient domain is reached.
+        Usually, a released email is due at once. It is due later if its provider is unavailable while other providers
+        work, or if there is no memory for its content: otherwise, workers would lease and release it over and over. It
+        becomes waiting if the ceiling of a recipient domain is reached.
         """
         tokens = {email.email_id: email.lease.token for email, _, wait in batch if wait is None}
         delays = {email.email_id: seconds for email, seconds, _ in batch}
@@ -68,8 +68,7 @@ class ReleaseStage:
         self._window.wake()
 
     async def _until_answered(self, release: Callable[[], Awaitable[set[UUID]]]) -> set[UUID]:
-        """Repeats the statement that `release` executes until PostgreSQL answers. Returns the emails whose rows are
-        locked."""
+        """Calls `release` until PostgreSQL answers. Returns the emails whose rows are locked."""
         while True:
             try:
                 locked = await release()

@@ -71,7 +71,8 @@ class Renewals:
     async def _retry(self, batch: list[InFlightEmail]) -> None:
         """Renews the leases of these emails, and then begins their next attempts.
 
-        The renewal leaves out an email if, during the wait, an event has proven that a provider accepted the email.
+        If an event has proven during the wait that a provider accepted the email, the lease is not renewed, and the
+        email is stopped.
         """
         while waiting := [email for email in batch if email.state is EmailState.WAITING]:
             try:
@@ -88,9 +89,10 @@ class Renewals:
             return
 
     async def _renew(self, tokens: dict[UUID, int]) -> set[UUID]:
-        """Renews these leases, and stops emails that may no longer be sent. Returns emails whose row is locked.
+        """Renews these leases, and stops emails whose lease this worker has lost. Returns emails whose row is locked.
 
-        Skips emails whose row is locked and emails that PostgreSQL refuses. The next round tries them again.
+        Skips emails whose row is locked, and emails for which PostgreSQL refuses the statement. The caller tries them
+        again later.
         """
         asked_at = steady_clock()
         emails = {email_id: self._window.emails[email_id] for email_id in tokens}

@@ -100,7 +100,7 @@ class SendStage:
         self._start(email)
 
     def release(self, email: InFlightEmail, delay_seconds: float = 0.0, wait: DomainWait | None = None) -> None:
-        """Releases an email that was not sent, or that the provider certainly did not accept. Idempotent.
+        """Releases an email that was not sent, or that the provider is known not to have accepted. Idempotent.
 
         For `delay_seconds` and `wait`, see `ReleaseRequest`.
         """
@@ -111,8 +111,8 @@ class SendStage:
     def stop(self, email: InFlightEmail) -> None:
         """Prevents an email from being sent, and releases the email when its attempt has ended.
 
-        For an email in a task or a timer, this method makes sure that the release is queued: a cancelled timer does not
-        queue it, and neither does a task that is cancelled before its first step. For an email in a bulk call,
+        If the email waits for a timer, the release is queued at once. If the email is in a task, the release is queued
+        when the task has ended, even if the task is cancelled before its first step. If the email is in a bulk call,
         `_end_bulk` starts a task, which queues the release.
         """
         email.on(EmailEvent.STOP)
@@ -204,14 +204,14 @@ class SendStage:
             return
         if not email.lease.octets_apart:
             email.content = email.lease.email
-            self._conclude(email, await self._send_to_others(email))
+            self._conclude(email, await self._send_without_suppressed(email))
             return
         async with self._contents.loaded(email) as fault:
             self._conclude(
-                email, self._attempts.unreadable(email, fault) if fault else await self._send_to_others(email)
+                email, self._attempts.unreadable(email, fault) if fault else await self._send_without_suppressed(email)
             )
 
-    async def _send_to_others(self, email: InFlightEmail) -> Outcome:
+    async def _send_without_suppressed(self, email: InFlightEmail) -> Outcome:
         """Makes one attempt without the suppressed recipients. If all recipients are suppressed, makes no attempt."""
         email.suppressed = None
         content = email.content
@@ -233,7 +233,7 @@ class SendStage:
             email.content = self._unsubscribe.added_to(email.content, hasher)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
-        """Retries the email later, under the same lease. A waiting email does not count in the window.
+        """Retries the email after `seconds`, under the same lease. Meanwhile, the email uses no place in the window.
 
         If the email expires before the retry, releases the email instead, so that the relay can cancel it in time.
         """

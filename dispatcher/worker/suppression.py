@@ -4,9 +4,10 @@
                  └ yes ─▶ one query for all such emails ─▶ attempt, without the suppressed recipients
                                                         └▶ all are suppressed: failed, nothing is sent
 
-The memory contains the first eight bytes of every suppressed hash, by tenant. Entries that were added within the last
-two seconds may be missing from it. Entries that were removed or have expired stay in memory until the next complete
-read. They cause only a needless query: the query decides, so a removal takes effect at once.
+For each tenant, the worker keeps the first eight bytes of the hash of every suppressed recipient in memory. Entries
+that were added within the last two seconds may be missing there. Entries that were removed or have expired stay in
+memory until the next complete read. Such an entry causes a needless query, but the query decides. So a removal takes
+effect at once.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Question(NamedTuple):
     Attributes:
         hashes: Two entries per recipient: the recipient's position (from 1, over To, Cc and Bcc) with the hash of its
             address, and the same position with the hash of the address's domain.
-        answer: A future of the suppressed recipients.
+        answer: A future of the email's suppressed recipients.
     """
 
     email_id: UUID
@@ -70,7 +71,7 @@ class TenantMemory:
 
     Attributes:
         numbers: The entries of the last complete read, sorted: the first eight bytes of each hash, as a number.
-        has_domains: Whether any entry is a whole domain.
+        has_domains: Whether any entry suppresses a whole domain.
         recent: Entries that were read since the last complete read.
     """
 
@@ -101,14 +102,14 @@ class SuppressedRecipients:
         self._unlogged = CountedLine(LOG_SECONDS)
 
     async def run(self) -> None:
-        """Reads entries, and answers questions, until cancelled."""
+        """Keeps the entries in memory up to date, and serves calls of `find`, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._refresh))
             group.create_task(raise_on_stray_cancel(self._questions.run, self._answer))
 
     @property
     def hasher(self) -> AddressHasher | None:
-        """Hashes addresses; None until the first read of the entries. `find` waits for that read."""
+        """The object that hashes addresses; None until the entries are read for the first time."""
         return self._hasher
 
     def may_concern(self, email: OutgoingEmail, tenant_id: str) -> bool:
@@ -130,7 +131,8 @@ class SuppressedRecipients:
         return False
 
     async def find(self, email: OutgoingEmail) -> Positions:
-        """The suppressed recipients of the email's tenant, by position from 1 over To, Cc and Bcc. Reads the database.
+        """Which recipients of the email are suppressed, and why, by position from 1 over To, Cc and Bcc. Reads the
+        database.
 
         Raises:
             StatementRefused: PostgreSQL refuses the query.

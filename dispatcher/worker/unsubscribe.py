@@ -29,8 +29,8 @@ class UnsubscribeHeaders:
     def added_to(self, email: OutgoingEmail, hasher: AddressHasher) -> OutgoingEmail:
         """The email with the headers added.
 
-        Returns the email unchanged if its sender is not one of `senders`, if it has several recipients, or if the
-        application has set a List-Unsubscribe header.
+        Returns the email unchanged if its sender is not one of `senders`, if it has several recipients, if the
+        application has set a List-Unsubscribe header, or if it is an SMS.
         """
         if email.channel != EMAIL_CHANNEL:
             return email

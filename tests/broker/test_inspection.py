@@ -117,7 +117,7 @@ async def test_a_send_queue_without_dead_lettering_is_named(
     words = fault_texts(management, undeclared)
 
     assert len(words) == 2
-    assert f"dead-letter-exchange is not set, must be {undeclared.exchange}" in words[0]
+    assert f"dead-letter-exchange is not set but must be {undeclared.exchange}" in words[0]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.worker.scripted import ANYTHING, Act, ScriptedProvider, accept, answe
 
 KEYED = replace(ANYTHING, idempotency_key_seconds=3600.0)
 NO_ANSWER = answer(Uncertain("no answer"))
-LAPSED = "first may have accepted the email, and no longer knows its idempotency key."
+LAPSED = "first may have accepted the email, and the email's idempotency key has expired there."
 GONE = "first may have accepted the email, and is no longer configured with idempotency keys."
 
 
