@@ -1,5 +1,7 @@
-"""Checks the DLQ, and whether emails are being sent, at intervals. One host does this. `alert_sender` sends the
-notices."""
+"""Checks at intervals the DLQ, and whether emails are being sent. Only one host at a time makes these checks.
+
+`alert_sender` sends the notices.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ class AlertChecks:
     """Raises and resolves alerts. A service of each monitor, but only one monitor at a time makes the checks.
 
     Attributes:
-        alerts: The alerts whose state the last check found, active or resolved. Empty while another monitor makes the
-            checks.
+        alerts: The result of the last check: one alert, active or resolved, for each kind whose state is known. Empty
+            while another monitor makes the checks.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class AlertChecks:
         self._listeners: list[asyncio.Event] = []
 
     def subscribe(self) -> asyncio.Event:
-        """An event that is set after each check. The caller must clear the event."""
+        """Returns an `asyncio.Event`, which is set after each check. The caller must clear it."""
         self._listeners.append(asyncio.Event())
         return self._listeners[-1]
 
@@ -141,7 +143,7 @@ class AlertChecks:
         return states | self._timed_states(tables)
 
     async def _publish(self, probe: _State) -> None:
-        """Shows the result of the DLQ probe on the operators' page."""
+        """Stores the result of the check, for the operators' page: the DLQ's depth or the error, and active alerts."""
         active = [alert for alert in self.alerts.values() if alert.is_firing]
         if not self._alert_state.is_alone:
             with suppress(DispatcherError):
@@ -209,13 +211,15 @@ class AlertChecks:
 
 
 class StateDurations:
-    """Measures how long each state that the checks find has lasted, by the monotonic clock. A state ends if a check
-    does not find it."""
+    """Measures how long the states that the checks find have lasted, such as "provider ses is unusable".
+
+    A state begins with the first check that finds it, and ends with the first check that does not.
+    """
 
     def __init__(self, seconds: float) -> None:
         """
         Args:
-            seconds: How long a state must last for `has_lasted`.
+            seconds: How long a state must last until `has_lasted` returns True.
         """
         self._seconds = seconds
         self._began_at: float | None = None

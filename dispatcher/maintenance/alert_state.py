@@ -30,7 +30,7 @@ class _Entry(NamedTuple):
 
 
 class AlertState:
-    """The notices that each channel has sent. Use it in one event loop. The methods may be called in any order.
+    """The notices that each channel has sent. All calls must come from one event loop.
 
     Attributes:
         is_alone: Whether PostgreSQL does not answer, so that this monitor sends alerts without an agreement with the
@@ -104,7 +104,7 @@ class AlertState:
                 await self._store.delete_announced(*key)
             else:
                 await self._store.save_announced(AnnouncedAlert(*key, entry.raised_at, entry.age_seconds))
-            # If the channel sent a newer notice during the statement, that notice is still unsaved.
+            # If the channel sent a newer notice during the statement, the newer notice is still unsaved: keep it.
             if self._unsaved.get(key) is entry:
                 del self._unsaved[key]
 

@@ -81,8 +81,8 @@ def _log_done(done: Sequence[PrunedStep]) -> None:
 
 def _log_failed(step: FailedStep) -> float:
     """Logs a step of the pruning that failed. Returns the seconds until the next try."""
-    # If the table is busy, a report or a backup uses it. Try again later, because while this session waits for the
-    # lock, all other sessions that need the table would wait, too.
+    # StoreBusy: a report or a backup uses the table. Do not wait for the lock, because all other sessions that need the
+    # table would have to wait behind this session. Try again later.
     is_busy = isinstance(step.fault, StoreBusy)
     event, seconds = ("postponed", BUSY_SECONDS) if is_busy else ("failed", PRUNE_SECONDS)
     log = get_log().info if is_busy else get_log().warning

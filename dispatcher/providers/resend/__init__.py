@@ -91,7 +91,10 @@ class ResendProvider:
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`. May raise ProviderFault after `mark_on_wire`."""
+        """Makes one attempt; see `contract.Provider.send`.
+
+        ProviderFault is also possible after `mark_on_wire`: Resend then answered, and accepted no email.
+        """
         try:
             with attempt.rendering:
                 body = body_of(email)

@@ -3,7 +3,7 @@
 Two attempts for the same email must have the same body, or Resend refuses the second attempt (409). So the body depends
 only on the email.
 
-This module rejects what Resend would certainly refuse, and rewrites what Resend would misread:
+This module rejects what Resend would refuse, and rewrites what Resend would misread:
 
     names          quoted if they contain a special character
     no `to`        Resend requires `to`: cc addresses, or a single bcc, become `to`. Several recipients that are all bcc

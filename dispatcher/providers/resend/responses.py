@@ -47,8 +47,8 @@ def outcome_of(response: HttpResponse) -> Outcome:
     if status < 400 or status in _GATEWAYS:
         return Uncertain(_summary(response), code)
     if status == 409:
-        # Another request with this email's key is in progress, or arrived before with a different body. Resend may have
-        # accepted the other request.
+        # Another request with this email's key is in progress, or arrived earlier with a different body. Resend may
+        # have accepted this other request.
         return Uncertain(_summary(response), code)
     if status == 408 or status >= 500:
         return Deferred(Reason.SERVER_ERROR, _summary(response), code, response.retry_after)
@@ -80,7 +80,7 @@ def _rejection(response: HttpResponse) -> Reason | None:
 
 
 def _throttled_for(response: HttpResponse) -> float | None:
-    """Seconds until the rate limit resets, from `Retry-After` or `RateLimit-Reset`, whichever is longer."""
+    """Seconds until the rate limit resets: the longer of `Retry-After` and `RateLimit-Reset`; None without both."""
     known = [response.retry_after, number(response.headers.get("ratelimit-reset", "").strip())]
     return max((seconds for seconds in known if seconds is not None), default=None)
 
