@@ -38,8 +38,8 @@ class _State:
     """The state of one kind of alert.
 
     Attributes:
-        is_firing: Whether the alert is active. None if this is unknown: the condition already existed at the first
-            check, so its duration is unknown.
+        is_firing: Whether the alert is active. None if this is unknown, because the condition already existed at the
+            first check, and may have begun long before.
     """
 
     is_firing: bool | None
@@ -194,7 +194,7 @@ class AlertChecks:
         if age_seconds is None and kind is Kind.DEAD_LETTERS:
             # A message that points to no email has no known age. Use the time since the alert was raised.
             age_seconds = max(0.0, (now - known_at).total_seconds())
-        # Applications choose the correlation ids, and some put addresses into them.
+        # Applications choose the correlation ids, and might put addresses into them. `scrub` removes the addresses.
         named = [scrub(one)[:MAX_CORRELATION_CHARACTERS] for one in self._oldest] if kind in _OF_DEAD_LETTERS else ()
         return Alert(
             kind,
@@ -233,7 +233,7 @@ class StateDurations:
         self._since = {state: self._since.get(state, now) for state in states}
 
     def clear(self) -> None:
-        """Deletes all states after a missed check: a state may have ended and begun again since the last check."""
+        """Deletes all states. Call this after a missed check, because a state may have ended and begun again."""
         self._began_at = None
         self._since = {}
 

@@ -46,7 +46,10 @@ class AlertState:
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> bool:
-        """Reads the shared state. Returns whether this monitor must make the checks and send the alerts."""
+        """Reads the shared state. Returns whether this monitor must make the checks and send the alerts.
+
+        Always returns True while PostgreSQL is unreachable.
+        """
         async with self._lock:
             try:
                 await self._save_all()
@@ -73,7 +76,10 @@ class AlertState:
         return None if entry is None else entry.age_seconds
 
     def raised_at(self, kind: Kind) -> datetime | None:
-        """When an alert was raised, according to the notices sent; None if no notice was sent."""
+        """When the active alert of this kind was raised, according to the notices that channels have sent about it.
+
+        None if no channel has sent a notice about it.
+        """
         return min((entry.raised_at for (one, _), entry in self._sent.items() if one is kind), default=None)
 
     async def record(self, kind: Kind, channel: str, raised_at: datetime | None) -> None:

@@ -138,8 +138,8 @@ class MessagePolling:
     ) -> tuple[list[ProviderEvent], datetime | None, PollRefused | None]:
         """Asks about messages, until the provider refuses to answer.
 
-        Returns three values: the events; the place at which the next round continues (None if the next round must start
-        with the first message again); and the refusal (None if the provider answered all requests).
+        Returns three values: the events; the time `since` of the row after which the next round continues (None if the
+        next round must start with the same rows again); and the refusal (None if the provider answered all requests).
         """
         events: list[ProviderEvent] = []
         last: datetime | None = None
@@ -180,7 +180,7 @@ class MessagePolling:
 
 
 def _up_to(requests: int, rows: list[PolledRow]) -> list[PolledRow]:
-    """The first rows, up to the limit of `requests`. Only an open message needs a request."""
+    """The first rows that together need at most `requests` requests. Only rows with open messages need requests."""
     for at, row in enumerate(rows):
         if row.is_open and not requests:
             return rows[:at]

@@ -46,8 +46,10 @@ class PruningService:
         self._retention = retention
 
     async def run_once(self) -> float:
-        """Deletes old data, unless another host is doing so. Returns the seconds until the next round, even after
-        failures."""
+        """Deletes old data, unless another host is doing so. Returns the seconds until the next round.
+
+        Logs failures, and does not raise them.
+        """
         done: list[PrunedStep] = []
         next_in_seconds = PRUNE_SECONDS
         try:

@@ -39,7 +39,7 @@ class MinuteSampling:
         self._queues = queues
 
     async def run_once(self) -> float:
-        """Writes a sample of the figures if one is due. Returns the seconds until the next round."""
+        """Writes the sample of this minute if it is due. Returns the seconds until the next round."""
         began_at = time.monotonic()
         found = self._queues()
         depths = (

@@ -17,12 +17,12 @@ from typing import Final
 import orjson
 
 PIECE_OCTETS: Final = 64 * 1024
-"""The largest piece for one write. asyncio's TLS copies all data of a write into memory, and reports the data as
-written."""
+"""The largest piece for one write. The pieces are small, because asyncio's TLS copies all data of a write into memory,
+and counts the copied data as written."""
 _LINE_OCTETS: Final = 57
 """The octets in a Base64 line of 76 characters (RFC 2045, section 6.8)."""
 _STEP_OCTETS: Final = 768 * _LINE_OCTETS
-"""Content octets per encoded piece: whole lines, and a multiple of three."""
+"""How many octets are encoded at a time: whole lines, and a multiple of three, so that no piece needs padding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Called at the start of a response. Closes the connection if the response has no request.
 
-        Otherwise, later responses could be assigned to the wrong requests.
+        If the connection stayed open, later responses could be assigned to the wrong requests.
         """
         if not self.is_busy:
             self.abort()

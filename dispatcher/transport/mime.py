@@ -94,7 +94,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     """Renders an email: returns the MIME message and the envelope.
 
     Raises:
-        UnrenderableEmail: Enqueue should have refused the email. The error names the field, and never quotes its value.
+        UnrenderableEmail: The email is not valid. The error names the field, and never quotes its value.
     """
     if email.template_id is not None:
         raise UnrenderableEmail(
@@ -148,7 +148,7 @@ def _utc(instant: datetime) -> datetime:
 
 
 def _body(email: OutgoingEmail) -> Message:
-    """The content as one MIME part, possibly nested."""
+    """The email's content as one MIME part, which may contain further parts."""
     body: Message
     if email.html is None:
         body = _text_part("plain", "text", email.text or "")

@@ -18,7 +18,7 @@ FULL_SECONDS: Final = 30.0
 
 
 class ConnectionPool:
-    """A limited number of connections. A task acquires a slot before it takes a connection.
+    """A limited number of connections. A task acquires a slot (the right to use one connection) before it takes one:
 
             await pool.acquire_slot()
             try:
@@ -59,7 +59,7 @@ class ConnectionPool:
         self._slots.release()
 
     def can_wait_for_another(self) -> bool:
-        """Whether an email for which the server refused a new connection can wait for another open connection."""
+        """Whether an email for which the server refused a new connection can wait until an open connection is free."""
         return self._open_count > 0 and len(self._withheld) < self._max_withheld
 
     def release_slot_later(self) -> None:

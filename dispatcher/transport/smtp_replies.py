@@ -35,7 +35,7 @@ class SmtpPhase(StrEnum):
     RCPT = "at RCPT"
     DATA = "at DATA"
     BODY = "in the body"
-    """Before the last byte of the body. A server accepts nothing before the final dot (RFC 5321, section 4.1.1.4)."""
+    """The body is being sent. A server accepts nothing before the final dot (RFC 5321, section 4.1.1.4)."""
     FINAL = "after the body"
     """The final dot was sent, or may have been: no reply means `Uncertain`."""
 
@@ -47,7 +47,7 @@ class SmtpReply:
     Attributes:
         code: The basic code, 200 to 599.
         enhanced: The enhanced code, such as `5.1.1`; empty if there is none.
-        text: The text after the codes, as received: not scrubbed, and of any length.
+        text: The text after the codes, as the server sent it. It can have any length, and contain addresses.
     """
 
     code: int
@@ -105,7 +105,7 @@ SES."""
 
 def reply_of(code: int, text: str) -> SmtpReply:
     """Parses a reply from its basic code and the text after the code."""
-    # An empty first line is kept: in a reply to EHLO, the extensions begin on the second line.
+    # Keep a first line that is empty, because in a reply to EHLO, the extensions begin on the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
     # RFC 2034, section 4: an enhanced code has the same class as the basic code. Otherwise it is ordinary text.

@@ -53,8 +53,8 @@ def body_of(email: OutgoingEmail) -> bytes | Body:
     """The request body. A body with attachments is in parts, so the attachments are not copied in memory.
 
     Raises:
-        UnrenderableEmail: Resend would refuse the email, or enqueue should have refused it. The error names the field,
-            and never quotes its value.
+        UnrenderableEmail: The email is not valid, or Resend would refuse it. The error names the field, and never
+            quotes its value.
     """
     try:
         body = orjson.dumps(document_of(email), option=orjson.OPT_SORT_KEYS)

@@ -72,8 +72,8 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
         sandbox: Whether SendGrid validates the email without delivering it.
 
     Raises:
-        UnrenderableEmail: SendGrid would refuse the email, or enqueue should have refused it. The error names the
-            field, and never quotes its value.
+        UnrenderableEmail: The email is not valid, or SendGrid would refuse it. The error names the field, and never
+            quotes its value.
     """
     try:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
@@ -206,7 +206,7 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
 
 
 def _body(text: str) -> str:
-    # python-sendgrid makes the same check, so that no API key is sent to a recipient.
+    # Do not send an API key to a recipient. python-sendgrid makes the same check.
     if text.startswith(_API_KEY_BEGIN) and _API_KEY.match(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text or html begins with a SendGrid API key; remove the key")
     return text

@@ -135,7 +135,7 @@ def _blames_sender(complaint: _Complaint) -> bool:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response in one scrubbed line.
+    """The response on one line, without addresses and credentials.
 
     The line has the status, the name of the exception that python-sendgrid raises for this status (such as
     `UnauthorizedError`), and SendGrid's errors or a description of the body.
@@ -150,7 +150,7 @@ def _summary(response: HttpResponse) -> str:
 
 
 def _glimpse(response: HttpResponse) -> str:
-    """A description of a body that contains no SendGrid errors."""
+    """A short description of a body that contains no SendGrid errors: its size, type and title."""
     if not response.body.strip():
         return "with an empty body"
     kind = response.headers.get("content-type", "no type")

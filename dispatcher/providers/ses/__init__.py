@@ -90,7 +90,7 @@ class SesSettings(ProviderSettings):
 
 
 def region_of(own: SesSettings) -> str:
-    """SES's region.
+    """The region of SES, from our settings or, if it is not set there, from botocore's settings.
 
     Raises:
         ConfigurationError: No region is set.

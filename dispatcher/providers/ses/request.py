@@ -112,8 +112,8 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     """The parameters of SendEmail.
 
     Raises:
-        UnrenderableEmail: SES would refuse the email, or enqueue should have refused it. The error names the field, and
-            never quotes its value.
+        UnrenderableEmail: The email is not valid, or SES would refuse it. The error names the field, and never quotes
+            its value.
     """
     if recipients_of(email) > MAX_RECIPIENTS:
         raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES accepts at most {MAX_RECIPIENTS} recipients per email")
@@ -189,7 +189,7 @@ def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
         data: The template data, as JSON.
 
     Raises:
-        UnrenderableEmail: SES would refuse the email, or enqueue should have refused it.
+        UnrenderableEmail: The email is not valid, or SES would refuse it.
     """
     entry: Parameters = {
         "Destination": _destination(email, mailbox),

@@ -51,7 +51,9 @@ _PERMISSION: Final = SetupFault(
 _CLOCK: Final = SetupFault("Correct this host's clock: AWS rejects requests whose time is minutes off.")
 _SET_UP: Final = SetupFault("Check DISPATCHER_SES_CONFIGURATION_SET and the region, AWS_REGION.")
 _ENDPOINT: Final = SetupFault("Check DISPATCHER_SES_ENDPOINT_URL and AWS_REGION: the endpoint is not SES v2.")
-_TRUST: Final = SetupFault("Replace the endpoint's certificate, or set DISPATCHER_CA_FILE to its authority.")
+_TRUST: Final = SetupFault(
+    "Replace the endpoint's certificate, or set DISPATCHER_CA_FILE to the authority that signed it."
+)
 
 _CODES: Final[tuple[tuple[Verdict, str], ...]] = (
     # Errors of SendEmail itself; a test compares them with botocore's model.
@@ -124,7 +126,7 @@ botocore's model. FAILED means only that SES could not process this entry: the e
 not count against SES."""
 
 _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistException"})
-"""Error codes if SES did not find something that all emails of the call share, such as the template."""
+"""Error codes which mean that SES did not find something that all emails of the call share, such as the template."""
 GATEWAYS: Final = frozenset({502, 504})
 """Statuses of a gateway that got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
 

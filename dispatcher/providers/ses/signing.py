@@ -116,9 +116,9 @@ class _CanonicalForm:
     """The canonical form of requests to one URL (AWS Signature Version 4), without the time and the body's digest.
 
     Attributes:
-        before: botocore's canonical request before the time.
-        after: The canonical request between the time and the body's digest.
-        signed_headers: The header names, as the signature lists them.
+        before: The part of the canonical request before the time.
+        after: The part between the time and the body's digest.
+        signed_headers: The names of the signed headers, as the header `Authorization` lists them.
     """
 
     before: str
@@ -139,7 +139,7 @@ class Signer:
     ) -> None:
         """
         Args:
-            headers: The headers of every request, including `Host`.
+            headers: The headers that all requests have, including `Host`.
         """
         self.credentials = credentials
         self._botocore = SigV4Auth(credentials, service, region)
@@ -160,7 +160,7 @@ class Signer:
             digest: The body's SHA-256, from `sha256_of`.
 
         Raises:
-            ProviderFault: The installed botocore signs requests in an unknown way.
+            ProviderFault: The installed version of botocore signs requests differently from this module.
         """
         form = self._forms.get((method, url)) or self._learn(method, url)
         second = int(self._clock())
@@ -186,7 +186,7 @@ class Signer:
         if self._authorization(form, timestamp, digest) != theirs:
             raise ProviderFault(
                 "ses",
-                "the installed botocore signs requests in an unknown way.",
+                "the installed version of botocore signs requests in a way that is not supported.",
                 remedy="Install the versions from requirements/runtime.txt.",
             )
         self._forms[method, url] = form

@@ -164,7 +164,7 @@ class TwilioProvider:
         """Reads a document of the account, such as a message. Returns None if the document does not exist.
 
         Raises:
-            PollRefused: Twilio gave no answer.
+            PollRefused: Twilio cannot be reached, or refuses the request.
         """
         deadline = asyncio.get_running_loop().time() + POLL_SECONDS
         try:

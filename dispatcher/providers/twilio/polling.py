@@ -30,8 +30,7 @@ Message = Mapping[str, Any]
 
 
 def path_of(message_id: str) -> str | None:
-    """The URL path of a message, relative to the account's URL. None if the id does not have the form of Twilio's
-    ids."""
+    """The URL path of a message, relative to the account's URL. None if the id cannot be an id of Twilio."""
     return f"/Messages/{message_id}.json" if SID.fullmatch(message_id) else None
 
 
