@@ -1,4 +1,4 @@
-"""Checks at intervals the DLQ, and whether emails are being sent. Only one host at a time makes these checks.
+"""At intervals, checks the DLQ, and whether emails are being sent. Only one host at a time makes these checks.
 
 `alert_sender` sends the notices.
 """

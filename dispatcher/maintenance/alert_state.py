@@ -2,7 +2,7 @@
 copy in memory.
 
 Normally, one monitor sends the alerts about a DLQ, and the other monitors only wait. While PostgreSQL is unreachable,
-the monitors cannot agree on one monitor. So each monitor sends alerts, with the help of its own copy: ten notices are
+the monitors cannot agree on one monitor. So each monitor sends alerts, according to its own copy: repeated notices are
 better than none. When PostgreSQL is reachable again, each monitor first stores the notices that it sent during the
 outage, so that they are not sent again.
 """

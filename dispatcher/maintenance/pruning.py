@@ -1,4 +1,4 @@
-"""Prunes old data at intervals, on one host at a time. `store.retention` defines what is deleted, and the order."""
+"""Prunes old data at intervals, on one host at a time. `store.retention` defines what is deleted, in which order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The provider `smtp`: any SMTP server, over pooled connections. `transport/smtp_replies.py` derives the outcomes."""
+"""The provider `smtp`: sends through an SMTP server, over a pool of connections.
+
+`transport/smtp_replies.py` derives the outcomes from the server's replies.
+"""
 
 from __future__ import annotations
 

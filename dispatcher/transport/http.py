@@ -208,8 +208,8 @@ class HttpTransport:
             await self._add_tls(connected, connection, target.host)
         else:
             await loop.create_connection(lambda: connection, sock=connected)
-        # Do not add a connection that has already closed: its `on_end`, which removes it from the set, was called
-        # before.
+        # Do not add a connection that has already closed. Its `on_end` was already called, so nothing would remove the
+        # connection from the set.
         if connection.is_open:
             self._open.add(connection)
         return connection

@@ -93,8 +93,8 @@ class HttpConnection(asyncio.Protocol):
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
         self._octets = 0
-        # No deadline until `response_done` sets it: the timer of an earlier request might still fire, and must not end
-        # this request.
+        # The timer of an earlier request might still fire, and must not end this request. So set no deadline here;
+        # `response_done` sets it.
         self._deadline = math.inf
         self._done = self.loop.create_future()
         self._transport.write(octets)

@@ -1,7 +1,7 @@
 """The three results of an HTTP call: a response, no response, or a request that was not sent.
 
 RequestNotSent  the body, or a part of the body, was never sent: a definite failure
-NoResponse      the body was sent, and no complete response arrived: the outcome is unknown
+NoResponse      the body may have been sent, and no complete response arrived: the outcome is unknown
 HttpResponse    whatever the server answered, including a status 500 or an HTML page
 """
 

@@ -1,4 +1,6 @@
-"""An email as an RFC 5322 message, built with the standard library's `email` package: the same bytes on every attempt.
+"""Renders an email as an RFC 5322 message, with the standard library's `email` package.
+
+All attempts of an email send the same bytes.
 
     text or html                  the part itself
     text and html                 multipart/alternative [text, html]
@@ -166,7 +168,7 @@ def _with_attachments(octets: bytes, email: OutgoingEmail) -> Body:
     if not email.attachments:
         return Body((octets,))
     mark = f"\r\n--{_boundary('mixed', email)}".encode()
-    # The first boundary ends the headers; the text is between the first and the second boundary.
+    # The message has one boundary before the text, one before each attachment, and one at the end.
     parts: list[bytes | Base64Content] = []
     before, text, *files, end = octets.split(mark)
     before += mark + text

@@ -37,8 +37,8 @@ class ResendSettings(ProviderSettings):
     api_key: str = setting(
         values.api_key,
         None,
-        "Resend's API key; sending access is enough. Replace it only with a key of the same Resend team, because another "
-        "team's account does not know the idempotency keys of uncertain emails.",
+        "Resend's API key; sending access is enough. Replace it only with a key of the same Resend team, because "
+        "another team's account does not know the idempotency keys of uncertain emails.",
         variable="RESEND_API_KEY",
         secret=True,
         empty="",

@@ -1,4 +1,4 @@
-"""The outcome of each Resend response: the table in `docs/providers.md`, as code.
+"""The outcome for each response of Resend. `docs/providers.md` has a table of these rules.
 
 Sources: https://resend.com/docs/api-reference/errors, …/rate-limit, …/dashboard/emails/idempotency-keys, and RFC 9110
 for what Resend does not document.

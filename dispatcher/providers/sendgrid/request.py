@@ -235,8 +235,8 @@ def _described(file: OutgoingAttachment) -> Document:
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which SendGrid refuses")
-    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for the types message/* and multipart/*, and SendGrid encodes
-    # every attachment in Base64.
+    # SendGrid encodes every attachment in Base64, which RFC 2046, sections 5.1 and 5.2.1, forbids for message/* and
+    # multipart/*.
     is_composite = content_type.lower().startswith(("message/", "multipart/"))
     return {
         "type": "application/octet-stream" if is_composite else content_type,

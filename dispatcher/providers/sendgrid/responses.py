@@ -1,4 +1,4 @@
-"""The outcome of each SendGrid response: the table in `docs/providers.md`, as code.
+"""The outcome for each response of SendGrid. `docs/providers.md` has a table of these rules.
 
 In a bulk call, a 202 accepts all emails, and a 4xx refuses all emails. Some 4xx responses name the personalizations
 (parts of the request) that caused the refusal.

@@ -1,4 +1,4 @@
-"""The outcome of each SES response: the table in `docs/providers.md`, as code.
+"""The outcome for each response of SES. `docs/providers.md` has a table of these rules.
 
 In a bulk call, a response 200 reports on each entry. After any other response, SES has accepted none of the entries.
 """

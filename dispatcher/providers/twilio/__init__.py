@@ -1,4 +1,4 @@
-"""The provider `twilio`: SMS by Twilio's Messages API over our own HTTP transport.
+"""The provider `twilio`: sends SMS through Twilio's Messages API, over our own HTTP transport.
 
 request    the form for one SMS
 responses  the outcome for each response

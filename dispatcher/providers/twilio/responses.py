@@ -1,4 +1,4 @@
-"""The outcome of each Twilio response: the table in `docs/providers.md`, as code.
+"""The outcome for each response of Twilio. `docs/providers.md` has a table of these rules.
 
 Sources: https://www.twilio.com/docs/api/errors, https://www.twilio.com/docs/usage/twilios-response, and RFC 9110 for
 what Twilio does not document.
