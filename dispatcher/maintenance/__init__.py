@@ -1,4 +1,4 @@
-"""Periodic services: partitions, pruning and alerts. Most of them run on one host at a time (`store.named_locks`).
+"""Services that run at intervals. Most of them run on only one host at a time (see `store.named_locks`).
 
 partitions       creates the partitions of the next weeks
 pruning          deletes old data

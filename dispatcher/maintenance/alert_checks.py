@@ -1,5 +1,7 @@
-"""Checks the DLQ, and whether emails are being sent, at intervals. One host does this. `alert_sender` sends the
-notices."""
+"""At intervals, checks the DLQ, and whether emails are being sent. Only one host at a time makes these checks.
+
+`alert_sender` sends the notices.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ class _State:
     """The state of one kind of alert.
 
     Attributes:
-        is_firing: Whether the alert is active. None if this is unknown: the condition already existed at the first
-            check, so its duration is unknown.
+        is_firing: Whether the alert is active. None if this is unknown, because the condition already existed at the
+            first check, and may have begun long before.
     """
 
     is_firing: bool | None
@@ -50,8 +52,8 @@ class AlertChecks:
     """Raises and resolves alerts. A service of each monitor, but only one monitor at a time makes the checks.
 
     Attributes:
-        alerts: The alerts whose state the last check found, active or resolved. Empty while another monitor makes the
-            checks.
+        alerts: The result of the last check: one alert, active or resolved, for each kind whose state is known. Empty
+            while another monitor makes the checks.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class AlertChecks:
         self._listeners: list[asyncio.Event] = []
 
     def subscribe(self) -> asyncio.Event:
-        """An event that is set after each check. The caller must clear the event."""
+        """Returns an `asyncio.Event`, which is set after each check. The caller must clear it."""
         self._listeners.append(asyncio.Event())
         return self._listeners[-1]
 
@@ -141,7 +143,7 @@ class AlertChecks:
         return states | self._timed_states(tables)
 
     async def _publish(self, probe: _State) -> None:
-        """Shows the result of the DLQ probe on the operators' page."""
+        """Stores the result of the check, for the operators' page: the DLQ's depth or the error, and active alerts."""
         active = [alert for alert in self.alerts.values() if alert.is_firing]
         if not self._alert_state.is_alone:
             with suppress(DispatcherError):
@@ -192,7 +194,7 @@ class AlertChecks:
         if age_seconds is None and kind is Kind.DEAD_LETTERS:
             # A message that points to no email has no known age. Use the time since the alert was raised.
             age_seconds = max(0.0, (now - known_at).total_seconds())
-        # Applications choose the correlation ids, and some put addresses into them.
+        # Applications choose the correlation ids, and might put addresses into them. `scrub` removes the addresses.
         named = [scrub(one)[:MAX_CORRELATION_CHARACTERS] for one in self._oldest] if kind in _OF_DEAD_LETTERS else ()
         return Alert(
             kind,
@@ -209,13 +211,15 @@ class AlertChecks:
 
 
 class StateDurations:
-    """Measures how long each state that the checks find has lasted, by the monotonic clock. A state ends if a check
-    does not find it."""
+    """Measures how long the states that the checks find have lasted, such as "provider ses is unusable".
+
+    A state begins with the first check that finds it, and ends with the first check that does not.
+    """
 
     def __init__(self, seconds: float) -> None:
         """
         Args:
-            seconds: How long a state must last for `has_lasted`.
+            seconds: How long a state must last until `has_lasted` returns True.
         """
         self._seconds = seconds
         self._began_at: float | None = None
@@ -229,7 +233,7 @@ class StateDurations:
         self._since = {state: self._since.get(state, now) for state in states}
 
     def clear(self) -> None:
-        """Deletes all states after a missed check: a state may have ended and begun again since the last check."""
+        """Deletes all states. Call this after a missed check, because a state may have ended and begun again."""
         self._began_at = None
         self._since = {}
 

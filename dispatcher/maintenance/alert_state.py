@@ -2,7 +2,7 @@
 copy in memory.
 
 Normally, one monitor sends the alerts about a DLQ, and the other monitors only wait. While PostgreSQL is unreachable,
-the monitors cannot agree on one monitor. So each monitor sends alerts, with the help of its own copy: ten notices are
+the monitors cannot agree on one monitor. So each monitor sends alerts, according to its own copy: repeated notices are
 better than none. When PostgreSQL is reachable again, each monitor first stores the notices that it sent during the
 outage, so that they are not sent again.
 """
@@ -30,7 +30,7 @@ class _Entry(NamedTuple):
 
 
 class AlertState:
-    """The notices that each channel has sent. Use it in one event loop. The methods may be called in any order.
+    """The notices that each channel has sent. All calls must come from one event loop.
 
     Attributes:
         is_alone: Whether PostgreSQL does not answer, so that this monitor sends alerts without an agreement with the
@@ -46,7 +46,10 @@ class AlertState:
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> bool:
-        """Reads the shared state. Returns whether this monitor must make the checks and send the alerts."""
+        """Reads the shared state. Returns whether this monitor must make the checks and send the alerts.
+
+        Always returns True while PostgreSQL is unreachable.
+        """
         async with self._lock:
             try:
                 await self._save_all()
@@ -73,7 +76,10 @@ class AlertState:
         return None if entry is None else entry.age_seconds
 
     def raised_at(self, kind: Kind) -> datetime | None:
-        """When an alert was raised, according to the notices sent; None if no notice was sent."""
+        """When the active alert of this kind was raised, according to the notices that channels have sent about it.
+
+        None if no channel has sent a notice about it.
+        """
         return min((entry.raised_at for (one, _), entry in self._sent.items() if one is kind), default=None)
 
     async def record(self, kind: Kind, channel: str, raised_at: datetime | None) -> None:
@@ -104,7 +110,7 @@ class AlertState:
                 await self._store.delete_announced(*key)
             else:
                 await self._store.save_announced(AnnouncedAlert(*key, entry.raised_at, entry.age_seconds))
-            # If the channel sent a newer notice during the statement, that notice is still unsaved.
+            # If the channel sent a newer notice during the statement, the newer notice is still unsaved: keep it.
             if self._unsaved.get(key) is entry:
                 del self._unsaved[key]
 

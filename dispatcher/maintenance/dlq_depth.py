@@ -57,7 +57,7 @@ def by_management(management: Management, queue: str, *, lag_seconds: float) -> 
     """A function that reads the number of messages on a queue from the management API.
 
     Args:
-        lag_seconds: If the figures are missing, the function tries once more after this time.
+        lag_seconds: If the figures are missing, the returned function tries once more after this time.
     """
     # Do not use the loop's default executor: when the process exits, it would wait for a call that hangs.
     thread = ThreadPoolExecutor(1, thread_name_prefix="probe")

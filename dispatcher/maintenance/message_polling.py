@@ -1,9 +1,9 @@
 """Asks a provider what became of messages, because the events that the provider sends are easily lost.
 
-Here, a message is a row of another channel than email, such as an SMS, and not a message of RabbitMQ. The monitor asks
-about a sent message when the message reaches certain ages, until an event has reported its final result. It asks about
-a held message in the same way: the provider's answer may be the evidence that settles the message. A round makes a
-bounded number of requests, one after another. For one database, only one host asks.
+Here, a message is a row of a channel other than email, such as an SMS, and not a message of RabbitMQ. The monitor asks
+about a sent message when the message reaches certain ages, until an event has reported the message's final result. It
+asks about a held message in the same way, because the provider's answer may be the evidence that settles the message.
+Each round makes a limited number of requests, one after another. For each database, only one host asks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ INTERVAL_SECONDS: Final = 60.0
 NEXT_BATCH_SECONDS: Final = 1.0
 """The wait before the next round if the last round left out messages."""
 AGES_SECONDS: Final = (600.0, 3600.0, 6 * 3600.0, 23 * 3600.0, 24 * 3600.0)
-"""The monitor asks about a message when the message reaches each of these ages except the last one. When the message
-reaches the last age, the monitor stops asking. When a host begins to ask, after a start or in place of another host, it
-asks about every open message once."""
+"""The monitor asks about a message when the message reaches each of these ages, but not the last one, at which the
+monitor stops asking. When a monitor begins to ask, after a start or in place of another host, it asks about every open
+message once."""
 MAX_REQUESTS: Final = 25
 """The most requests per round and age."""
 MOST_WAIT_SECONDS: Final = 3600.0
@@ -45,7 +45,7 @@ IDLE_SECONDS: Final = 900.0
 class MessagePolling:
     """Asks one provider, at intervals, what became of the messages that it accepted. See the module's docstring.
 
-    Runs in each monitor on whose host the provider is configured. For one database, only one of these monitors asks.
+    Runs in each monitor whose host has this provider configured. Of the monitors of one database, only one asks.
     """
 
     interval_seconds = INTERVAL_SECONDS
@@ -109,8 +109,10 @@ class MessagePolling:
         return self._session
 
     async def _ask_all(self, session: AsyncSession, age: float, next_age: float) -> bool:
-        """Asks about the messages whose age is between these two ages, in seconds. Returns whether messages were left
-        out."""
+        """Asks about the messages whose age in seconds is between `age` and `next_age`.
+
+        Returns whether some of these messages are left for the next round.
+        """
         rows = await find_polled(
             session,
             self._provider.name,
@@ -121,7 +123,8 @@ class MessagePolling:
         asked = _up_to(MAX_REQUESTS, rows)
         events, last, refusal = await self._ask(session, asked)
         if events:
-            # StoreBusy: another transaction has locked an email. Ask about its message again at the next age.
+            # StoreBusy: another transaction has locked a row, so an event was not stored. The monitor asks about this
+            # message again when it reaches the next age.
             with suppress(StoreBusy):
                 await self._sink.store(events)
         if last is not None:
@@ -135,8 +138,8 @@ class MessagePolling:
     ) -> tuple[list[ProviderEvent], datetime | None, PollRefused | None]:
         """Asks about messages, until the provider refuses to answer.
 
-        Returns the events; the instant after which the next round continues (None if the next round must start with the
-        first message again); and the refusal.
+        Returns three values: the events; the time `since` of the row after which the next round continues (None if the
+        next round must start with the same rows again); and the refusal (None if the provider answered all requests).
         """
         events: list[ProviderEvent] = []
         last: datetime | None = None
@@ -144,8 +147,8 @@ class MessagePolling:
             try:
                 event = await self._event_of(session, row) if row.is_open else None
             except PollRefused as error:
-                # If the provider refuses the same message twice in a row, skip the message, so that the others need not
-                # wait.
+                # If the provider refuses to answer about the same message twice in a row, skip the message, so that the
+                # other messages need not wait.
                 is_repeated = row.email_id == self._refused_id and not error.is_about_all
                 self._refused_id = row.email_id
                 return events, row.since if is_repeated else last, error
@@ -164,7 +167,7 @@ class MessagePolling:
     async def _wait_after(self, error: PollRefused) -> float:
         """Logs the first refusal of an outage. Returns the seconds until the next round.
 
-        Until then, another host may ask, because its network may be better.
+        Closes the database session, so that another host can ask in the meantime: its network may be better.
         """
         is_first = not self._backoff.failures
         wait = self._backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
@@ -177,7 +180,7 @@ class MessagePolling:
 
 
 def _up_to(requests: int, rows: list[PolledRow]) -> list[PolledRow]:
-    """The first of these rows: as many as together contain at most `requests` open messages."""
+    """The first rows that together need at most `requests` requests. Only rows with open messages need requests."""
     for at, row in enumerate(rows):
         if row.is_open and not requests:
             return rows[:at]

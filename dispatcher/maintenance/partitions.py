@@ -1,4 +1,4 @@
-"""Creates the partitions of the next weeks, hourly."""
+"""Checks every hour that the tables have partitions for the next weeks. Creates the missing partitions."""
 
 from __future__ import annotations
 

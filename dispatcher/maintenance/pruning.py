@@ -1,4 +1,4 @@
-"""Prunes old data at intervals, on one host at a time. `store.retention` defines what is deleted, and the order."""
+"""Prunes old data at intervals, on one host at a time. `store.retention` defines what is deleted, in which order."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ class PruningService:
         self._retention = retention
 
     async def run_once(self) -> float:
-        """Deletes old data, unless another host is doing so. Returns the seconds until the next round, even after
-        failures."""
+        """Deletes old data, unless another host is doing so. Returns the seconds until the next round.
+
+        Logs failures, and does not raise them.
+        """
         done: list[PrunedStep] = []
         next_in_seconds = PRUNE_SECONDS
         try:
@@ -81,8 +83,8 @@ def _log_done(done: Sequence[PrunedStep]) -> None:
 
 def _log_failed(step: FailedStep) -> float:
     """Logs a step of the pruning that failed. Returns the seconds until the next try."""
-    # If the table is busy, a report or a backup uses it. Try again later, because while this session waits for the
-    # lock, all other sessions that need the table would wait, too.
+    # StoreBusy: a report or a backup uses the table. Do not wait for the lock, because all other sessions that need the
+    # table would have to wait behind this session. Try again later.
     is_busy = isinstance(step.fault, StoreBusy)
     event, seconds = ("postponed", BUSY_SECONDS) if is_busy else ("failed", PRUNE_SECONDS)
     log = get_log().info if is_busy else get_log().warning

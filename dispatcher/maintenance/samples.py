@@ -22,7 +22,7 @@ DLQ: Final = "dlq"
 
 
 class MinuteSampling:
-    """Writes, once per minute, a sample of the figures that the operators' page shows.
+    """Writes the figures that the operators' page shows: one sample per minute, which is updated every 10 seconds.
 
     A service of each monitor: the first monitor whose round is due writes the sample.
     """
@@ -39,7 +39,7 @@ class MinuteSampling:
         self._queues = queues
 
     async def run_once(self) -> float:
-        """Writes a sample of the figures if one is due. Returns the seconds until the next round."""
+        """Writes the sample of this minute if it is due. Returns the seconds until the next round."""
         began_at = time.monotonic()
         found = self._queues()
         depths = (
@@ -69,5 +69,5 @@ class HostReporting:
         self._host = host
 
     async def run_once(self) -> None:
-        """Records, once, which processes run on this host."""
+        """Records which processes run on this host now."""
         await report_processes(self._pool, self._holder, self._host, self._processes())

@@ -1,4 +1,4 @@
-"""What each provider supports, and the reason if no configured provider supports an email."""
+"""Looks up what each provider supports, and explains why no configured provider supports an email."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CapabilityGap:
         message: A text that names the missing feature, the providers that have this feature, and the configured
             providers.
         remedy: What to do.
-        reason: The reason that a worker records when it fails the email.
+        reason: The reason that a worker records when it gives the email the status `failed`.
     """
 
     field: str
@@ -69,7 +69,7 @@ def capabilities_of(names: Iterable[str]) -> dict[str, Capabilities]:
 
 
 def idempotency_keys_of(names: Iterable[str]) -> dict[str, float]:
-    """How many seconds each of these providers remembers an idempotency key, by name.
+    """How many seconds each of these providers remembers an idempotency key. The keys are the providers' names.
 
     Leaves out providers that have no idempotency keys.
     """
@@ -89,7 +89,7 @@ def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> C
             return None
         if need not in needs:
             needs.append(need)
-    # If any provider has the email's channel, the providers of other channels do not matter.
+    # If at least one provider has the email's channel, do not mention that the others have another channel.
     needs = [need for need in needs if need is not Requirement.CHANNEL] or needs
     return _explained(email, needs, configured) if needs else None
 

@@ -40,7 +40,7 @@ class CaptureProvider:
     """
 
     name = NAME
-    # Four copies, because the rendered email is in memory as a whole.
+    # Four copies of an attachment, because the whole rendered email is in memory at once.
     capabilities = Capabilities(copies=4, delivers=False)
     settings: type[CaptureSettings] = CaptureSettings
     _suffix = "eml"
@@ -62,7 +62,7 @@ class CaptureProvider:
         return cls(folder)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`. Ignores the deadline, because it waits for nothing."""
+        """Makes one attempt; see `contract.Provider.send`. Ignores the deadline, because it waits for no server."""
         try:
             with attempt.rendering:
                 content = await self._rendered(email)
@@ -85,7 +85,7 @@ class CaptureProvider:
     async def check(self) -> str:
         """Reports for `dispatcher doctor` whether the Maildir is writable.
 
-        Creates the Maildir, and leaves no email in the Maildir.
+        Creates the Maildir if necessary. Writes a file into the Maildir, and deletes the file.
 
         Raises:
             ProviderFault: The Maildir cannot be written.

@@ -24,15 +24,15 @@ NoFreeConnection = call.NoFreeConnection
 
 
 class Attempt:
-    """One provider call for one email: the inputs of the adapter, and the methods by which it reports progress.
+    """One provider call for one email. The adapter reads its inputs here, and reports its progress by calling methods.
 
-    This class ignores the reports; the worker's subclass acts on them.
+    In this class, the methods do nothing. The worker's subclass overrides them.
 
     Attributes:
         number: The number of the attempt among all attempts of the email, from 1.
         deadline: When the attempt must have ended, including the time to connect, in the running loop's `time()`.
-        is_already_counted: Whether the provider's result was already counted with an earlier email of the same bulk
-            call.
+        is_already_counted: Whether the circuit breaker has already counted the provider's failure for another email of
+            the same bulk call.
     """
 
     __slots__ = ("deadline", "is_already_counted", "number")
@@ -50,15 +50,16 @@ class Attempt:
         """
 
     def mark_not_sent(self) -> None:
-        """Call this if the provider accepted no email of a bulk call, and the email will be sent again.
+        """Call this if the provider accepted no email of a bulk call, and this attempt will send the email again.
 
-        The email is no longer on the wire. Call `mark_on_wire` before this attempt sends the email again.
+        Afterwards, the email is no longer on the wire. Call `mark_on_wire` again before you send the email again.
         """
 
     def connection_acquired(self) -> None:
-        """Call this as soon as a connection is free, if the email had to wait for other emails of this worker.
+        """Call this as soon as a connection is free, if the email waited while other emails used all connections.
 
-        Restarts the deadline. Raises an exception if the provider may no longer be tried: then send nothing.
+        Sets a new deadline, because this wait does not count. Raises an exception if the provider was paused or failed
+        in the meantime: then send nothing, and do not catch the exception.
         """
 
     @property
@@ -72,16 +73,16 @@ class Attempt:
 
     @property
     def rendering(self) -> AbstractContextManager[None]:
-        """Enter this context around the code that turns the email into octets, on any thread. Cheap and reentrant.
+        """Enter this context around the code that turns the email into octets.
 
         If the process dies inside this context (a native crash, out of memory), the email is recorded as the suspected
-        cause.
+        cause. The code may run on any thread. One attempt can enter the context several times, but not nested.
         """
         return nullcontext()
 
 
 class Provider(Protocol):
-    """An adapter: one per worker process, created after the fork, for many concurrent sends on one asyncio loop."""
+    """An adapter. Each worker process creates one after the fork, for many concurrent sends on one asyncio loop."""
 
     @property
     def name(self) -> str:
@@ -100,10 +101,11 @@ class Provider(Protocol):
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """Makes one attempt.
 
-        First takes every step that can fail without side effects, then calls `attempt.mark_on_wire()`, then transmits
-        the email. Returns by the deadline, even if the provider sends one byte at a time. Never sends twice within a
-        call. If the call is cancelled before `mark_on_wire`, no email was sent. After `mark_on_wire`, the worker does
-        not cancel the call.
+        First takes every step that can fail without side effects, such as rendering and connecting. Then calls
+        `attempt.mark_on_wire()`, and then transmits the email. Returns by the deadline, even if the provider sends one
+        byte at a time. Never sends the email twice within one call.
+
+        The worker cancels the call only before `mark_on_wire`. If the worker does so, the adapter sends nothing.
 
         Raises:
             ProviderFault: The provider cannot be used at all (credentials, account, settings) and accepted no email.
@@ -127,7 +129,8 @@ class CheckableProvider(Provider, Protocol):
 class ProviderClass(Protocol):
     """An adapter's class: `PROVIDER` in a module of this package, or the target of an installed package's entry point.
 
-    Every command imports this module. So import libraries that load slowly inside the functions that use them.
+    Every command imports the adapter's module. If the adapter needs a library that loads slowly, import the library
+    inside the functions that use it.
     """
 
     @property
@@ -187,7 +190,7 @@ class BulkCallRefused:
     """The provider refused a bulk call because of some emails. Smaller calls will show which emails.
 
     Attributes:
-        suspects: The positions of the emails that the provider's answer reports.
+        suspects: The positions, from 0, of the emails that the provider's answer blames; empty if it blames none.
     """
 
     suspects: frozenset[int] = frozenset()
@@ -209,16 +212,16 @@ class BulkProvider(Provider, Protocol):
     async def send_bulk(
         self, parts: Sequence[BulkEntry], attempt: Attempt
     ) -> Sequence[Outcome | ProviderFault] | BulkCallRefused:
-        """Makes one call for at least two entries with the same key; returns the outcome of each entry, in order.
+        """Makes one call for at least two entries with the same key. Returns the outcome of each entry, in order.
 
-        The rules of `send` apply. If the provider answers only for the call as a whole, all outcomes are the same
-        object.
+        Returns BulkCallRefused if the provider refused the whole call because of some of the emails. If the provider
+        gives one answer for the whole call, all outcomes are the same object. The rules of `send` apply.
 
         Args:
-            attempt: The call's attempt; its `mark_on_wire` counts for all emails of the call.
+            attempt: The call's attempt. Its `mark_on_wire` marks all emails of the call.
 
         Raises:
-            ProviderFault: None of the emails was sent.
+            ProviderFault: The provider cannot be used, and accepted none of the emails.
         """
         ...
 
@@ -245,8 +248,8 @@ class PollableProvider(Provider, Protocol):
         """The event that the provider would report about the given message now; None if there is none.
 
         Here, a message is a row of a channel other than email, such as an SMS, and not a message of RabbitMQ. The event
-        must have the same `ProviderEvent.key` as the provider's own report of the same event. Returns within some
-        seconds.
+        must have the same `ProviderEvent.key` as the provider's own report of the same event, so that the event counts
+        only once. Returns within some seconds.
 
         If `message.message_id` is None, searches the provider's list of messages. Returns an event only if exactly one
         entry of the list can be the given message, because the event settles the message.

@@ -48,7 +48,7 @@ def open_provider(name: str, settings: Settings) -> CheckableProvider:
 
 
 async def check_provider(name: str, settings: Settings) -> str:
-    """The report of `dispatcher doctor` for a working provider. Connects and logs in, and sends nothing.
+    """Checks a provider for `dispatcher doctor`, and returns a report. Connects and logs in, and sends nothing.
 
     Raises:
         ConfigurationError: A setting is missing or invalid.

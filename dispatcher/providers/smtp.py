@@ -1,4 +1,7 @@
-"""The provider `smtp`: any SMTP server, over pooled connections. `transport/smtp_replies.py` derives the outcomes."""
+"""The provider `smtp`: sends through an SMTP server, over a pool of connections.
+
+`transport/smtp_replies.py` derives the outcomes from the server's replies.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,10 @@ class SmtpSettings(ProviderSettings):
         return found
 
     def bounces(self) -> BounceAddress | None:
-        """The object that creates the envelope senders; None if each email's sender is also its envelope sender."""
+        """The object that creates an envelope sender with a token for each email.
+
+        None if each email's sender is also its envelope sender.
+        """
         return BounceAddress(self.bounce_address, self.bounce_keys) if self.bounce_address else None
 
 
@@ -122,10 +128,11 @@ class SmtpProvider:
         return cls(settings.of(SmtpSettings), ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`.
+        """Makes one attempt; see `contract.Provider.send`.
 
         If the server refuses some recipients, the email is sent to all other recipients. The outcome is `Accepted`, and
-        the detail lists the refused recipients by position in To, Cc, Bcc. If all are refused, the email is not sent.
+        the detail lists the refused recipients by position in To, Cc, Bcc. If the server refuses all recipients, the
+        email is not sent.
         """
         transaction = SmtpTransaction(attempt, self._bounces.of(email.email_id) if self._bounces else None)
         try:
@@ -136,7 +143,7 @@ class SmtpProvider:
             return Rejected(error.reason, error.message)
 
     async def check(self) -> str:
-        """Connects, logs in and reports for `dispatcher doctor`. Sends no email.
+        """Connects and logs in. Returns a report for `dispatcher doctor`. Sends no email.
 
         Raises:
             ProviderFault: The server cannot be used.
@@ -173,6 +180,8 @@ class SmtpProvider:
     async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: SmtpTransaction) -> Outcome:
         """Runs the transaction as soon as a connection slot is free.
 
+        If the server refuses a further connection, waits until one of the open connections is free.
+
         Raises:
             NoFreeConnection: No slot became free in time.
             TimeoutError: The deadline passed.
@@ -186,8 +195,8 @@ class SmtpProvider:
         try:
             attempt.connection_acquired()
             async with asyncio.timeout_at(attempt.deadline):
-                # Render only now, when a slot is free: otherwise, the attachments of emails that wait for a slot would
-                # be in memory.
+                # Render only now that a slot is free. Otherwise, the attachments of all waiting emails would be in
+                # memory.
                 with attempt.rendering:
                     content = await rendered(email)
                 return await self._transact(content, transaction)

@@ -1,7 +1,8 @@
-"""Bodies that are sent without a second copy of their attachments in memory.
+"""Bodies of emails and requests, which are sent without a second copy of their attachments in memory.
 
-A body is a sequence of parts. An attachment keeps the octets that PostgreSQL returned. They are encoded to Base64 piece
-by piece, as the connection accepts the pieces. HTTP and SMTP can announce the length, which is known in advance.
+A body is a sequence of parts. The part of an attachment holds the octets that PostgreSQL returned. While the body is
+sent, these octets are encoded to Base64 piece by piece. The length of a body is known before any part is encoded, so
+HTTP and SMTP can announce the length.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Final
 import orjson
 
 PIECE_OCTETS: Final = 64 * 1024
-"""The largest piece for one write. asyncio's TLS copies all data of a write into memory, and reports the data as
-written."""
+"""The largest piece for one write. The pieces are small, because asyncio's TLS copies all data of a write into memory,
+and counts the copied data as written."""
 _LINE_OCTETS: Final = 57
 """The octets in a Base64 line of 76 characters (RFC 2045, section 6.8)."""
 _STEP_OCTETS: Final = 768 * _LINE_OCTETS
-"""Content octets per encoded piece: whole lines, and a multiple of three."""
+"""How many octets are encoded at a time: whole lines, and a multiple of three, so that no piece needs padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Base64Content:
 
     Attributes:
         content: The octets before encoding.
-        has_lines: True breaks the Base64 into lines that end in CRLF, as MIME requires; False gives one long line.
+        has_lines: Whether the Base64 has lines that end in CRLF, as MIME requires. If not, it is one long line.
     """
 
     content: bytes = field(repr=False)
@@ -42,7 +43,7 @@ class Base64Content:
         return (octets + 2) // 3 * 4 + line_ends
 
     def pieces(self) -> Iterator[bytes]:
-        """Yields the Base64, encoded piece by piece."""
+        """Encodes the content piece by piece, and yields the pieces."""
         view = memoryview(self.content)
         for start in range(0, len(view), _STEP_OCTETS):
             step = view[start : start + _STEP_OCTETS]
@@ -51,7 +52,7 @@ class Base64Content:
 
 @dataclass(frozen=True, slots=True)
 class Base64Body:
-    """A whole body that is sent as Base64, on one long line."""
+    """A whole body that is sent as Base64, on one long line, such as a MIME message in a JSON document."""
 
     body: Body
 
@@ -59,7 +60,7 @@ class Base64Body:
         return (len(self.body) + 2) // 3 * 4
 
     def pieces(self) -> Iterator[bytes]:
-        """Yields the Base64, encoded piece by piece."""
+        """Encodes the body piece by piece, and yields the pieces."""
         rest = b""
         for piece in self.body.pieces():
             octets = rest + piece
@@ -72,7 +73,7 @@ class Base64Body:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Octets in parts; `bytes()` joins them."""
+    """The octets of a body, in parts. `bytes(body)` encodes and joins the parts."""
 
     parts: Sequence[bytes | Base64Content | Base64Body] = field(repr=False)
 
@@ -92,11 +93,13 @@ class Body:
 
 
 def with_attachments(body: bytes, files: Iterable[tuple[Mapping[str, str], bytes]]) -> Body:
-    """A JSON object with attachments as its last member. Base64 needs no escapes in JSON.
+    """Adds the member `attachments` to a JSON object. Returns the longer object as a body in parts.
+
+    The attachments' contents are written as Base64, which needs no escapes in JSON.
 
     Args:
-        body: The object, with at least one member.
-        files: For each attachment: the members of the attachment's JSON object, without `content`, and the content.
+        body: The JSON object, with at least one member.
+        files: For each attachment: its JSON object without the member `content`, and the content's octets.
     """
     parts: list[bytes | Base64Content] = []
     before = body[:-1] + b',"attachments":['

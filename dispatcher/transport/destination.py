@@ -1,4 +1,4 @@
-"""Resolves a webhook's host name, and allows only public addresses.
+"""Resolves a webhook's host name, and checks that all addresses are public, unless a setting allows private addresses.
 
 The name is resolved once, and the connection goes to the checked addresses. So if a name resolves to a public address
 first and to a private address a moment later (DNS rebinding), the webhook still reaches no private address.
@@ -37,7 +37,7 @@ class NoAnswer(Exception):
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """The addresses from the system's resolver, in its order, each once."""
+    """Resolves a host name. Returns the addresses in the order of the system's resolver, each once."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -46,11 +46,11 @@ async def addresses_of(host: str, port: int, *, private_setting: str | None, res
     """The addresses that a webhook may connect to, in the resolver's order.
 
     Args:
-        private_setting: None if addresses that are not public are allowed. Otherwise, the name of the setting that
-            would allow them, for the error's text.
+        private_setting: The name of the setting that would allow addresses that are not public; the error mentions
+            it. None if this setting is on, so that all addresses are allowed.
 
     Raises:
-        NoAnswer: The name has no address, or an address is not public and not allowed.
+        NoAnswer: The name has no address, or one of the addresses is not allowed.
     """
     try:
         found = await resolver(host, port)
@@ -65,7 +65,10 @@ async def addresses_of(host: str, port: int, *, private_setting: str | None, res
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is public. If an IPv6 address embeds an IPv4 address, checks the embedded address."""
+    """Whether an address is public.
+
+    An IPv6 address that contains an IPv4 address (IPv4-mapped, 6to4) is public if the IPv4 address is.
+    """
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is not None:

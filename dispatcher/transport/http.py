@@ -1,8 +1,9 @@
 """The HTTP client for providers: a pool of TLS connections, exactly one POST per call, and an exact result.
 
-When a connection is open, the transport calls `call.mark_on_wire` and then writes the body. For a large body, it first
-writes all octets except the last. The server cannot accept the request without the last octet, so a connection that
-breaks after half of ten megabytes is a definite failure.
+When a connection is open, the client calls `call.mark_on_wire`, and then writes the request. If the body is large, the
+client first writes all octets except the last, then calls `call.mark_on_wire`, and then writes the last octet. Without
+the last octet, the server cannot accept the request. So if the connection breaks after half of ten megabytes, the email
+was definitely not sent.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from dispatcher.transport.tls import Tls, client_context
 CONNECT_SECONDS: Final = 10.0
 """The limit for DNS, TCP and TLS together; the call's own deadline may be earlier."""
 IDLE_SECONDS: Final = 20.0
-"""Connections that were idle for this long are closed. Servers close idle connections after 60 s or more, without
-notice. If we send a request just before the server's close reaches us, the outcome of the request is unknown."""
+"""We close connections that were idle for this long. Otherwise, the server would close them after 60 s or more, without
+notice. If we sent a request just then, the outcome of the request would be unknown."""
 LARGE_BODY_OCTETS: Final = 64 * 1024
 """If a body is larger, all its octets except the last are sent before `mark_on_wire`."""
 RESPONSE_SHARE: Final = 0.25
@@ -80,7 +81,7 @@ class HttpTransport:
             connections: The maximum number of concurrent calls; further calls wait.
             ca_file: Certificates to trust in addition to the system's, as PEM.
             trusted: Certificates to trust instead of the system's, as PEM.
-            proxy: Opens a tunnel for every TLS connection.
+            proxy: The proxy to connect through; None connects directly.
 
         Raises:
             ssl.SSLError, OSError: A certificate file cannot be used.
@@ -104,7 +105,8 @@ class HttpTransport:
 
         Raises:
             NoFreeConnection: No pool connection became free in time.
-            RequestNotSent, NoResponse: See these classes.
+            RequestNotSent: The request was not sent completely.
+            NoResponse: The request may have been sent, and no complete response arrived.
         """
         await self._acquire(call.deadline)
         try:
@@ -146,7 +148,7 @@ class HttpTransport:
         self._idle.clear()
 
     def _acquire(self, deadline: float) -> Awaitable[object]:
-        """Returns an awaitable that acquires a connection slot."""
+        """Returns an awaitable that acquires a slot: the right to use one connection."""
         # Set up a timeout only if no slot is free: the timeout costs ten times the CPU of acquiring a free slot.
         return self._acquire_in_time(deadline) if self._slots.locked() else self._slots.acquire()
 
@@ -158,8 +160,10 @@ class HttpTransport:
             raise NoFreeConnection from None
 
     def _idle_connection(self) -> HttpConnection | None:
-        """The most recently used idle connection, which the server is least likely to have closed; None if there is
-        none."""
+        """Takes the idle connection that was used last, because the server is least likely to have closed this one.
+
+        None if no connection is idle.
+        """
         while self._idle:
             connection = self._idle.pop()
             if connection.is_reusable:
@@ -204,8 +208,8 @@ class HttpTransport:
             await self._add_tls(connected, connection, target.host)
         else:
             await loop.create_connection(lambda: connection, sock=connected)
-        # If the connection has already closed, its `on_end` was called, and no later call would remove the connection
-        # from the set.
+        # Do not add a connection that has already closed. Its `on_end` was already called, so nothing would remove the
+        # connection from the set.
         if connection.is_open:
             self._open.add(connection)
         return connection
@@ -230,7 +234,7 @@ class HttpTransport:
                 self._idle_timer = connection.loop.call_later(IDLE_SECONDS, self._end_idle)
 
     def _end_idle(self) -> None:
-        """Closes connections that were idle for too long. `_idle` is ordered by the time of last use."""
+        """Closes connections that were idle for too long. Sets the timer for the connection that is idle longest."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - IDLE_SECONDS
         old = [connection for connection in self._idle if connection.idle_since <= oldest]
@@ -240,7 +244,7 @@ class HttpTransport:
         self._idle_timer = loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._end_idle) if self._idle else None
 
     def _head(self, method: str, url: str, headers: Mapping[str, str]) -> bytes:
-        """The request head, up to and including the name of its last header, Content-Length."""
+        """The request line and the headers, up to `Content-Length: `. The caller appends the length."""
         kept = self._heads.get((method, url))
         if kept is not None and kept[0] == headers:
             return kept[1]
@@ -277,7 +281,7 @@ async def _exchange(
 
 
 def _split_last_octet(body: bytes | Body) -> tuple[Body, bytes]:
-    """Splits a body before its last octet. The last part of a body is never Base64."""
+    """Splits a body before its last octet. The last part of a body is `bytes`: text follows the last attachment."""
     *parts, end = body.parts if isinstance(body, Body) else (body,)
     assert isinstance(end, bytes)
     return Body((*parts, end[:-1])), end[-1:]
@@ -286,7 +290,7 @@ def _split_last_octet(body: bytes | Body) -> tuple[Body, bytes]:
 async def _write_all_but_last(
     connection: HttpConnection, head: bytes, most: Body, send_by: float
 ) -> HttpResponse | None:
-    """Writes the request except its last octet; returns the response if the server sends one early."""
+    """Writes the request except its last octet. Returns the response if the server responds early, otherwise None."""
     connection.start_request(head)
     try:
         async with asyncio.timeout_at(send_by):
@@ -320,7 +324,10 @@ def _late(what: str) -> RequestNotSent:
 
 
 def _latest_send_at(deadline: float) -> float:
-    """The latest time to send a body whose response is due by the deadline, in the loop's `time()`."""
+    """The latest time at which a body may be sent, so that enough time for the response remains until the deadline.
+
+    Both times are in the loop's `time()`.
+    """
     share = (deadline - asyncio.get_running_loop().time()) * RESPONSE_SHARE
     if share >= MAX_RESPONSE_SECONDS:  # the usual case
         return deadline - MAX_RESPONSE_SECONDS

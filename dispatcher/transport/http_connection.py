@@ -25,7 +25,7 @@ MAX_OCTETS: Final = 1024 * 1024
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls the methods named `on_…`.
+    """An HTTP connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls the methods named `on_…`.
 
     Attributes:
         is_open: Whether the connection is open.
@@ -40,7 +40,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
         """
         Args:
-            on_end: Called once, with this connection, when it has closed after it was open.
+            on_end: Called once, with this connection, when it has closed. Not called if it was never open.
         """
         self.loop = asyncio.get_running_loop()
         self._on_end = on_end
@@ -64,10 +64,10 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Whether a request may be written.
+        """Whether another request may be written: the connection is open, and has no unread input.
 
-        The connection must be open and have no unread input. Between two requests, unread input can only mean that the
-        server has closed the connection.
+        Between two requests, unread input means that the server has closed the connection, or sent data that belongs to
+        no request.
         """
         return self.can_write and not self._socket.poll(0)
 
@@ -75,13 +75,14 @@ class HttpConnection(asyncio.Protocol):
     def is_usable_when_new(self) -> bool:
         """Whether a request may be written to a new connection.
 
-        Unlike `is_reusable`, allows unread input, because a server with TLS sends some after the handshake.
+        Unlike `is_reusable`, allows unread input, because a server can send TLS data (session tickets) after the
+        handshake.
         """
         return self.can_write and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
 
     @property
     def can_write(self) -> bool:
-        """Whether octets that are written now can still be sent, as far as the asyncio transport knows."""
+        """Whether the connection can still send octets, as far as the asyncio transport knows."""
         # When the transport begins to close, `is_open` stays true until the next iteration of the loop, in which
         # asyncio calls `connection_lost`.
         return self.is_open and self._transport is not None and not self._transport.is_closing()
@@ -92,7 +93,8 @@ class HttpConnection(asyncio.Protocol):
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
         self._octets = 0
-        # There is no deadline until `response_done` sets a deadline: the timer may still fire for an earlier request.
+        # The timer of an earlier request might still fire, and must not end this request. So set no deadline here;
+        # `response_done` sets it.
         self._deadline = math.inf
         self._done = self.loop.create_future()
         self._transport.write(octets)
@@ -124,7 +126,7 @@ class HttpConnection(asyncio.Protocol):
         """A future that is done when the response is complete, when `fault` is set, or at the deadline."""
         assert self._done is not None
         self._deadline = deadline
-        # One timer serves many requests: if the timer fires before the current deadline, it is set again.
+        # One timer serves many requests. If it fires before the deadline of the current request, it is set again.
         if self._timer is None or deadline < self._timer_at:
             self._set_timer()
         return self._done
@@ -142,7 +144,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        """Parses a part of a response. Input without a pending request closes the connection."""
+        """Parses a part of a response. Closes the connection if no request is pending."""
         if not self.is_busy:
             self.abort()
             return
@@ -168,7 +170,10 @@ class HttpConnection(asyncio.Protocol):
         self._transport = None
 
     def eof_received(self) -> None:
-        """Marks the connection as closed, because the server will send no more. `connection_lost` follows later."""
+        """Marks the connection as closed, because the server will send no more.
+
+        asyncio calls `connection_lost` later.
+        """
         self._set_closed()
 
     def pause_writing(self) -> None:
@@ -181,7 +186,10 @@ class HttpConnection(asyncio.Protocol):
         self._resume_pieces()
 
     def on_message_begin(self) -> None:
-        """Closes the connection if no request is pending: neither this response nor later input can be trusted."""
+        """Called at the start of a response. Closes the connection if the response has no request.
+
+        If the connection stayed open, later responses could be assigned to the wrong requests.
+        """
         if not self.is_busy:
             self.abort()
 
@@ -223,7 +231,10 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _ends_with_connection(self) -> bool:
-        """Whether only the connection's close ends the response: no length, no chunks (RFC 9112, section 6.3)."""
+        """Whether the response has neither a length nor chunks, so that it ends when the server closes the connection.
+
+        See RFC 9112, section 6.3.
+        """
         return self.status is not None and not self.headers.keys() & {"content-length", "transfer-encoding"}
 
     def _complete(self) -> None:

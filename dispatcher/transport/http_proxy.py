@@ -1,4 +1,4 @@
-"""A tunnel for TLS connections through an HTTP proxy, which the variables HTTPS_PROXY and NO_PROXY set."""
+"""Tunnels TLS connections through an HTTP proxy. The variables HTTPS_PROXY and NO_PROXY configure the proxy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _END: Final = b"\r\n\r\n"
 
 
 class ProxyRefused(OSError):
-    """The proxy opened no tunnel; the text contains the proxy's response, scrubbed."""
+    """The proxy opened no tunnel. The text contains the proxy's response, without addresses and credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpProxy:
-    """A proxy that is reached without TLS.
+    """An HTTP proxy. We connect to the proxy itself without TLS.
 
     Attributes:
         login: `user:password` from the proxy's URL; None if the URL has none.
@@ -66,10 +66,13 @@ def proxy_for(url: str) -> HttpProxy | None:
 
 
 async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> None:
-    """Opens a tunnel to a host through the proxy. Closes the socket if that fails.
+    """Opens a tunnel to a host and port through the proxy. Closes the socket if that fails.
+
+    Args:
+        connected: A socket that is connected to the proxy.
 
     Raises:
-        ProxyRefused, OSError: There is no tunnel.
+        ProxyRefused, OSError: The tunnel could not be opened.
     """
     try:
         answer = await _asked(proxy, connected, host, port)
@@ -87,7 +90,10 @@ async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, por
 
 
 async def _asked(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> bytes:
-    """Sends CONNECT and returns the head of the proxy's response, or whatever arrived instead."""
+    """Sends CONNECT, and returns the head of the proxy's response.
+
+    Returns less if the proxy closes the connection early. Does not check what the proxy sent.
+    """
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connected, _request(proxy, host, port))
     answer = b""

@@ -1,7 +1,7 @@
-"""The result of an HTTP call: a response, no response, or a request that was not sent.
+"""The three results of an HTTP call: a response, no response, or a request that was not sent.
 
 RequestNotSent  the body, or a part of the body, was never sent: a definite failure
-NoResponse      the body was sent, and no complete response arrived: the outcome is unknown
+NoResponse      the body may have been sent, and no complete response arrived: the outcome is unknown
 HttpResponse    whatever the server answered, including a status 500 or an HTML page
 """
 
@@ -27,7 +27,7 @@ class RequestNotSent(Exception):
 
     Attributes:
         reason: `connection_failed` or `timeout_before_send`.
-        detail: What happened, scrubbed.
+        detail: What happened, without addresses and credentials.
         is_untrusted: Whether we rejected the server's certificate; a retry would fail the same way.
     """
 
@@ -47,7 +47,7 @@ class NoResponse(Exception):
     """The body may have been sent, and no complete response arrived.
 
     Attributes:
-        detail: What happened, scrubbed.
+        detail: What happened, without addresses and credentials.
         status: The status of an incomplete response; None if no status arrived.
     """
 
@@ -106,7 +106,7 @@ def number(text: str) -> float | None:
 
 
 def message_name(text: object) -> str | None:
-    """The provider's id of an accepted email; None if the value cannot be an id."""
+    """Returns the value if it can be a provider's id of an email: a short text of printable ASCII. Otherwise None."""
     if not isinstance(text, str) or not 0 < len(text) <= MAX_NAME_CHARACTERS:
         return None
     return text if text.isascii() and text.isprintable() else None

@@ -1,4 +1,6 @@
-"""An email as an RFC 5322 message, built with the standard library's `email` package: the same bytes on every attempt.
+"""Renders an email as an RFC 5322 message, with the standard library's `email` package.
+
+All attempts of an email send the same bytes.
 
     text or html                  the part itself
     text and html                 multipart/alternative [text, html]
@@ -53,7 +55,7 @@ _CONTROLS: Final = bytes(set(range(32)) - set(b"\t\r\n")) + b"\x7f"
 _FILENAME_CHARACTERS: Final = 60
 """The longest file name that is written on one line. With the parameter's name, the line stays below 78 characters."""
 _FILENAME_SECTION: Final = re.compile(r"(?:%..|[^%]){1,20}")
-"""Sections of up to 20 characters or escapes; no escape is split."""
+"""Matches a section of up to 20 characters. An escape such as `%C3` counts as one character, so it is never split."""
 _QUOTED_PRINTABLE: Final = Charset("utf-8")
 _QUOTED_PRINTABLE.body_encoding = QP
 
@@ -63,7 +65,8 @@ class RenderedEmail:
     """An email as it is transmitted.
 
     Attributes:
-        body: Headers and body with CRLF line ends, without dot-stuffing. Each MIME part begins at the start of a line.
+        body: Headers and body with CRLF line ends, without dot-stuffing. Each part of this `Body` begins at the start
+            of a line, so that each part can be dot-stuffed separately.
         sender: The envelope sender, with the domain in ASCII.
         recipients: The envelope recipients, in the order To, Cc, Bcc, each once.
         needs_smtputf8: Whether an address has a local part that is not ASCII, so that the server must support SMTPUTF8.
@@ -93,7 +96,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     """Renders an email: returns the MIME message and the envelope.
 
     Raises:
-        UnrenderableEmail: Enqueue should have refused the email. The error names the field, and never quotes its value.
+        UnrenderableEmail: The email is not valid. The error names the field, and never quotes its value.
     """
     if email.template_id is not None:
         raise UnrenderableEmail(
@@ -118,7 +121,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
 
 
 def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
-    """Each address once, as it is first written. The domain is compared without case (RFC 5321, section 2.4)."""
+    """Each address once, in its first spelling. Upper and lower case of a domain are equal (RFC 5321, section 2.4)."""
     specs: dict[tuple[str, str], str] = {}
     for address in addresses:
         specs.setdefault((address.local, ascii_domain(address.domain).lower()), ascii_spec(address))
@@ -147,7 +150,7 @@ def _utc(instant: datetime) -> datetime:
 
 
 def _body(email: OutgoingEmail) -> Message:
-    """The content as one MIME part, possibly nested."""
+    """The email's content as one MIME part, which may contain further parts."""
     body: Message
     if email.html is None:
         body = _text_part("plain", "text", email.text or "")
@@ -161,11 +164,11 @@ def _body(email: OutgoingEmail) -> Message:
 
 
 def _with_attachments(octets: bytes, email: OutgoingEmail) -> Body:
-    """The message with each attachment's content appended to its part, which `_attachment_part` leaves empty."""
+    """Inserts the attachments' contents into a rendered message whose attachment parts are still empty."""
     if not email.attachments:
         return Body((octets,))
     mark = f"\r\n--{_boundary('mixed', email)}".encode()
-    # The first boundary ends the headers; the text is between the first and the second boundary.
+    # The message has one boundary before the text, one before each attachment, and one at the end.
     parts: list[bytes | Base64Content] = []
     before, text, *files, end = octets.split(mark)
     before += mark + text
@@ -203,9 +206,10 @@ def _with_line_ends(text: str) -> str:
 
 
 def _charset_for(text: str, octets: bytes) -> str | Charset:
-    """The charset of a text. It selects the most readable transfer encoding that every server passes on unchanged.
+    """Chooses the charset of a text. The charset determines the transfer encoding.
 
-    The encoded text never contains a boundary.
+    Of the encodings that no server changes on the way, this is the most readable. The encoded text never contains a
+    MIME boundary.
     """
     if text.isascii() and "--=_" not in text and _is_clean(octets) and not _has_long_line(octets):
         return "us-ascii"
@@ -224,9 +228,9 @@ def _has_long_line(octets: bytes) -> bool:
 
 def _attachment_part(file: OutgoingAttachment) -> Message:
     content_type = checked_type(file.content_type)
-    # RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for multipart/* and message/*, and without Base64 servers may
-    # change the bytes. The prefixes below have no slash, because the library's generator replaces slashes: it writes
-    # the invented type `message-delivery/status` like `message/delivery-status`.
+    # RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for multipart/* and message/*, and without Base64, servers might
+    # change the bytes. The prefixes below have no slash, because the library's generator confuses a type such as
+    # `message-delivery/status`, which does not exist, with `message/delivery-status`.
     if content_type.lower().startswith(("message", "multipart")):
         content_type = "application/octet-stream"
     part = MIMEBase(*content_type.split("/"))
@@ -238,7 +242,8 @@ def _attachment_part(file: OutgoingAttachment) -> Message:
 def _filename(name: str) -> str:
     """The parameter `filename` of an attachment's header.
 
-    A name that is long or not ASCII is split into RFC 2231 sections, which `Message.add_header` does not do.
+    A name that is long or not ASCII is encoded as in RFC 2231. If the result is long, it is split into sections, which
+    `Message.add_header` does not do.
     """
     if name.isascii() and len(name) <= _FILENAME_CHARACTERS and "=?" not in name:
         return f"filename={quoted(name)}"

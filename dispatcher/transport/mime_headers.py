@@ -2,7 +2,7 @@
 
 Our own code checks for header injection, because the library's checks had several gaps, and Python 3.11 before 3.11.15
 still has some. Our own code also formats mailboxes, because `email.utils.formataddr` rejects a local part in UTF-8 (RFC
-6532) and folds nothing.
+6532), and does not fold long lines.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _FIELD_NAME: Final = re.compile(r"[!-9;-~]{1,76}")
 
 
 class UnrenderableEmail(DispatcherError):
-    """An email cannot be rendered as MIME; enqueue should have refused it.
+    """An email cannot be rendered, as MIME or for a provider's API.
 
     Attributes:
-        reason: The reason for the adapter's rejection.
+        reason: The reason that the adapter reports when it rejects the email.
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -55,8 +55,8 @@ def checked_text(field: str, text: str) -> str:
     """Returns the text if a header may contain it.
 
     Raises:
-        UnrenderableEmail: The text contains a control character, or the receiver would decode a control character from
-            the text.
+        UnrenderableEmail: The text contains a control character, or an encoded word (RFC 2047), which could hide a
+            control character.
     """
     if fault := header_fault(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"{field} {fault}")
@@ -64,7 +64,7 @@ def checked_text(field: str, text: str) -> str:
 
 
 def text_field(name: str, text: str) -> str:
-    """An unstructured field such as Subject, folded, with its line end."""
+    """A header field with free text, such as Subject: encoded if necessary, folded, with its line end."""
     if not _FIELD_NAME.fullmatch(name):
         raise UnrenderableEmail(
             Reason.INVALID_CONTENT, "headers contains an invalid name: use 1 to 76 printable ASCII characters, no colon"
@@ -123,7 +123,7 @@ def mailbox(address: Address) -> str:
         return spec
     if name.isascii() and len(name) <= LINE_CHARACTERS and "=?" not in name:
         return f"{name if _ATOMS.fullmatch(name) else quoted(name)} <{spec}>"
-    # Leaves room for the longest field name, because any field may contain this mailbox.
+    # Fold the name as if it followed `Reply-To`, the longest field name, because any field may contain this mailbox.
     return f"{_folded('Reply-To', name, _UTF_8)}\r\n <{spec}>"
 
 
@@ -138,11 +138,10 @@ def ascii_spec(address: Address) -> str:
 
 @lru_cache(maxsize=4096)
 def ascii_domain(domain: str) -> str:
-    """The domain in ASCII: by IDNA 2008 with the mappings of UTS 46 if necessary.
+    """The domain in ASCII. A domain that is not ASCII is encoded with IDNA 2008, after the mappings of UTS 46.
 
     Raises:
-        ValueError: IDNA does not allow the domain (`idna.IDNAError` is a ValueError). The text does not contain the
-            domain.
+        ValueError: IDNA does not allow the domain. The error does not contain the domain.
     """
     if domain.isascii():
         return domain
@@ -153,12 +152,12 @@ def ascii_domain(domain: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text as a quoted-string of RFC 5322 (section 3.2.4), with its quotes."""
+    """The text in double quotes, with escapes if necessary: a quoted-string of RFC 5322, section 3.2.4."""
     return f'"{quote(text)}"'
 
 
 def _is_plain_text(text: str) -> bool:
-    """Whether a header can contain the text unencoded: folding does not change it, and no reader decodes it."""
+    """Whether a header can contain the text without encoding: folding keeps the text, and no receiver decodes it."""
     fits = len(text) <= MAX_WORD_CHARACTERS or max(map(len, text.split(" "))) <= MAX_WORD_CHARACTERS
     return fits and text.isascii() and text == text.strip(" ") and "=?" not in text
 

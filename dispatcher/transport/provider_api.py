@@ -1,4 +1,4 @@
-"""Calls a provider's HTTP API. If no response arrives, the result is an outcome, or a fault that names the provider."""
+"""Calls a provider's HTTP API. Converts failures of the connection to outcomes, or to faults that name the provider."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProviderApi:
     Attributes:
         provider: The provider's name in settings, such as `sendgrid`.
         title: The provider's name in sentences, such as `SendGrid`.
-        url_variable: The variable with the API's URL.
+        url_variable: The environment variable that sets the API's URL.
     """
 
     transport: HttpTransport
@@ -36,10 +36,11 @@ class ProviderApi:
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes | Body, call: Call
     ) -> HttpResponse | Deferred | Uncertain:
-        """The provider's response, or the outcome if there is none. See `HttpTransport.post`.
+        """Sends one POST with `HttpTransport.post`. Returns the response; without a response, the email's outcome.
 
         Raises:
-            NoFreeConnection, ProviderFault: Nothing was sent.
+            NoFreeConnection: No pool connection became free in time. Nothing was sent.
+            ProviderFault: The provider's certificate cannot be trusted. Nothing was sent.
         """
         try:
             return await self.transport.post(url, headers, body, call)
@@ -51,7 +52,7 @@ class ProviderApi:
             return error.outcome
 
     async def check(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """The provider's response to a GET for `dispatcher doctor`.
+        """Sends a GET for `dispatcher doctor`, and returns the response.
 
         Raises:
             ProviderFault: There is no response.

@@ -48,10 +48,10 @@ class PostAnswer:
 
 
 def trusting_context(ca_file: Path | None) -> ssl.SSLContext:
-    """A TLS context for posts, which trusts the system's certificates, and those in a file.
+    """A TLS context for posts. It trusts the system's certificates and the certificates in `ca_file`.
 
     Raises:
-        ConfigurationError: The CA file is not usable.
+        ConfigurationError: The CA file contains no readable certificate.
     """
     context = client_context()
     if ca_file is not None:
@@ -78,8 +78,8 @@ class SignedPoster:
         """Opens no connection yet.
 
         Args:
-            private_setting: None if addresses that are not public are allowed; the URL may then also be an http URL of
-                a loopback address. Otherwise, the name of the setting that would allow them, for the error's text.
+            private_setting: The name of the setting that would allow addresses that are not public; the error mentions
+                it. None if this setting is on: all addresses are allowed, and http:// for a loopback address.
             total_seconds: The longest time for a post, including the time to connect.
         """
         self._url = urlsplit(url)
@@ -107,7 +107,7 @@ class SignedPoster:
             raise NoAnswer(f"no answer within {self._total_seconds:g} s") from None
 
     async def _post(self, message_id: str, secrets: list[str], body: bytes) -> PostAnswer:
-        """Posts to each of the receiver's addresses in turn, until one answers."""
+        """Posts to the receiver's first address; if there is no answer, to the next address, and so on."""
         found = await addresses_of(
             self._host, self._port, private_setting=self._private_setting, resolver=self._resolver
         )
@@ -165,9 +165,9 @@ class SignedPoster:
 
 
 def _retry_after(response: h11.Response) -> float:
-    """The seconds of the header Retry-After, which has a number or a date (RFC 9110, section 10.2.3); otherwise 0.
+    """How many seconds the header Retry-After asks us to wait, as a number or a date (RFC 9110, section 10.2.3).
 
-    At most LONGEST_RETRY_AFTER_SECONDS.
+    At most LONGEST_RETRY_AFTER_SECONDS; 0 if the header is missing or invalid.
     """
     text = next((value.decode("latin-1") for name, value in response.headers if name == b"retry-after"), "").strip()
     if text.isascii() and text.isdigit() and len(text) < 10:

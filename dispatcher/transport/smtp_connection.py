@@ -41,7 +41,7 @@ class NotConnected(Exception):
 
     Attributes:
         outcome: The outcome for the email that needed the connection.
-        is_full: Whether the server answered 421: it accepts no further connection now.
+        is_full: Whether the server answered 421, because it accepts no further connections now.
     """
 
     def __init__(self, outcome: Deferred) -> None:
@@ -72,10 +72,10 @@ class SmtpConnection:
 
 
 async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) -> SmtpConnection:
-    """Opens a connection that is ready for MAIL. There is no time limit; the caller sets one.
+    """Opens a connection that is ready for MAIL. Has no time limit, so the caller must set one.
 
     Args:
-        context: Verifies certificate and host name; None for a server without TLS.
+        context: The TLS context, which verifies certificate and host name; None for a server without TLS.
 
     Raises:
         NotConnected: A later attempt might succeed.
@@ -115,9 +115,9 @@ async def _connected(server: SmtpServer, context: ssl.SSLContext | None) -> Smtp
 
 
 async def _negotiated(protocol: SmtpProtocol, server: SmtpServer, context: ssl.SSLContext | None) -> Mapping[str, str]:
-    """Reads the greeting, starts TLS, logs in; returns the parameters of the server's extensions by keyword.
+    """Reads the greeting, sends EHLO, starts TLS if configured, and logs in if configured.
 
-    The keywords are in lower case.
+    Returns the server's extensions as `_extensions_of` does.
     """
     greeting = await protocol.reply()
     if greeting.code != _READY:
@@ -133,7 +133,10 @@ async def _negotiated(protocol: SmtpProtocol, server: SmtpServer, context: ssl.S
 
 
 async def _command(protocol: SmtpProtocol, command: str) -> SmtpReply:
-    """Sends a command and returns its reply; fails if a reply came before the command."""
+    """Sends a command and returns the reply.
+
+    Raises SmtpConnectionLost if a reply arrived before the command was sent.
+    """
     await protocol.read_available()
     protocol.check()
     protocol.write(f"{command}\r\n".encode(), 1)
@@ -154,7 +157,10 @@ async def _say_ehlo(protocol: SmtpProtocol) -> Mapping[str, str]:
 
 
 def _extensions_of(reply: SmtpReply) -> Mapping[str, str]:
-    """The extensions in a reply to EHLO: parameters by lower-case keyword."""
+    """The extensions in a reply to EHLO. The keys are keywords in lower case, the values are the parameters.
+
+    For example, `SIZE 10240000` becomes `{"size": "10240000"}`.
+    """
     extensions: dict[str, str] = {}
     for line in reply.text.split("\n")[1:]:
         keyword, _, parameters = line.strip().partition(" ")
@@ -168,7 +174,7 @@ def _extensions_of(reply: SmtpReply) -> Mapping[str, str]:
 
 
 def _our_name(address: str) -> str:
-    """Our name in EHLO: the full host name, else the local IP address (RFC 5321, section 4.1.4)."""
+    """Our name in EHLO: the host name if it has a domain, otherwise the local IP address (RFC 5321, section 4.1.4)."""
     name = socket.gethostname()
     if "." in name.strip(".") and name.isascii():
         return name
@@ -220,7 +226,7 @@ async def _login(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpRe
 
 
 async def _cram_md5(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
-    """Logs in with AUTH CRAM-MD5 (RFC 2195); returns the last reply."""
+    """Logs in with AUTH CRAM-MD5 (RFC 2195), and returns the server's last reply."""
     reply = await _command(protocol, "AUTH CRAM-MD5")
     if reply.code != _GO_ON:
         return reply
@@ -271,7 +277,10 @@ def _tls_failure(error: ssl.SSLError) -> Exception:
 
 
 def _refused_to_open(reply: SmtpReply) -> NotConnected:
-    """The failure if a reply refuses the connection. Whatever the code of the reply, the email is not the cause."""
+    """The exception for a reply that refuses the connection.
+
+    Its outcome is always `Deferred`, even for a permanent refusal (5xx), because the email is not the cause.
+    """
     judged = refusal(reply, SmtpPhase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)

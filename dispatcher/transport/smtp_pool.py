@@ -14,11 +14,11 @@ TRUSTED_IDLE_SECONDS: Final = 5.0
 """A connection that was idle for longer is tested with RSET before the next email, because servers and firewalls drop
 idle connections silently."""
 FULL_SECONDS: Final = 30.0
-"""How long the pool is one connection smaller after the server has refused to open another connection."""
+"""After the server has refused a new connection, the pool has one connection less for this time."""
 
 
 class ConnectionPool:
-    """A limited number of connections. A task acquires a slot before it takes a connection.
+    """A limited number of connections. A task acquires a slot (the right to use one connection) before it takes one:
 
             await pool.acquire_slot()
             try:
@@ -28,7 +28,8 @@ class ConnectionPool:
             finally:
                 pool.release_slot()
 
-    The connection that became idle last is reused first. So connections that are not needed time out and are closed.
+    The connection that became idle last is reused first. So connections that are not needed stay idle until the server
+    closes them.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ConnectionPool:
         self._withheld: set[asyncio.TimerHandle] = set()
 
     async def acquire_slot(self) -> None:
-        """Acquires a slot, the right to use one connection. Waits in order of arrival."""
+        """Acquires a slot: the right to use one connection. If no slot is free, waits in order of arrival."""
         await self._slots.acquire()
 
     def release_slot(self) -> None:
@@ -58,12 +59,14 @@ class ConnectionPool:
         self._slots.release()
 
     def can_wait_for_another(self) -> bool:
-        """Whether an email can wait until an open connection is free, because the server has refused a new
-        connection."""
+        """Whether an email for which the server refused a new connection can wait until an open connection is free."""
         return self._open_count > 0 and len(self._withheld) < self._max_withheld
 
     def release_slot_later(self) -> None:
-        """Releases the slot after FULL_SECONDS, because the server has refused a new connection."""
+        """Releases a slot, but only after FULL_SECONDS. Until then, the pool has one connection less.
+
+        Call this instead of `release_slot` if the server has refused a new connection.
+        """
         timer: asyncio.TimerHandle = asyncio.get_running_loop().call_later(FULL_SECONDS, lambda: self._restore(timer))
         self._withheld.add(timer)
 
@@ -90,8 +93,11 @@ class ConnectionPool:
         return connection
 
     def put_back(self, connection: SmtpConnection) -> None:
-        """Keeps a connection for the next email. Closes the connection if it is broken, if a reply is unread or
-        missing, or if it has carried the most emails that one connection may carry."""
+        """Keeps a connection for the next email.
+
+        Closes the connection instead if it is broken, if a reply is unread or missing, or if it has carried the maximum
+        number of emails.
+        """
         if not connection.protocol.is_sound:
             connection.protocol.abort()
         elif connection.emails >= self._emails_per_connection:

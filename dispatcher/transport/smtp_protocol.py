@@ -17,8 +17,8 @@ from typing import Final, cast
 from dispatcher.transport.smtp_replies import SmtpReply, reply_of
 
 MAX_REPLY_OCTETS: Final = 64 * 1024
-"""A reply line has at most 512 octets (RFC 5321, section 4.5.3.1.5), and a reply has few lines. A longer reply is not
-SMTP."""
+"""The longest reply that we accept. A line of a reply has at most 512 octets (RFC 5321, section 4.5.3.1.5), and a reply
+has few lines."""
 QUIT_SECONDS: Final = 2.0
 """How long a server may take to close the connection after QUIT."""
 
@@ -78,7 +78,10 @@ class SmtpProtocol(asyncio.Protocol):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the connection is open, no reply is outstanding, and no surplus reply has arrived, read or unread."""
+        """Whether the connection can be reused: it is open, no reply is outstanding, and no surplus reply has arrived.
+
+        Includes replies that are still unread in the socket.
+        """
         return (
             self._fault is None
             and not self._outstanding
@@ -112,7 +115,7 @@ class SmtpProtocol(asyncio.Protocol):
         return self._outstanding
 
     def check(self) -> None:
-        """Returns only if the caller may write: the connection is open, and the caller has read every reply.
+        """Checks that the caller may write: the connection is open, and the caller has read all replies that arrived.
 
         Raises:
             SmtpConnectionLost: The connection is closed, or a surplus reply has arrived.
@@ -132,14 +135,18 @@ class SmtpProtocol(asyncio.Protocol):
             await asyncio.sleep(0)
 
     def contradicts(self, reply: SmtpReply) -> bool:
-        """Whether a later reply of a different class (2xx, 4xx, 5xx) has arrived. A 421 never contradicts a reply."""
+        """Whether another reply of a different class (2xx, 4xx, 5xx) arrived after this reply.
+
+        Ignores a later 421, because it only announces that the server closes the connection.
+        """
         return any(other.code // 100 != reply.code // 100 and not other.closes for other in self._replies)
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
         """Starts TLS.
 
         Raises:
-            SmtpConnectionLost: More unencrypted replies arrived, from the server or an attacker (RFC 3207, section 6).
+            SmtpConnectionLost: An unencrypted reply arrived after the reply to STARTTLS, perhaps from an attacker (RFC
+                3207, section 6). Or the connection is closed.
             OSError: The handshake failed.
         """
         await self.read_available()
@@ -156,7 +163,7 @@ class SmtpProtocol(asyncio.Protocol):
             timeout_seconds: If no reply arrives within this time, the connection counts as broken; None for no limit.
 
         Raises:
-            SmtpConnectionLost: There will be no reply.
+            SmtpConnectionLost: The connection is broken, so no reply can arrive.
         """
         if self._replies:
             return self._take()
@@ -177,17 +184,18 @@ class SmtpProtocol(asyncio.Protocol):
         return self._take()
 
     def received_reply(self) -> SmtpReply | None:
-        """Takes the next reply if it has already arrived; for a caller whose wait was cancelled."""
+        """Returns the next reply if it has already arrived, otherwise None. For a caller whose wait was cancelled."""
         return self._take() if self._replies else None
 
     async def flush(self) -> None:
         """Returns when the system has taken every byte, a reply has arrived, or the connection has broken."""
-        # If the server reads as fast as we write, the buffer never fills, and this task would never yield to the loop.
+        # Yield to the loop at least once: if the server reads as fast as we write, the buffer is always empty, and the
+        # wait below never begins.
         await asyncio.sleep(0)
         if self._transport.is_closing():
             return
-        # With asyncio's default limit, 64 KB in its buffer would count as written. Now data counts as written
-        # only when it is in the system's buffer.
+        # With asyncio's default limit, up to 64 KB in its own buffer would count as written. With the limit 0, data
+        # counts as written only when it is in the system's buffer.
         self._transport.set_write_buffer_limits(high=0)
         try:
             while self._is_writing():
@@ -204,7 +212,10 @@ class SmtpProtocol(asyncio.Protocol):
         self._transport.abort()
 
     def quit(self) -> None:
-        """Sends QUIT. Closes the connection when the server closes it, or after QUIT_SECONDS; `closed` is then done."""
+        """Sends QUIT, and does not wait for the reply.
+
+        The connection ends when the server closes it, or at the latest after QUIT_SECONDS. Wait for this with `closed`.
+        """
         if self._transport.is_closing() or self._fault is not None:
             self._transport.abort()
             return
@@ -248,7 +259,7 @@ class SmtpProtocol(asyncio.Protocol):
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """Does nothing: callers that write large bodies wait for `flush`. Called by asyncio."""
+        """Does nothing, because callers that write large bodies wait with `flush`. Called by asyncio."""
 
     def resume_writing(self) -> None:
         """Wakes `flush`. Called by asyncio."""
@@ -276,7 +287,7 @@ class SmtpProtocol(asyncio.Protocol):
         if parsed[2] != b"-":
             self._replies.append(_reply(self._partial))
             self._partial, self._partial_octets = [], 0
-            # The first surplus reply is kept for `contradicts`; a second surplus reply ends the connection.
+            # Keep the first surplus reply, because `contradicts` needs it. A second surplus reply ends the connection.
             if len(self._replies) > self._outstanding + 1:
                 self._break(UnexpectedReply())
 

@@ -1,7 +1,8 @@
-"""The outcome for an SMTP reply, from the phase, the code and the enhanced code. `docs/providers.md` has the table.
+"""Derives an email's outcome from an SMTP reply. `docs/providers.md` has the table.
 
-The basic code determines whether an email is accepted, deferred or rejected (RFC 5321, section 4.2.1). The enhanced
-code (RFC 3463), if there is one, determines the reason, because servers use 550 and 554 for nearly everything.
+The reply's basic code, such as 550, determines whether an email is accepted, deferred or rejected (RFC 5321, section
+4.2.1). The enhanced code, such as 5.1.1 (RFC 3463), determines the reason, because servers use 550 and 554 for nearly
+everything. The reason also depends on the command that the server refused, such as RCPT.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dispatcher.domain.scrub import scrub
 
 
 class SmtpPhase(StrEnum):
-    """The progress of an attempt. The value completes the sentence "the server closed the connection …"."""
+    """How far an attempt has got. The values complete sentences such as "the server closed the connection at MAIL"."""
 
     WAITING = "while waiting for a free connection"
     CONNECTING = "while connecting"
@@ -34,7 +35,7 @@ class SmtpPhase(StrEnum):
     RCPT = "at RCPT"
     DATA = "at DATA"
     BODY = "in the body"
-    """Before the last byte of the body. A server accepts nothing before the final dot (RFC 5321, section 4.1.1.4)."""
+    """The body is being sent. A server accepts nothing before the final dot (RFC 5321, section 4.1.1.4)."""
     FINAL = "after the body"
     """The final dot was sent, or may have been: no reply means `Uncertain`."""
 
@@ -46,7 +47,7 @@ class SmtpReply:
     Attributes:
         code: The basic code, 200 to 599.
         enhanced: The enhanced code, such as `5.1.1`; empty if there is none.
-        text: The text after the codes, as received: not scrubbed, and of any length.
+        text: The text after the codes, as the server sent it. It can have any length, and contain addresses.
     """
 
     code: int
@@ -55,12 +56,12 @@ class SmtpReply:
 
     @property
     def codes(self) -> str:
-        """The codes as outcomes show them: `550 5.1.1` or `550`."""
+        """The codes as they appear in outcomes: `550 5.1.1`, or `550` without an enhanced code."""
         return f"{self.code} {self.enhanced}" if self.enhanced else str(self.code)
 
     @property
     def is_positive(self) -> bool:
-        """Whether the server agreed: 2xx."""
+        """Whether the server accepted the command: 2xx."""
         return 200 <= self.code < 300
 
     @property
@@ -80,7 +81,10 @@ class SmtpReply:
 
     @property
     def blames_our_setup(self) -> bool:
-        """Whether no email can pass until our credentials or TLS settings are corrected (RFC 4954, 6; RFC 3207)."""
+        """Whether the server refuses every email until our credentials or TLS settings are corrected.
+
+        See RFC 4954, section 6, and RFC 3207.
+        """
         return self.code in (530, 534, 535, 538)
 
 
@@ -101,7 +105,7 @@ SES."""
 
 def reply_of(code: int, text: str) -> SmtpReply:
     """Parses a reply from its basic code and the text after the code."""
-    # An empty first line is kept: in a reply to EHLO, the extensions begin on the second line.
+    # Keep a first line that is empty, because in a reply to EHLO, the extensions begin on the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
     # RFC 2034, section 4: an enhanced code has the same class as the basic code. Otherwise it is ordinary text.
@@ -125,10 +129,11 @@ def refusal(reply: SmtpReply, phase: SmtpPhase) -> Outcome:
 
 
 def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Accepted:
-    """The outcome of a positive final reply.
+    """The outcome if the server's final reply accepts the email.
 
     Args:
-        refused: The recipients that the server refused, with their positions from 1. All others were accepted.
+        refused: The recipients that the server refused: their positions, from 1, and the replies. The server accepted
+            all other recipients.
     """
     queue_id = _QUEUE_ID.search(reply.text)
     detail = scrub(f"{reply.codes} {reply.text}")
@@ -138,7 +143,7 @@ def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Ac
 
 
 def no_recipient_left(refused: Sequence[tuple[int, SmtpReply]]) -> Outcome:
-    """The outcome if the server refused every recipient: deferred if it refused at least one temporarily."""
+    """The outcome if the server refused every recipient. Defers the email if at least one refusal is temporary."""
     decisive = next((reply for _, reply in refused if not reply.is_permanent), refused[0][1])
     outcome = refusal(decisive, SmtpPhase.RCPT)
     if len(refused) == 1 or isinstance(outcome, Accepted | Uncertain):
@@ -155,8 +160,8 @@ def _transient_reason(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Conce
     words = reply.text[:1000]
     if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
         return Reason.RECIPIENT_DEFERRED, Concern.EMAIL
-    # A refusal of RCPT concerns the recipient, whatever its text says. If the server refuses many recipients in the
-    # same way, the refusals concern the server.
+    # Ignore the text of a refusal of RCPT. Usually, such a refusal concerns the recipient. But if the server refuses
+    # many recipients in this way, the cause is the server.
     if phase is SmtpPhase.RCPT and not reply.closes:
         return Reason.RECIPIENT_DEFERRED, Concern.EITHER
     is_throttled = reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words)

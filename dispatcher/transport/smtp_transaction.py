@@ -27,7 +27,7 @@ from dispatcher.transport.smtp_protocol import (
 from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, acceptance, no_recipient_left, refusal
 
 START_INPUT: Final = 354
-"""The only reply after which the client sends the body."""
+"""The code of the reply by which the server asks for the body."""
 LARGE_BODY_OCTETS: Final = 64 * 1024
 """A body up to this size is sent together with its final dot, because a socket takes this many octets in one write."""
 REUSED_REPLY_SECONDS: Final = 10.0
@@ -42,12 +42,13 @@ is not sent within the reserved time."""
 
 
 class SmtpTransaction:
-    """One attempt for one email, over one connection.
+    """One attempt to send one email.
 
-    If a reused connection is dead, the attempt continues on a second connection.
+    The attempt uses one connection. If this connection was reused and turns out to be dead, the attempt continues on a
+    new connection.
 
     Attributes:
-        phase: The attempt's progress.
+        phase: How far the attempt has got.
     """
 
     def __init__(self, call: Call, envelope_sender: str | None = None) -> None:
@@ -67,10 +68,10 @@ class SmtpTransaction:
         Afterwards, the protocol's `is_sound` reports whether the connection can be reused.
 
         Args:
-            reused: Whether the connection was used for earlier emails, so that it may be dead.
+            reused: Whether the connection was used for earlier emails. Such a connection may be dead.
 
         Raises:
-            SmtpConnectionLost: There is no reply; `outcome_without_reply` returns the outcome.
+            SmtpConnectionLost: The server sent no reply. Call `outcome_without_reply` for the outcome.
             ProviderFault: The server accepts no email without credentials or TLS.
         """
         if unsupported := _unsupported(email, connection):
@@ -89,7 +90,11 @@ class SmtpTransaction:
         return _outcome_of(reply, self.phase, connection.protocol)
 
     def outcome_without_reply(self, broke: SmtpConnectionLost | None) -> Deferred | Uncertain:
-        """The outcome if no reply arrived: the connection broke (`broke`), or the deadline passed (None)."""
+        """The outcome if no reply arrived.
+
+        Args:
+            broke: The exception if the connection broke; None if the deadline passed.
+        """
         detail = f"{broke or 'the deadline passed'} {self.phase}"
         if self.phase is SmtpPhase.FINAL:
             return Uncertain(detail)
@@ -106,8 +111,11 @@ class SmtpTransaction:
     async def _envelope(
         self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool
     ) -> list[tuple[int, SmtpReply]] | Outcome:
-        """Sends MAIL, RCPT and DATA. Returns the refused recipients when the server waits for the body, or the outcome
-        if the server refuses the email."""
+        """Sends MAIL, RCPT and DATA.
+
+        If the server then waits for the body, returns the recipients that the server refused: their positions, from 1,
+        and the replies. If the server refuses the email, returns the outcome.
+        """
         self.phase = SmtpPhase.MAIL
         timeout_seconds = min(REUSED_REPLY_SECONDS, (self._call.deadline - self._loop.time()) / 2) if reused else None
         commands = CommandSequence(
@@ -138,11 +146,13 @@ class SmtpTransaction:
         return refused if data.code == START_INPUT else self._refusal(data, connection.protocol)
 
     async def _content(self, content: Body, protocol: SmtpProtocol) -> SmtpReply:
-        """Sends the body; returns the reply to the email, or an earlier reply to an incomplete body.
+        """Sends the body and the final dot, and returns the reply.
+
+        If the server replies before the final dot of a large body, returns this early reply, and does not send the dot.
 
         Raises:
-            SmtpConnectionLost: There is no reply. Or the server replied before the final dot, so the dot was not sent.
-                Or two replies after the dot contradict each other.
+            SmtpConnectionLost: The connection broke, a reply came before the body, or two replies after the dot
+                contradict each other.
         """
         await protocol.read_available()
         protocol.check()
@@ -189,7 +199,11 @@ class SmtpTransaction:
             await protocol.flush()
 
     def _refusal(self, reply: SmtpReply, protocol: SmtpProtocol) -> Outcome:
-        """The outcome for a refusal before the body; never used for the reply to a complete email."""
+        """The outcome if the server refuses MAIL, RCPT or DATA.
+
+        Raises:
+            ProviderFault: The server requires credentials or TLS.
+        """
         if reply.blames_our_setup:
             raise ProviderFault(
                 NAME,
@@ -200,12 +214,15 @@ class SmtpTransaction:
 
 
 class CommandSequence:
-    """Commands and their replies, in order. With PIPELINING (RFC 2920) all commands are sent in one write."""
+    """Sends commands, and returns their replies in order.
+
+    If the server supports PIPELINING (RFC 2920), sends all commands in one write.
+    """
 
     def __init__(
         self, protocol: SmtpProtocol, commands: list[bytes], pipelining: bool, timeout_seconds: float | None
     ) -> None:
-        """With PIPELINING, sends all commands now.
+        """If `pipelining` is true, sends all commands now.
 
         Args:
             timeout_seconds: The limit for the first reply, in seconds; None if only the deadline limits the wait.
@@ -220,10 +237,10 @@ class CommandSequence:
             protocol.write(b"".join(commands), len(commands))
 
     async def next(self) -> SmtpReply:
-        """Reads the reply to the oldest command without a reply. Without PIPELINING, sends that command first.
+        """Returns the reply to the next command. Without PIPELINING, sends the command first.
 
         Raises:
-            SmtpConnectionLost: There is no reply, or it cannot belong to this command.
+            SmtpConnectionLost: There is no reply, or the reply cannot belong to this command.
             ServerClosing: The reply is 421.
         """
         if self._unsent:
@@ -252,8 +269,8 @@ class CommandSequence:
     async def cancel(self) -> None:
         """Sends no further command, and reads the outstanding replies. No part of the email was sent.
 
-        If a server asks for the body although it accepted no recipient, closes the connection. RFC 2920, section 3.1,
-        would have us send an empty email.
+        With PIPELINING, DATA was already sent. If the server then asks for the body, although it refused the email,
+        closes the connection. RFC 2920, section 3.1, recommends a final dot, but this would send an empty email.
         """
         self._unsent.clear()
         last = None
@@ -267,15 +284,17 @@ class CommandSequence:
 
 
 def _outcome_of(reply: SmtpReply, phase: SmtpPhase, protocol: SmtpProtocol) -> Outcome:
-    """The outcome for an unexpected reply. If the reply is not a refusal, the server's replies no longer match our
-    commands, so this function closes the connection."""
+    """The outcome for an unexpected reply.
+
+    Closes the connection if the reply is not a refusal, because then the server's replies do not match our commands.
+    """
     if reply.code < 400:
         protocol.abort()
     return refusal(reply, phase)
 
 
 def _unsupported(email: RenderedEmail, connection: SmtpConnection) -> Rejected | None:
-    """The rejection if this server can never accept this email; None if the server might accept the email."""
+    """The rejection if the email exceeds what this server supports (size, SMTPUTF8); None if it does not."""
     octets = len(email.body)
     if 0 < connection.size_limit < octets:
         words = f"the email has {octets} octets, and the server accepts at most {connection.size_limit}"
@@ -307,7 +326,10 @@ def _commands(email: RenderedEmail, connection: SmtpConnection, envelope_sender:
 
 
 def dot_stuffed(body: Body) -> Body:
-    """The body with each leading dot of a line doubled (RFC 5321, section 4.5.2). Base64 contains no dots."""
+    """The body with a second dot before each dot that begins a line (RFC 5321, section 4.5.2).
+
+    Base64 contains no dots, so Base64 parts remain unchanged.
+    """
     return Body([_dot_stuffed(part) if isinstance(part, bytes) else part for part in body.parts])
 
 

@@ -1,7 +1,8 @@
 """A TLS layer for asyncio protocols, on `ssl.SSLObject`, and the certificates that our clients trust.
 
-asyncio's own TLS would take a fifth of a request's CPU: it has layers for streams, and it reads until no input is left,
-which raises an exception for each response. Here, a request is usually one TLS record, and so is its response.
+asyncio's own TLS would take a fifth of a request's CPU: it has layers for streams, and after each response it reads
+again until OpenSSL raises an exception, because no input is left. This layer reads only once if the response is one TLS
+record, which is the usual case.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _READ_OCTETS: Final = 16 * 1024
 
 
 def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
-    """A context that verifies the server's certificate and host name.
+    """A TLS context that verifies the server's certificate and host name.
 
     Some builds of Python (Debian 12's) accept a connection that ends without TLS's closing message. An attacker on the
     network could then cut off a response that has no length. This context treats such an end as an error.
@@ -33,12 +34,12 @@ def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
 
 
 class Tls(asyncio.Protocol, asyncio.Transport):
-    """TLS between a socket's transport and the protocol that uses the connection, called the protocol above.
+    """A TLS layer between a socket's transport and a protocol (called the protocol above) that uses the connection.
 
     For the socket's transport, this object is a protocol. For the protocol above, it is a transport.
 
-    The protocol above gets `connection_made` when the handshake is complete. If the handshake fails, the protocol above
-    gets no call.
+    When the handshake is complete, this object calls the `connection_made` of the protocol above. If the handshake
+    fails, this object calls no method of the protocol above.
 
     Attributes:
         handshake_done: A future that is done when the handshake is complete. If the handshake fails, the future raises
@@ -63,7 +64,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._is_established = False
         self._error: Exception | None = None
 
-    # Callbacks from the socket.
+    # asyncio calls the following methods, for the socket.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Starts the handshake. Called by asyncio when TCP is connected."""
@@ -71,7 +72,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._handshake()
 
     def data_received(self, data: bytes) -> None:
-        """Decrypts some octets, which may be any number of records."""
+        """Decrypts octets from the socket. They may contain several TLS records, or only a part of a record."""
         self._incoming.write(data)
         if self._is_established or self._handshake():
             self._read()
@@ -79,7 +80,8 @@ class Tls(asyncio.Protocol, asyncio.Transport):
     def eof_received(self) -> None:
         """Ends the input, because the peer has closed the connection.
 
-        If TLS's closing message is missing, an attacker may have cut off data, so this is an error.
+        If TLS's closing message is missing, the connection ends with an error, because an attacker may have cut off
+        data.
         """
         self._incoming.write_eof()
         if self._is_established or self._handshake():
@@ -92,7 +94,8 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._above.connection_lost(error)
         elif not self.handshake_done.done():
             self.handshake_done.set_exception(error or ConnectionResetError())
-            # Marks the exception as read. On the server's side, and after a cancelled call, no other code reads it.
+            # asyncio logs an exception that no code reads. On the server's side, and after a cancelled call, no other
+            # code reads this exception, so read it here.
             self.handshake_done.exception()
 
     def pause_writing(self) -> None:
@@ -105,7 +108,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         if self._is_established:
             self._above.resume_writing()
 
-    # Calls from the protocol above.
+    # The protocol above calls the following methods.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Encrypts and sends the data."""
@@ -121,7 +124,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._below.abort()
 
     def close(self) -> None:
-        """Closes the connection after everything is sent."""
+        """Closes the connection after all data is sent."""
         self._below.close()
 
     def is_closing(self) -> bool:

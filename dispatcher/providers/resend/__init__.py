@@ -37,7 +37,8 @@ class ResendSettings(ProviderSettings):
     api_key: str = setting(
         values.api_key,
         None,
-        "Resend's API key; sending access is enough. Keys of one team share their idempotency keys.",
+        "Resend's API key; sending access is enough. Replace it only with a key of the same Resend team, because "
+        "another team's account does not know the idempotency keys of uncertain emails.",
         variable="RESEND_API_KEY",
         secret=True,
         empty="",
@@ -91,7 +92,10 @@ class ResendProvider:
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`. May raise ProviderFault after `mark_on_wire`."""
+        """Makes one attempt; see `contract.Provider.send`.
+
+        ProviderFault is also possible after `mark_on_wire`: Resend then answered, and accepted no email.
+        """
         try:
             with attempt.rendering:
                 body = body_of(email)

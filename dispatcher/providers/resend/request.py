@@ -3,7 +3,7 @@
 Two attempts for the same email must have the same body, or Resend refuses the second attempt (409). So the body depends
 only on the email.
 
-This module rejects what Resend would certainly refuse, and rewrites what Resend would misread:
+This module rejects what Resend would refuse, and rewrites what Resend would misread:
 
     names          quoted if they contain a special character
     no `to`        Resend requires `to`: cc addresses, or a single bcc, become `to`. Several recipients that are all bcc
@@ -53,8 +53,8 @@ def body_of(email: OutgoingEmail) -> bytes | Body:
     """The request body. A body with attachments is in parts, so the attachments are not copied in memory.
 
     Raises:
-        UnrenderableEmail: Resend would refuse the email, or enqueue should have refused it. The error names the field,
-            and never quotes its value.
+        UnrenderableEmail: The email is not valid, or Resend would refuse it. The error names the field, and never
+            quotes its value.
     """
     try:
         body = orjson.dumps(document_of(email), option=orjson.OPT_SORT_KEYS)
@@ -141,6 +141,6 @@ def _described(file: OutgoingAttachment) -> Document:
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which Resend refuses")
-    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for the types message/* and multipart/*.
+    # Attachments are sent in Base64, which RFC 2046, sections 5.1 and 5.2.1, forbids for message/* and multipart/*.
     is_composite = content_type.lower().startswith(("message/", "multipart/"))
     return {"content_type": "application/octet-stream" if is_composite else content_type, "filename": filename}

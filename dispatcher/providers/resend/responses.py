@@ -1,4 +1,4 @@
-"""The outcome of each Resend response: the table in `docs/providers.md`, as code.
+"""The outcome for each response of Resend. `docs/providers.md` has a table of these rules.
 
 Sources: https://resend.com/docs/api-reference/errors, …/rate-limit, …/dashboard/emails/idempotency-keys, and RFC 9110
 for what Resend does not document.
@@ -47,8 +47,8 @@ def outcome_of(response: HttpResponse) -> Outcome:
     if status < 400 or status in _GATEWAYS:
         return Uncertain(_summary(response), code)
     if status == 409:
-        # Another request with this email's key is in progress, or arrived before with a different body. Resend may have
-        # accepted the other request.
+        # Another request with this email's key is in progress, or arrived earlier with a different body. Resend may
+        # have accepted this other request.
         return Uncertain(_summary(response), code)
     if status == 408 or status >= 500:
         return Deferred(Reason.SERVER_ERROR, _summary(response), code, response.retry_after)
@@ -80,7 +80,7 @@ def _rejection(response: HttpResponse) -> Reason | None:
 
 
 def _throttled_for(response: HttpResponse) -> float | None:
-    """Seconds until the rate limit resets, from `Retry-After` or `RateLimit-Reset`, whichever is longer."""
+    """Seconds until the rate limit resets: the longer of `Retry-After` and `RateLimit-Reset`; None without both."""
     known = [response.retry_after, number(response.headers.get("ratelimit-reset", "").strip())]
     return max((seconds for seconds in known if seconds is not None), default=None)
 
@@ -101,8 +101,10 @@ def _code(response: HttpResponse) -> str:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response in one scrubbed line: status, Resend's name of the error, and its message or a description of the
-    body."""
+    """The response on one line, without addresses and credentials.
+
+    The line has the status, Resend's name of the error, and the message or a description of the body.
+    """
     words = _message(response)
     if not words:
         octets, kind = len(response.body), response.headers.get("content-type", "no type")[:60]

@@ -96,7 +96,10 @@ class SendGridProvider:
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`. May raise ProviderFault after `mark_on_wire`."""
+        """Makes one attempt; see `contract.Provider.send`.
+
+        ProviderFault is also possible after `mark_on_wire`: SendGrid then answered, and accepted no email.
+        """
         try:
             with attempt.rendering:
                 body = body_of(email, sandbox=self._sandbox)
@@ -110,7 +113,10 @@ class SendGridProvider:
         return bulk_entry_of(email, sandbox=self._sandbox)
 
     async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
-        """See `contract.BulkProvider.send_bulk`. May raise ProviderFault after `mark_on_wire`."""
+        """See `contract.BulkProvider.send_bulk`.
+
+        ProviderFault is also possible after `mark_on_wire`: SendGrid then answered, and accepted no email.
+        """
         result = await self._api.post(self._send_url, self._headers, bulk_body_of(parts), attempt)
         if isinstance(result, HttpResponse):
             return bulk_outcomes_of(result, parts, sandbox=self._sandbox)

@@ -3,18 +3,19 @@
 We build the document directly, because python-sendgrid creates an object for each field, which takes a sixth of a
 worker's CPU for an email. A test compares our document with python-sendgrid's.
 
-SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send, its errors:
-…/mail-send/errors. This module rejects what SendGrid would certainly refuse, and rewrites what SendGrid would misread:
+SendGrid describes the request at https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send, and the errors
+at …/mail-send/errors. This module rejects what SendGrid would refuse, and rewrites what SendGrid would misread:
 
     recipients' names     quoted if they contain a special character: SendGrid reads a bare `Doe, Ann` as two addresses
                           and drops the email after accepting it (sendgrid-python#291). SendGrid quotes senders' names
                           itself.
     no `to`               SendGrid requires `to`: the cc addresses become `to`. If there is only bcc, each recipient
                           gets a separate email.
-    repeated addresses    SendGrid refuses an address that occurs twice in to, cc and bcc: only the first is sent
+    repeated addresses    SendGrid refuses an address that occurs twice in to, cc and bcc: only the first is kept
     categories            only the tags that SendGrid accepts: ASCII
     header values         encoded words if they are not ASCII, because SendGrid does not encode them
-    custom args           only `email_id`, per personalization: SendGrid stores them, and its staff can read them
+    custom args           only `email_id`, in each personalization: SendGrid stores custom args, and its staff can read
+                          them
 
 Several emails with the same template can be sent in one request, with one personalization for each email. SendGrid's
 limits, from …/mail-send/limitations: 1,000 personalizations and 1,000 recipients per request, and no address twice.
@@ -51,8 +52,8 @@ from dispatcher.transport.mime_headers import (
 )
 
 LIMITS: Final = BulkLimits(emails=1000, recipients=1000, octets=4 * 1024 * 1024)
-"""SendGrid's limits, except for octets. The limit for octets is ours: one call must not block the loop and the
-connection for long."""
+"""SendGrid's limits for emails and recipients. The limit for octets is ours, so that one call does not block the loop
+and the connection for long."""
 MAX_CATEGORIES: Final = 10
 MAX_CATEGORY_CHARACTERS: Final = 255
 
@@ -71,8 +72,8 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
         sandbox: Whether SendGrid validates the email without delivering it.
 
     Raises:
-        UnrenderableEmail: SendGrid would refuse the email, or enqueue should have refused it. The error names the
-            field, and never quotes its value.
+        UnrenderableEmail: The email is not valid, or SendGrid would refuse it. The error names the field, and never
+            quotes its value.
     """
     try:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
@@ -105,7 +106,7 @@ def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
 
 @lru_cache(maxsize=256)
 def _origin(text: str) -> tuple[Document, str]:
-    """A sender for the document, and its domain in ASCII. Cached, because few senders send many emails."""
+    """The sender as a JSON object, and the sender's domain in ASCII. Cached, because few senders send many emails."""
     sender = _addresses("from", (text,), Reason.REJECTED_SENDER)[0]
     return _mailbox(sender), ascii_domain(sender.domain)
 
@@ -118,10 +119,10 @@ def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address
 
 
 def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]:
-    """The personalizations, and the email's addresses in lower case.
+    """The email's personalizations, and the email's addresses.
 
-    There is one personalization for all recipients. If all recipients are bcc, there is one for each recipient.
-    SendGrid ignores case when it searches for repeated addresses.
+    There is one personalization for all recipients. If all recipients are bcc, there is one for each recipient. The
+    addresses are in lower case, because SendGrid ignores case when it searches for repeated addresses.
 
     Raises:
         UnrenderableEmail: See `body_of`.
@@ -186,7 +187,7 @@ def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
 
 
 def _add_content(document: Document, email: OutgoingEmail) -> None:
-    """Adds the subject and the bodies. A template may replace any of these."""
+    """Adds the subject, the bodies and the template's id. With a template, subject and bodies are optional."""
     if email.template_id is not None:
         document["template_id"] = email.template_id
     elif not email.subject:
@@ -205,7 +206,7 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
 
 
 def _body(text: str) -> str:
-    # python-sendgrid makes the same check, so that no API key is sent to a recipient.
+    # Do not send an API key to a recipient. python-sendgrid makes the same check.
     if text.startswith(_API_KEY_BEGIN) and _API_KEY.match(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text or html begins with a SendGrid API key; remove the key")
     return text
@@ -234,8 +235,8 @@ def _described(file: OutgoingAttachment) -> Document:
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which SendGrid refuses")
-    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for the types message/* and multipart/*, and SendGrid encodes
-    # every attachment in Base64.
+    # SendGrid encodes every attachment in Base64, which RFC 2046, sections 5.1 and 5.2.1, forbids for message/* and
+    # multipart/*.
     is_composite = content_type.lower().startswith(("message/", "multipart/"))
     return {
         "type": "application/octet-stream" if is_composite else content_type,
@@ -245,10 +246,11 @@ def _described(file: OutgoingAttachment) -> Document:
 
 
 class Personalized(NamedTuple):
-    """The parts of a bulk call that one email adds.
+    """What one email contributes to a bulk call.
 
     Attributes:
-        common: The request's fields outside the personalizations: a JSON object.
+        common: The request's fields outside the personalizations, as a JSON object. They are equal for all emails of
+            the call.
         personalizations: The email's personalizations, each as JSON; several only if all recipients are bcc.
     """
 
@@ -302,8 +304,10 @@ def _common(sender: str, reply_to: tuple[str, ...], template_id: str, tags: tupl
 
 
 def _own(email: OutgoingEmail) -> dict[str, object]:
-    """The email's own headers and subject. A request for a single email has them outside the personalization, a bulk
-    call inside."""
+    """The email's own headers and subject.
+
+    In a bulk call, they are inside the personalization. In a request for a single email, they are outside.
+    """
     own: dict[str, object] = {"headers": headers_of(email)}
     if email.subject:
         own["subject"] = checked_text("subject", email.subject)

@@ -1,7 +1,7 @@
-"""The outcome of each SendGrid response: the table in `docs/providers.md`, as code.
+"""The outcome for each response of SendGrid. `docs/providers.md` has a table of these rules.
 
-In a bulk call, a 202 accepts all emails and a 4xx refuses all emails. Some 4xx responses report the personalization at
-fault.
+In a bulk call, a 202 accepts all emails, and a 4xx refuses all emails. Some 4xx responses name the personalizations
+(parts of the request) that caused the refusal.
 
 Sources: https://www.twilio.com/docs/sendgrid/api-reference/how-to-use-the-sendgrid-v3-api/responses and …/rate-limits,
 …/for-developers/sending-email/sandbox-mode, and RFC 9110 for what SendGrid does not document.
@@ -101,8 +101,8 @@ def bulk_outcomes_of(
         return [outcome] * len(parts)
     fields = [complaint.field for complaint in _complaints(response) if complaint.field]
     if outcome.reason is Reason.REJECTED_SENDER or any(map(_COMMON.match, fields)):
-        # The fault is in a part that all emails of the call share. So SendGrid would refuse each email in a separate
-        # request, too.
+        # The fault is in a field that all emails of the call share. So SendGrid would also refuse each email if we sent
+        # it in a separate request.
         return [outcome] * len(parts)
     return BulkCallRefused(_suspects(fields, parts))
 
@@ -135,7 +135,7 @@ def _blames_sender(complaint: _Complaint) -> bool:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response in one scrubbed line.
+    """The response on one line, without addresses and credentials.
 
     The line has the status, the name of the exception that python-sendgrid raises for this status (such as
     `UnauthorizedError`), and SendGrid's errors or a description of the body.
@@ -150,11 +150,11 @@ def _summary(response: HttpResponse) -> str:
 
 
 def _glimpse(response: HttpResponse) -> str:
-    """A description of a body that contains no SendGrid errors."""
+    """A short description of a body that contains no SendGrid errors: its size, type and title."""
     if not response.body.strip():
         return "with an empty body"
     kind = response.headers.get("content-type", "no type")
-    # The text of a web page is left out, because any server on the way may have sent the page. Its title is enough.
+    # Leave out the text of a web page, because any server on the way may have sent the page. The title is enough.
     title = re.search(rb"<title[^>]*>([^<]{1,100})", response.body[:4000], re.IGNORECASE)
     words = f", titled {title[1].decode('utf-8', 'replace').strip()!r}" if title else ""
     return f"with {len(response.body)} octets of {kind[:60]}{words}"
@@ -176,14 +176,18 @@ def _complaint(error: object) -> _Complaint:
 
 
 def _throttled_for(response: HttpResponse) -> float | None:
-    """Seconds until the rate limit resets, or the delay from `Retry-After` if that is longer."""
+    """Seconds until the rate limit resets: the longer of `X-RateLimit-Reset` and `Retry-After`; None without both."""
     after = response.retry_after
     reset = number(response.headers.get("x-ratelimit-reset", "").strip())
     return after if reset is None else max(0.0, reset - response.server_time, after or 0.0)
 
 
 def _suspects(fields: Collection[str], parts: Sequence[BulkEntry]) -> frozenset[int]:
-    """The positions of the emails at fault. SendGrid's response reports the emails by their personalizations."""
+    """The positions in `parts` of the emails that caused a refusal.
+
+    Args:
+        fields: The fields that SendGrid's response names, such as `personalizations.0.to.0.email`.
+    """
     owners = [position for position, part in enumerate(parts) for _ in part.content.personalizations]
     named = [int(found[1]) for field in fields if (found := _NAMED.match(field))]
     return frozenset(owners[number] for number in named if number < len(owners))

@@ -5,9 +5,11 @@ responses  the outcome of each response
 endpoint   SES's URL, as botocore resolves it
 signing    credentials, which botocore finds and renews, and the request's signature
 
-botocore also parses SES's errors. Its client is not used for sending: it blocks a thread per request, takes ten times
-as much CPU, and its exceptions do not say whether a request was sent. botocore and its models take 200 ms and 20 MB. So
-we load them only if this provider is configured. Then the parent loads them, before the fork.
+botocore also parses SES's errors. We do not send with botocore's client, because it blocks a thread per request, takes
+ten times as much CPU, and raises exceptions that do not say whether a request was sent.
+
+Loading botocore takes 200 ms and 20 MB. So botocore is loaded only if this provider is configured. The parent loads it
+before the fork.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ class SesSettings(ProviderSettings):
 
 
 def region_of(own: SesSettings) -> str:
-    """SES's region.
+    """The region of SES, from our settings or, if it is not set there, from botocore's settings.
 
     Raises:
         ConfigurationError: No region is set.
@@ -149,7 +151,10 @@ class SesProvider:
         return cls(replace(own, region=region_of(own)), ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`. May raise ProviderFault after `mark_on_wire`."""
+        """Makes one attempt; see `contract.Provider.send`.
+
+        ProviderFault is also possible after `mark_on_wire`: SES then answered, and accepted no email.
+        """
         build = partial(request_for, email, self._configuration_set)
         try:
             with attempt.rendering:
@@ -178,7 +183,7 @@ class SesProvider:
         return bulk_outcomes_of(result, len(parts)) if isinstance(result, HttpResponse) else [result] * len(parts)
 
     async def check(self) -> str:
-        """Reports the account's state for `dispatcher doctor`. Sends no email.
+        """Returns a report about the SES account for `dispatcher doctor`. Sends no email.
 
         Raises:
             ProviderFault: SES cannot be used.
@@ -193,7 +198,7 @@ class SesProvider:
             raise ProviderFault(
                 NAME,
                 f"AWS credentials were not found within {CHECK_SECONDS:g} s.",
-                remedy="Check that no firewall blocks the connection.",
+                remedy="Check that no firewall blocks the server that issues them, such as the metadata service.",
             ) from error
         except (RequestNotSent, NoResponse) as error:
             outcome = unsent_outcome(error) if isinstance(error, RequestNotSent) else error.outcome
@@ -205,7 +210,7 @@ class SesProvider:
         await self._transport.close()
 
     async def _post(self, url: str, body: bytes | Body, attempt: Attempt) -> HttpResponse | Deferred | Uncertain:
-        """SES's response, or the outcome if there is none.
+        """Sends a signed POST. Returns SES's response; without a response, the outcome.
 
         Raises:
             ProviderFault, NoFreeConnection: Nothing was sent.
@@ -234,9 +239,12 @@ class SesProvider:
             raise credentials_fault(error) from error
 
     def _signed(self, credentials: ReadOnlyCredentials, method: str, url: str, digest: str) -> dict[str, str]:
-        """The request's signed headers except Host and Content-Length.
+        """The headers of a signed request, without Host and Content-Length, which the transport adds.
 
         If the credentials were renewed after the call began, signs with the renewed credentials.
+
+        Args:
+            digest: The SHA-256 of the request's body.
         """
         credentials = self._credentials.current() or credentials
         if self._signer is None or self._signer.credentials is not credentials:

@@ -1,7 +1,7 @@
-"""SES's URL, the scope of signatures and the trusted certificates, as botocore resolves them.
+"""Asks botocore for SES's URL, the scope of signatures (region and service) and the trusted certificates.
 
-botocore handles the region, FIPS and dual-stack endpoints, AWS_ENDPOINT_URL and the profile. botocore's
-client prepares one request, which is never sent, and the client is then discarded.
+botocore knows the rules for regions, FIPS and dual-stack endpoints, AWS_ENDPOINT_URL and profiles. So we let a client
+of botocore prepare one request. The request is never sent, and the client is discarded.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Endpoint:
     """The URL for requests, and the scope of their signatures.
 
     Attributes:
-        url: The URL before an operation's path.
+        url: The URL without the path of an operation.
         region: The region in the signature.
         signing_name: The service in the signature.
-        trusted: Certificates to trust.
+        trusted: A file with the CA certificates to trust.
     """
 
     url: str
@@ -67,7 +67,7 @@ class _Prepared(Exception):
 
 @functools.cache
 def read_models() -> Any:
-    """botocore's loader, which has read all files that a client needs.
+    """Reads all files that a client of botocore needs. Returns botocore's loader, which keeps them in memory.
 
     The files take 10 MB of memory. If the parent calls this before the fork, all workers share this memory.
     """
@@ -158,7 +158,11 @@ def _prepared(
 
 
 def _trusted(session: botocore.session.Session, ca_file: Path | None) -> Path:
-    """The certificates that botocore would trust."""
+    """The file with the CA certificates to trust: `ca_file` if it is set, otherwise the file that botocore uses.
+
+    Raises:
+        ConfigurationError: The file contains no readable certificates.
+    """
     named = {
         "DISPATCHER_CA_FILE": ca_file,
         "AWS_CA_BUNDLE": session.get_config_variable("ca_bundle"),

@@ -1,5 +1,7 @@
 """The parameters of SES v2's SendEmail and SendBulkEmail.
 
+SendEmail takes an email's content in one of three forms. The email determines the form:
+
     template_id                        Template    SES writes subject and body
     a body, no headers, no files       Simple      SES builds the MIME message
     everything else                    Raw         we build the MIME message
@@ -7,13 +9,13 @@
 We encode the parameters ourselves, in a sixtieth of the time of botocore's serializer. A test compares our encoding
 with botocore's.
 
-SES replaces Message-ID and Date in all three forms. The tag `email_id` identifies the email.
+SES replaces Message-ID and Date in all three forms. So SES's events identify the email by the tag `email_id`.
 
 Several emails with the same template can be sent by one SendBulkEmail, with one entry for each email:
-https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendBulkEmail.html. SES allows 50 entries. We also limit the
-call to 50 recipients. This is SES's limit for one entry, and SES's description of its quotas leaves open whether the
-limit also applies to the whole call. Sender, reply-to and template are shared; data, headers and tags (including
-`email_id`) are separate for each entry.
+https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendBulkEmail.html. SES allows 50 entries per call, and 50
+recipients per entry. We allow only 50 recipients per call, because SES's documentation does not say whether its limit
+applies to the whole call, too. The entries share sender, reply-to and template. Each entry has its own template data,
+headers and tags (including `email_id`).
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
 MAX_OCTETS: Final = 40 * 1024 * 1024
 """SES's limit for an encoded email: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
 LIMITS: Final = BulkLimits(emails=50, recipients=MAX_RECIPIENTS, octets=8 * 1024 * 1024)
-"""SES's limits, except for octets. The limit for octets is ours."""
+"""SES's limits for emails and recipients. The limit for octets is ours."""
 MAX_DATA_CHARACTERS: Final = 262_144
 """The limit of TemplateData in boto3's model."""
 MAX_HEADERS: Final = 15
@@ -78,7 +80,7 @@ class SesRequest:
 
     Attributes:
         parameters: The parameters as SES's API defines them, with a placeholder for each file.
-        files: The files for the placeholders, in order.
+        files: What replaces the placeholders, in order: the attachments, or the whole MIME message.
     """
 
     parameters: Parameters
@@ -110,8 +112,8 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     """The parameters of SendEmail.
 
     Raises:
-        UnrenderableEmail: SES would refuse the email, or enqueue should have refused it. The error names the field, and
-            never quotes its value.
+        UnrenderableEmail: The email is not valid, or SES would refuse it. The error names the field, and never quotes
+            its value.
     """
     if recipients_of(email) > MAX_RECIPIENTS:
         raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES accepts at most {MAX_RECIPIENTS} recipients per email")
@@ -131,8 +133,8 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     elif _is_simple(email):
         request["Content"] = {"Simple": _simple(email)}
     else:
-        # SES takes the names of sender and recipients from the MIME message, and the envelope (including Bcc) from the
-        # fields FromEmailAddress and Destination.
+        # SES takes the names of sender and recipients from the MIME message. The other fields are only the envelope,
+        # which includes Bcc, so they contain addresses without names.
         mime = _mime(email)
         request |= {
             "Content": {"Raw": {"Data": _placeholder_for(Base64Body(mime.body), files)}},
@@ -187,7 +189,7 @@ def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
         data: The template data, as JSON.
 
     Raises:
-        UnrenderableEmail: SES would refuse the email, or enqueue should have refused it.
+        UnrenderableEmail: The email is not valid, or SES would refuse it.
     """
     entry: Parameters = {
         "Destination": _destination(email, mailbox),
@@ -208,9 +210,9 @@ def _common(sender: str, reply_to: Sequence[str]) -> Parameters:
 
 
 def _tags(email: OutgoingEmail) -> list[dict[str, str]]:
-    """The tag `email_id`, and the email's tags as `tag_1`, `tag_2` …
+    """SES's tags for an email: `email_id`, then `tag_1`, `tag_2` … with the email's own tags as values.
 
-    A tag of SES has a name and a value, and SES allows few characters in either.
+    SES allows few characters in a value, so `_` replaces the others.
     """
     tags = [{"Name": EMAIL_ID_TAG, "Value": str(email.email_id)}]
     for number, tag in enumerate(email.tags, 1):
@@ -286,7 +288,7 @@ def _template_attachment(file: OutgoingAttachment, files: list[Base64Content | B
 
 
 def _placeholder_for(file: Base64Content | Base64Body, files: list[Base64Content | Base64Body]) -> str:
-    """Returns a placeholder, which `body` replaces with the file's content."""
+    """Adds a file to `files`. Returns the file's placeholder, which `SesRequest.body` replaces with the content."""
     files.append(file)
     return _placeholder(len(files) - 1)
 
@@ -320,7 +322,7 @@ def _reply_to(texts: Sequence[str]) -> list[str]:
 
 
 def _address(field: str, text: str, reason: Reason, form: Callable[[Address], str]) -> str:
-    """The address as `form` returns it, on one line; raises UnrenderableEmail if SES cannot use the address."""
+    """Formats an address with `form`, on one line. Raises UnrenderableEmail if SES cannot use the address."""
     if is_plain(text):  # the usual case
         return text
     try:

@@ -1,4 +1,4 @@
-"""The outcome of each SES response: the table in `docs/providers.md`, as code.
+"""The outcome for each response of SES. `docs/providers.md` has a table of these rules.
 
 In a bulk call, a response 200 reports on each entry. After any other response, SES has accepted none of the entries.
 """
@@ -51,7 +51,9 @@ _PERMISSION: Final = SetupFault(
 _CLOCK: Final = SetupFault("Correct this host's clock: AWS rejects requests whose time is minutes off.")
 _SET_UP: Final = SetupFault("Check DISPATCHER_SES_CONFIGURATION_SET and the region, AWS_REGION.")
 _ENDPOINT: Final = SetupFault("Check DISPATCHER_SES_ENDPOINT_URL and AWS_REGION: the endpoint is not SES v2.")
-_TRUST: Final = SetupFault("Replace the endpoint's certificate, or set DISPATCHER_CA_FILE to its authority.")
+_TRUST: Final = SetupFault(
+    "Replace the endpoint's certificate, or set DISPATCHER_CA_FILE to the authority that signed it."
+)
 
 _CODES: Final[tuple[tuple[Verdict, str], ...]] = (
     # Errors of SendEmail itself; a test compares them with botocore's model.
@@ -124,7 +126,7 @@ botocore's model. FAILED means only that SES could not process this entry: the e
 not count against SES."""
 
 _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistException"})
-"""Error codes if SES did not find something that all emails of the call share, such as the template."""
+"""Error codes which mean that SES did not find something that all emails of the call share, such as the template."""
 GATEWAYS: Final = frozenset({502, 504})
 """Statuses of a gateway that got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
@@ -224,7 +226,7 @@ def unsent_outcome(error: RequestNotSent) -> Deferred:
     """The outcome for a request that was not sent.
 
     Raises:
-        ProviderFault: The endpoint's certificate or its TLS cannot be used.
+        ProviderFault: The endpoint's certificate cannot be trusted, or the TLS handshake failed.
     """
     cause = error.__cause__
     if error.is_untrusted:
@@ -237,8 +239,7 @@ def unsent_outcome(error: RequestNotSent) -> Deferred:
 
 
 def credentials_fault(error: Exception) -> ProviderFault:
-    """The fault if botocore found no AWS credentials: the credentials are missing or incomplete, or a server refused
-    them."""
+    """The fault if botocore found no AWS credentials: they are missing or incomplete, or a server refused them."""
     return ProviderFault(
         NAME, f"no AWS credentials to sign requests with ({type(error).__name__}).", remedy=_CREDENTIALS.remedy
     )
@@ -259,18 +260,22 @@ def _error_of(response: HttpResponse) -> tuple[str, str] | None:
     except Exception:  # noqa: BLE001 - any failure to parse means that the response is not SES's
         return None
     code = str(error.get("Code") or "")
-    # If the response has no code, botocore sets the status as the code.
+    # If the response has no code, botocore returns the HTTP status as the code.
     return "" if code == str(response.status) else scrub(code), scrub(str(error.get("Message") or ""))
 
 
 def is_denied(response: HttpResponse) -> bool:
-    """Whether SES refuses the request because these credentials lack the permission."""
+    """Whether SES refused the request because the credentials lack a permission."""
     error = _error_of(response) if response.status >= 300 else None
     return error is not None and error[0].startswith("AccessDenied")
 
 
 def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Verdict:
-    """Refines the verdict of a code by SES's message, because some codes have several meanings."""
+    """Corrects the verdict for an error code if SES's message is more exact.
+
+    SES uses some codes for several causes. For example, the code for a message that SES rejected also reports a sender
+    that is not verified.
+    """
     if verdict is _THROTTLED:
         return _QUOTA if _DAILY.search(words) else verdict
     if verdict is not _CONTENT:

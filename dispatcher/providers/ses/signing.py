@@ -4,14 +4,14 @@
 can call a server (instance metadata, STS, SSO), which can take minutes. Emails wait only while there are no valid
 credentials: until the first search has ended, or if the old credentials expire before a renewal has ended.
 
-**The signature.** AWS's Signature Version 4, at a tenth of the cost of botocore's signer.
+**The signature.** We sign requests ourselves, with AWS's Signature Version 4, at a tenth of the cost of botocore's
+signer: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html.
 
-https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html. All requests to one URL have
-the same canonical form, except for the time and the digest of the body. Before our first request to a URL, botocore's
-signer signs an example request to this URL, and this module copies the canonical form of the example. To sign a
-request, we put the request's time and digest into the copy. As a test, we also sign the example. If our signature of
-the example differs from botocore's, we refuse to send. The signing key depends on the day, the region and the service,
-and is cached.
+A signature covers the canonical form of a request. All requests to one URL have the same canonical form, except for the
+time and the digest of the body. Before our first request to a URL, botocore's signer signs an example request to this
+URL, and this module copies the canonical form of the example. To sign a request, we put the request's time and digest
+into the copy. As a test, we also sign the example. If our signature of the example differs from botocore's, we refuse
+to send. The signing key depends on the day, the region and the service, and is cached.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AwsCredentials:
         self._next_renewal_at = 0.0
 
     def current(self) -> ReadOnlyCredentials | None:
-        """The valid credentials; None if the caller must `wait` for them. Starts a renewal if one is due."""
+        """The credentials if they are valid; None if the caller must `wait` for them. Starts a renewal if it is due."""
         if isinstance(self._source, RefreshableCredentials):
             now = asyncio.get_running_loop().time()
             if now >= self._next_check_at:
@@ -78,12 +78,12 @@ class AwsCredentials:
         if found := self.current():
             return found
         async with asyncio.timeout_at(deadline):
-            # One email's deadline must not cancel the search that all emails wait for.
+            # All emails wait for the same search, so the deadline of one email must not cancel the search.
             _, found = await asyncio.shield(self._start_search())
         return found
 
     def _check_expiry(self, now: float) -> None:
-        """Starts a renewal if one is due, and drops credentials that are about to expire."""
+        """Starts a renewal if it is due. Drops credentials that expire within MIN_VALID_SECONDS."""
         if self._pending is None and now >= self._next_renewal_at and self._source.refresh_needed():
             self._next_renewal_at = now + RENEWAL_INTERVAL_SECONDS
             self._start_search()
@@ -91,7 +91,7 @@ class AwsCredentials:
             self._frozen = None
 
     def _start_search(self) -> asyncio.Future[_Found]:
-        """Starts a thread that finds or renews the credentials, if none is running. Returns the thread's result."""
+        """Starts a thread that finds or renews the credentials, unless such a thread is running. Returns its future."""
         if self._pending is None:
             self._pending = in_daemon_thread(self._find, "aws-credentials")
             self._pending.add_done_callback(self._on_found)
@@ -116,9 +116,9 @@ class _CanonicalForm:
     """The canonical form of requests to one URL (AWS Signature Version 4), without the time and the body's digest.
 
     Attributes:
-        before: botocore's canonical request before the time.
-        after: The canonical request between the time and the body's digest.
-        signed_headers: The header names, as the signature lists them.
+        before: The part of the canonical request before the time.
+        after: The part between the time and the body's digest.
+        signed_headers: The names of the signed headers, as the header `Authorization` lists them.
     """
 
     before: str
@@ -139,7 +139,7 @@ class Signer:
     ) -> None:
         """
         Args:
-            headers: The headers of every request, including `Host`.
+            headers: The headers that all requests have, including `Host`.
         """
         self.credentials = credentials
         self._botocore = SigV4Auth(credentials, service, region)
@@ -160,7 +160,7 @@ class Signer:
             digest: The body's SHA-256, from `sha256_of`.
 
         Raises:
-            ProviderFault: The installed botocore signs requests in an unknown way.
+            ProviderFault: The installed version of botocore signs requests differently from this module.
         """
         form = self._forms.get((method, url)) or self._learn(method, url)
         second = int(self._clock())
@@ -186,7 +186,7 @@ class Signer:
         if self._authorization(form, timestamp, digest) != theirs:
             raise ProviderFault(
                 "ses",
-                "the installed botocore signs requests in an unknown way.",
+                "the installed version of botocore signs requests in a way that is not supported.",
                 remedy="Install the versions from requirements/runtime.txt.",
             )
         self._forms[method, url] = form

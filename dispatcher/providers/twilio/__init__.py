@@ -1,13 +1,13 @@
-"""The provider `twilio`: SMS by Twilio's Messages API over our own HTTP transport.
+"""The provider `twilio`: sends SMS through Twilio's Messages API, over our own HTTP transport.
 
 request    the form for one SMS
 responses  the outcome for each response
 statuses   the event for each status of a message
 polling    reads the status of a message, because status callbacks are easily lost
 
-Twilio has no idempotency keys: if the answer to a request is lost, the outcome is unknown. By the SMS's policy, the SMS
-is then held or sent again. The URL for status callbacks contains the SMS's id, so a callback proves that Twilio
-accepted the SMS.
+Twilio has no idempotency keys: if the answer to a request is lost, the outcome is unknown. The SMS's policy determines
+whether the SMS is then held or sent again. Each request gives Twilio a URL for status callbacks that contains the SMS's
+id. So a callback proves that Twilio accepted this SMS.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ class TwilioProvider:
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`. May raise ProviderFault after `mark_on_wire`."""
+        """Makes one attempt; see `contract.Provider.send`.
+
+        ProviderFault is also possible after `mark_on_wire`: Twilio then answered, and accepted no email.
+        """
         try:
             with attempt.rendering:
                 form = form_of(email, self._own.sender, self._own.callback_url, attempt.expires_in)
@@ -158,7 +161,11 @@ class TwilioProvider:
         return event_in(found, message.email_id) if found else None
 
     async def _read(self, path: str) -> Message | None:
-        """A resource of the account; None if it does not exist."""
+        """Reads a document of the account, such as a message. Returns None if the document does not exist.
+
+        Raises:
+            PollRefused: Twilio cannot be reached, or refuses the request.
+        """
         deadline = asyncio.get_running_loop().time() + POLL_SECONDS
         try:
             return document_of(await self._api.transport.get(f"{self._account_url}{path}", self._headers, deadline))

@@ -1,8 +1,8 @@
 """Reads what became of an SMS from Twilio's messages: https://www.twilio.com/docs/messaging/api/message-resource
 
-If Twilio's id of the SMS (the SID) is known, this module reads that message. Otherwise it searches Twilio's list of
-messages to the recipient's number. The module uses a message of the list only if no other message of the list can be
-the SMS.
+If Twilio's id of the SMS (the SID) is known, this module reads the message with this id. Otherwise it searches Twilio's
+list of messages to the recipient's number. The module uses a message of the list only if no other message of the list
+can be the SMS.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ Message = Mapping[str, Any]
 
 
 def path_of(message_id: str) -> str | None:
-    """The URL path of a message, relative to the account's URL. None if the id does not have the form of Twilio's
-    ids."""
+    """The URL path of a message, relative to the account's URL. None if the id cannot be an id of Twilio."""
     return f"/Messages/{message_id}.json" if SID.fullmatch(message_id) else None
 
 
 def list_path_of(traits: Traits) -> str:
-    """The URL path of the list of messages to the SMS's number, relative to the account's URL.
+    """The URL path of the list of messages to the recipient of an SMS, relative to the account's URL.
 
     The list begins with the start of a day in UTC, because Twilio selects messages by whole days.
     """
@@ -62,7 +61,14 @@ def document_of(response: HttpResponse) -> Message | None:
 
 
 def matching(document: Message, traits: Traits, default_sender: str) -> Message | None:
-    """The only message of the list that can be the SMS; None if there is none, or more than one."""
+    """The only message of a list that can be the SMS.
+
+    None if the list has no such message or several, or if the list is incomplete.
+
+    Args:
+        document: Twilio's list of messages.
+        default_sender: The sender of an SMS that has no sender.
+    """
     listed = document.get("messages")
     if not isinstance(listed, list) or len(listed) >= PAGE_SIZE or document.get("next_page_uri"):
         return None
@@ -95,7 +101,7 @@ def _instant(text: object) -> datetime | None:
 
 
 def event_in(message: Message, email_id: UUID) -> ProviderEvent | None:
-    """The event for a message's status, as a status callback reports it; None if the status is no event."""
+    """The event that a status callback would report for the message's status; None if the status has no event."""
     code, detail = message.get("error_code"), message.get("error_message")
     return event_of(
         email_id,

@@ -21,8 +21,8 @@ def form_of(email: OutgoingEmail, default_sender: str, callback_url: str | None,
 
     Args:
         default_sender: The sender of an SMS that has no sender; empty if no default is configured.
-        callback_url: The URL to which Twilio posts the SMS's status, without the SMS's id; None if Twilio posts
-            nothing.
+        callback_url: The URL to which Twilio posts the SMS's status; None if Twilio posts nothing. This function adds
+            the SMS's id to the URL.
         expires_in: The seconds until the SMS expires; None if it never expires.
 
     Raises:
@@ -48,7 +48,7 @@ def form_of(email: OutgoingEmail, default_sender: str, callback_url: str | None,
         )
     form = {"To": email.to[0], "MessagingServiceSid" if sender.startswith("MG") else "From": sender, "Body": text}
     if expires_in is not None:
-        # Rounded down, because the period begins only when Twilio accepts the SMS.
+        # Round down, because the period begins a little later: when Twilio accepts the SMS.
         form["ValidityPeriod"] = str(max(1, min(math.floor(expires_in), MAX_VALIDITY_SECONDS)))
     if callback_url is not None:
         form["StatusCallback"] = f"{callback_url}?email_id={email.email_id}"

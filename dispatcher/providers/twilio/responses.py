@@ -1,4 +1,4 @@
-"""The outcome of each Twilio response: the table in `docs/providers.md`, as code.
+"""The outcome for each response of Twilio. `docs/providers.md` has a table of these rules.
 
 Sources: https://www.twilio.com/docs/api/errors, https://www.twilio.com/docs/usage/twilios-response, and RFC 9110 for
 what Twilio does not document.
@@ -109,7 +109,10 @@ def code_of(response: HttpResponse) -> str:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response in one scrubbed line: status, Twilio's error code, and its message or a description of the body."""
+    """The response on one line, without addresses and credentials.
+
+    The line has the status, Twilio's error code, and the message or a description of the body.
+    """
     message = response.document.get("message")
     if isinstance(message, str) and message and response.status >= 400:
         return scrub(f"{code_of(response)}: {message}")

@@ -1,6 +1,6 @@
 """What Twilio's statuses of a message mean: https://www.twilio.com/docs/messaging/api/message-resource#message-status-values
 
-Status callbacks and the list of messages have the same statuses, and become the same events.
+A status becomes the same event, whether Twilio reports it in a status callback or in the list of messages.
 """
 
 from __future__ import annotations
