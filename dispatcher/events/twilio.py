@@ -108,7 +108,7 @@ def parse_status(email_id: str, form: Mapping[str, str], *, clock: datetime | No
     """The event of a status callback.
 
     Args:
-        email_id: The email's id, from the URL, which is signed.
+        email_id: The email's id, from the callback's URL. Twilio's signature covers this URL.
         clock: The current time, which becomes the event's time, because a status callback contains no time.
     """
     parsed = ParsedEvents()
