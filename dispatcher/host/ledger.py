@@ -21,10 +21,9 @@ A locked ledger belongs to a live worker, which may be frozen (stopped, swapped 
 relay releases such a lease, it must be certain that the worker has not sent the email, and will not send it. Each side
 writes before it reads, so correctness does not depend on a clock:
 
-    worker   1 marks the slot *on the wire*   2 reads `voided_at`. If the email was leased, or its lease was last
-    renewed,
-               before this time, the lease is void: the worker clears the slot, and sends nothing   3 sends the first
-                   byte
+    worker   1 marks the slot *on the wire*   2 reads `voided_at`. If the lease was last confirmed (leased or renewed)
+               before this time, the lease is void: the worker clears the slot and sends nothing
+               3 sends the first byte
     relay    1 finds expired leases   2 writes `voided_at`   3 waits until the worker can read the new `voided_at`
                4 reads the slots   5 releases the leases that are in no slot, unless they were renewed since step 1
 

@@ -42,7 +42,7 @@ class Gate:
             raise
 
     def release(self) -> None:
-        """Returns a slot. If emails wait, the next email gets the slot."""
+        """Gives a slot back. If emails wait, the next email gets the slot."""
         # While a slot is free, no email waits.
         while not self._free and (lanes := [lane for lane, slots in self._waiting.items() if slots]):
             lane = self._turns.next(lanes)

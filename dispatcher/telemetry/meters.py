@@ -48,7 +48,7 @@ class Meter:
     """A metric that processes count.
 
     Attributes:
-        kind: The Prometheus type. The names of the metric's files begin with it.
+        kind: The Prometheus type. The names of the files with the metric begin with this type.
         labels: Label names. Their values come from closed vocabularies, never from an email.
         known: Combinations of label values whose count is zero from the start. Without a zero, Prometheus would not
             see the first event as an increase.
