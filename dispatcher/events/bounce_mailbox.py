@@ -132,7 +132,8 @@ def _report(
 
 
 def _each(dispose: Callable[[str], None], names: Iterable[str]) -> None:
-    """Calls `dispose` for each message, even if a call fails. Then raises the last error, if there was one."""
+    """Calls `dispose` with the name of each message, even if a call fails. Then raises the last error, if there was
+    one."""
     failed: OSError | None = None
     for name in names:
         try:

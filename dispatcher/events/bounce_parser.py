@@ -76,7 +76,7 @@ _FEEDBACK: Final = {
     "not-spam": EventKind.DELIVERED,
 }
 """The kind of event for each type of feedback of RFC 5965, section 7.3, and RFC 6430. Reports of other types, such as
-`auth-failure`, come from servers and not from recipients."""
+`auth-failure`, come from servers and not from recipients. They prove only that the provider accepted the email."""
 
 _LINE_ENDS: Final = re.compile(rb"(?:\r\n|\r|\n){2,}")
 _WORD: Final = re.compile(r"[a-z]+")
@@ -165,7 +165,8 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
 
 
 def _code(finding: _Finding) -> str | None:
-    """The most specific of these codes: the receiving server's code, the notice's status, an SMTP reply code."""
+    """The first code that is not vague, from the servers' words or the notice's status. If every code is vague, the
+    first code; an SMTP reply code is the last choice."""
     codes = [*ENHANCED.findall(finding.words), *([finding.status] if finding.status else [])]
     replies = REPLY.findall(finding.words) if finding.kind in (EventKind.BOUNCED, EventKind.DEFERRED) else []
     return next((code for code in codes if not is_vague(code)), None) or next(iter((*codes, *replies)), None)

@@ -23,7 +23,7 @@ class Refusal(StrEnum):
     SIGNATURE = "signature-invalid"
     """The signature is missing or wrong, or its certificate does not come from AWS."""
     STALE = "signature-stale"
-    """The signature is too old, or its time is in the future."""
+    """The signature is too old, or its time is too far in the future."""
     TOPIC = "topic-forbidden"
     """The SNS topic is not on the list of allowed topics."""
 

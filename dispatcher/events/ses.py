@@ -192,7 +192,7 @@ def _of_destinations(kind: EventKind, *texts: str) -> _Read:
 
 
 def _of_reader(kind: EventKind) -> _Read:
-    """A function that reads notices about a recipient who opened or clicked. Such notices do not name the recipient."""
+    """A function that reads notices about an open or a click. Such notices do not name the recipient who did it."""
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         link = fields.text(notice.facts.get("link")) or ""

@@ -379,7 +379,8 @@ def _handled(
 ) -> Position:
     """The new cursor of the webhook.
 
-    If the receiver works, the cursor also passes refused events, which are stored for a retry.
+    If the receiver works, the cursor also passes refused events, which are stored for a retry. Otherwise the cursor
+    stops before the first event that was not delivered.
     """
     for result in results:
         if result.reaction is not Reaction.DELIVERED and not is_working and result.post.position is not None:

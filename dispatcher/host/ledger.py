@@ -166,8 +166,8 @@ class Ledger:
     def voided_at(self) -> float:
         """When the relay last voided leases (`steady_clock`).
 
-        Read this after `mark_on_wire`, and before the first byte is sent. If the email was leased, or its lease was
-        last renewed, before this time, the lease is void, and the email must not be sent.
+        Read this after `mark_on_wire`, and before the first byte is sent. A lease that was last confirmed (leased or
+        renewed) before this time is void: do not send its email.
         """
         return float(VOIDED.unpack_from(self._map, VOIDED_AT)[0])
 
@@ -202,9 +202,9 @@ class Ledger:
     def keep_file(self) -> None:
         """Keeps the file when the worker exits, so that the relay ends the worker's leases.
 
-        Call this if PostgreSQL's reply to a lease statement was lost. PostgreSQL may have committed these leases, or
-        may still commit them, although the worker does not know them. The relay ends the worker's sessions, and then
-        releases the leases that are not in the ledger.
+        Call this if PostgreSQL's reply to a statement that leases emails was lost. PostgreSQL may have committed these
+        leases, or may still commit them, although the worker does not know them. The relay ends the worker's sessions,
+        and then releases the leases that are not in the ledger.
         """
         self._is_file_kept = True
 

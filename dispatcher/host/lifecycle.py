@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class StrayCancel(DispatcherError):
-    """A task was not cancelled, but ended, because a future that the task waited for was cancelled."""
+    """A task ended because a future that the task waited for was cancelled. The task itself was not cancelled."""
 
 
 def stop_event(context: ChildContext) -> asyncio.Event:

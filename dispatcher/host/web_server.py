@@ -121,7 +121,7 @@ class WebServer:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # No code awaits this task: an exception here ends only this connection.
+        # These errors concern only this connection, and no code awaits this task to handle them.
         with suppress(OSError, TimeoutError, asyncio.CancelledError):
             has_slot = self._open < CONNECTIONS or self._end_oldest()
             self._open += 1

@@ -259,11 +259,11 @@ class CircuitBreaker:
             self._open(reason)
 
     def open(self, trial: int, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """Opens the breaker, because the provider cannot be used (invalid credentials, for example), unless only this
-        email is at fault.
+        """Notes that the provider cannot be used, for example because of invalid credentials. Opens the breaker, unless
+        only this email is at fault.
 
-        Returns whether the provider or the email is at fault. An email is at fault if other emails have succeeded since
-        its first refusal. If the attempt began before the breaker last opened, changes nothing.
+        Returns whether the provider or the email is at fault. The email is at fault if other emails have succeeded
+        since its first refusal. If the attempt began before the breaker last opened, changes nothing.
 
         Args:
             email: The refused email; None if the provider has not seen the email.
@@ -278,9 +278,9 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """Notes that the provider throttled an attempt, and pauses the provider unless only the email may be at fault.
+        """Notes that the provider throttled an attempt. Pauses the provider, unless the email may be at fault.
 
-        Returns which of the two is at fault; `UNKNOWN` if this is not clear yet.
+        Returns whether the provider or the email is at fault; `UNKNOWN` if this is not clear yet.
 
         Args:
             trial: The attempt's number from `begin`.
@@ -331,7 +331,7 @@ class CircuitBreaker:
         """Ends the wait if its time is over. Returns the remaining seconds."""
         if self._state not in (BreakerState.PAUSED, BreakerState.OPEN):
             return 0.0
-        # Read the clock once. Between two reads the wait could end, and `on_change` would not be called.
+        # Read the clock only once. If the wait ended between two reads, `on_change` would not be called.
         remaining = self._until - self._clock()
         if remaining > 0:
             return remaining

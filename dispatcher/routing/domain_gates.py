@@ -29,7 +29,7 @@ from dispatcher.store.domains import SLOT_SECONDS, Claim, DomainStore
 CLAIM_SECONDS: Final = 0.1
 """A worker takes the tokens for this time in one step. Tokens that it does not use in this time are lost."""
 ASK_SECONDS: Final = 0.25
-"""How often a worker asks for a slot that other workers hold."""
+"""How often a worker asks again for a slot while other workers hold all slots."""
 RENEW_SECONDS: Final = 1.0
 """How often a worker renews its slots, and gives back slots that it does not need."""
 HOLD_SECONDS: Final = 1.0
@@ -250,7 +250,7 @@ class DomainGates:
         """
         Args:
             store: None if the worker has no provider to which ceilings of recipient domains apply.
-            most_waiting: The most emails that wait for slots in this worker.
+            most_waiting: The most emails that may wait for slots in this worker at the same time.
         """
         self._store = store
         self._waits = asyncio.Semaphore(most_waiting)

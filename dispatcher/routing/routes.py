@@ -47,7 +47,8 @@ MIN_DELAY_SECONDS: Final = 1.0
 """If an email's provider is being probed, the email is due again after at least this time. The probe usually gets its
 answer sooner."""
 DELAY_SPREAD: Final = 0.5
-"""Adds up to 50 % at random, so that emails that wait for one provider become due one after another."""
+"""An email's delay is up to 50 % longer, at random. So emails that wait for one provider become due one after
+another."""
 
 
 @dataclass(slots=True)

@@ -33,9 +33,10 @@ FIRST_OCTETS: Final = 64 * 1024
 """The size of a new file. A full file doubles in size."""
 PREFIXES: Final = ("counter", "histogram", "gauge_livesum")
 GENERATIONS: Final = 4
-"""The most processes in one slot that may count at the same time."""
+"""The most processes that may count in one slot at the same time."""
 API: Final = "api"
-"""The slot of all API processes of the host. They have no common parent, and there may be many."""
+"""The slot that all API processes of the host share. They have no common parent that could number them, and there may
+be many."""
 API_GENERATIONS: Final = 64
 _OURS: Final = re.compile(
     rf"(?:(?P<prefix>{'|'.join(PREFIXES)})_)?(?P<name>(?:w\d+|relay|monitor|parent|api)-\d+)\.(?:db|lock|new)"

@@ -20,19 +20,19 @@ _BATCH_EMAILS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # Metrics of single emails.
 EMAILS: Final = Counter(
     "dispatcher_emails_total",
-    "Emails that workers finished, by their last outcome.",
+    "Emails that became sent, failed or held after an attempt, by the outcome of this attempt.",
     ("provider", "outcome"),
     panel=Panel.SENDING,
 )
 ATTEMPTS: Final = Counter(
     "dispatcher_attempts_total",
-    "Recorded attempts; error_type is none if the provider accepted the email.",
+    "Recorded attempts. error_type is none if the provider accepted the email.",
     ("provider", "outcome", "error_type"),
     panel=Panel.SENDING,
 )
 RETRIES: Final = Counter(
     "dispatcher_retries_total",
-    "Attempts after which the worker tries the email again within the same lease.",
+    "Attempts after which the worker makes another attempt within the same lease.",
     ("provider",),
     panel=Panel.SENDING,
 )
@@ -175,10 +175,10 @@ BREAKERS: Final = Gauge(
 EVENTS: Final = Counter(
     "dispatcher_provider_events_total",
     "Events that providers reported. kind: a kind from docs/events.md; a bounce is bounced_hard, bounced_soft or "
-    "bounced_blocked. result: new, duplicate, unknown (no such email). These results have the kind unknown: refused "
-    "(by PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind; and forged and stale, which "
-    "count whole requests or messages. mailbox: the company that runs the recipient's mailbox, known by the domain: "
-    "gmail, microsoft, yahoo, apple, other, or unknown (the event names no recipient).",
+    "bounced_blocked. result: new, duplicate or unknown (no such email). If kind is unknown, result is refused (by "
+    "PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind, or, for a whole request or "
+    "message, forged or stale. mailbox: the company that runs the recipient's mailbox, known by the domain: gmail, "
+    "microsoft, yahoo, apple, other, or unknown (the event names no recipient).",
     ("provider", "kind", "result", "mailbox"),
     panel=Panel.EVENTS,
 )
