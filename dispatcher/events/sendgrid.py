@@ -110,7 +110,7 @@ class SendGridVerifier:
             except InvalidSignature:
                 continue
             return
-        raise EventsRefused(Refusal.SIGNATURE, "No configured key has signed the request.")
+        raise EventsRefused(Refusal.SIGNATURE, "No key in DISPATCHER_SENDGRID_EVENTS_KEYS has signed the request.")
 
 
 def _key_of(text: str) -> EllipticCurvePublicKey:

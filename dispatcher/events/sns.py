@@ -185,7 +185,8 @@ def _envelope(body: bytes | bytearray) -> dict[str, Any]:
     required = ["Type", "TopicArn", "SigningCertURL", "Timestamp", "Signature", "SignatureVersion", "Message"]
     required += ["MessageId"]
     if not isinstance(given, dict) or given.get("Type") not in tuple(MessageType):
-        raise EventsRefused(Refusal.SIGNATURE, "The request is not an SNS message. Turn off raw message delivery.")
+        detail = "The request is not an SNS message. Turn off raw message delivery of the subscription."
+        raise EventsRefused(Refusal.SIGNATURE, detail)
     if given["Type"] != MessageType.NOTIFICATION:
         required += ["Token", "SubscribeURL"]
     if not all(isinstance(given.get(name), str) for name in required) or given["SignatureVersion"] not in _HASHES:
