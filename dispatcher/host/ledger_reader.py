@@ -72,8 +72,8 @@ class LivingLedger:
     database_id: UUID | None
 
     def void_leases(self, at: float) -> None:
-        """Voids every lease that was last confirmed (leased or renewed) before `at`: the worker then sends none of the
-        emails of these leases.
+        """Voids every lease that was last confirmed (leased or renewed) before `at`: the worker then begins no attempt
+        under these leases.
 
         The worker sees this change after a moment, not immediately. Wait before you call `attempts`.
 
@@ -96,7 +96,7 @@ class LivingLedger:
         """Reads the attempts that are on the wire or answered.
 
         An attempt that begins during the call may be missing in the result. This cannot happen for a voided lease,
-        because the worker begins no attempt for it.
+        because the worker begins no attempt under it.
 
         Raises:
             LedgerUnreadable: The file can no longer be read.
