@@ -58,7 +58,8 @@ _MODULES: Final = {
 if not TYPE_CHECKING:  # type checkers must not see this function: they would accept any name
 
     def __getattr__(name: str) -> object:
-        """Imports a public name on first use. Most processes use none of them, so an earlier import would cost time."""
+        """Imports a public name on first use. Most processes use no public name, so importing them at the start would
+        waste time."""
         for module, names in _MODULES.items():
             if name in names:
                 return globals().setdefault(name, getattr(import_module(f"{__name__}.{module}"), name))

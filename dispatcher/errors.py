@@ -34,8 +34,8 @@ class DispatcherError(Exception):
     Attributes:
         message: One sentence that says what is wrong, without private data.
         remedy: What to do about the error; None if the message already says so.
-        public: What callers of the HTTP API and /readyz get instead of the message, if the message names hosts or
-            users; otherwise None.
+        public: The text that callers of the HTTP API and /readyz get instead of `message`, because `message` may name
+            hosts or users. None if they may get `message`.
     """
 
     public: str | None = None

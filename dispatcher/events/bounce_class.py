@@ -1,8 +1,8 @@
 """Decides from a server's refusal how permanent a bounce is: hard, soft or blocked.
 
-A hard bounce stops later emails to the address, so a doubtful bounce is never hard. Words about the sender, a full
-mailbox or a temporary fault outweigh the code, because many servers answer 5.1.1 to everything. If several codes
-contradict each other, the bounce is not hard.
+A hard bounce stops later emails to the address, so a doubtful bounce is never hard. Many servers answer 5.1.1 (unknown
+address) to everything. So words about the sender, a full mailbox or a temporary fault count more than the status code.
+If several status codes contradict each other, the bounce is not hard.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ _RULES: Final = (
 
 
 def classify(status: str | None, words: str, *, after_data: bool = False) -> Bounce:
-    """How permanent a final failure is.
+    """How permanent a bounce is: hard, soft or blocked.
 
     Args:
         status: The enhanced status code that the bounce reports; None if it reports none.
         words: What the receiving or the sending server said about the recipient; may be empty.
-        after_data: Whether the server refused the content, after it had accepted the recipient. Some of these servers
-            say that the user is unknown, which then proves nothing.
+        after_data: Whether the server accepted the recipient, and refused the email only after it had received the
+            content. Some servers then say that the user is unknown; these words are ignored.
     """
     words = " ".join((status or "", *(word for word in words.split() if not _NAME.search(word))))
     for pattern, bounce in _RULES:
@@ -103,7 +103,7 @@ def classify(status: str | None, words: str, *, after_data: bool = False) -> Bou
 
 
 def says_why(words: str) -> bool:
-    """Whether the words contain a status code or a known reason."""
+    """Whether the words give a reason for the refusal: a status code or a known phrase."""
     patterns = (ENHANCED, REPLY, _UNKNOWN_ADDRESS, _BLOCKED, _TEMPORARY)
     return any(pattern.search(words) for pattern in patterns)
 

@@ -73,7 +73,8 @@ class BounceMailbox:
         return 0.0 if count == MAX_MESSAGES and waiting < count else None
 
     async def _round(self) -> tuple[int, int]:
-        """Reads messages once. Returns the number of messages, and how many of them wait because an email is locked."""
+        """Handles one batch of messages. Returns their number, and how many of them stay in the mailbox because the
+        rows of their emails are locked."""
         messages = await asyncio.to_thread(self._maildir.read_new, MAX_MESSAGES)
         if not messages:
             return 0, 0
@@ -96,7 +97,11 @@ class BounceMailbox:
         return len(messages), waiting
 
     def _email_id_in(self, message: NewMessage) -> UUID | None:
-        """The email whose token is in the message: in the header, or in a quoted part, which feedback reports have."""
+        """The id of the email that the message is about; None if the message contains no valid token of an email.
+
+        The token is part of the email's envelope sender (see `BounceAddress`). It is usually in the message's header.
+        In a feedback report, it is in a quoted part, so the whole message is searched, too.
+        """
         octets = message.octets or b""
         header = _END_OF_HEADER.split(octets, maxsplit=1)[0]
         return self._address.find(header.decode("latin-1")) or self._address.find(octets.decode("latin-1"))
@@ -127,7 +132,8 @@ def _report(
 
 
 def _each(dispose: Callable[[str], None], names: Iterable[str]) -> None:
-    """Calls `dispose` for each message, even if a call fails. Then raises the last error, if there was one."""
+    """Calls `dispose` with the name of each message, even if a call fails. Then raises the last error, if there was
+    one."""
     failed: OSError | None = None
     for name in names:
         try:

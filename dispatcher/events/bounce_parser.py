@@ -76,7 +76,7 @@ _FEEDBACK: Final = {
     "not-spam": EventKind.DELIVERED,
 }
 """The kind of event for each type of feedback of RFC 5965, section 7.3, and RFC 6430. Reports of other types, such as
-`auth-failure`, come from servers and not from recipients."""
+`auth-failure`, come from servers and not from recipients. They prove only that the provider accepted the email."""
 
 _LINE_ENDS: Final = re.compile(rb"(?:\r\n|\r|\n){2,}")
 _WORD: Final = re.compile(r"[a-z]+")
@@ -91,8 +91,8 @@ class _Finding:
     """What a message says about one recipient.
 
     Attributes:
-        is_sent_to: Whether the email was sent to the refused address. Otherwise, a server may have forwarded the email
-            to another address, and that address was refused.
+        is_sent_to: Whether the refused address is the address to which the email was sent. False if, for example, a
+            server forwarded the email to a different address, and this address was refused.
         status: The enhanced status code of the notice.
         words: What the servers said about the recipient.
         after_data: See `classify`.
@@ -165,7 +165,8 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
 
 
 def _code(finding: _Finding) -> str | None:
-    """The most specific of these codes: the receiving server's code, the notice's status, an SMTP reply code."""
+    """The first code that is not vague, from the servers' words or the notice's status. If every code is vague, the
+    first code; an SMTP reply code is the last choice."""
     codes = [*ENHANCED.findall(finding.words), *([finding.status] if finding.status else [])]
     replies = REPLY.findall(finding.words) if finding.kind in (EventKind.BOUNCED, EventKind.DEFERRED) else []
     return next((code for code in codes if not is_vague(code)), None) or next(iter((*codes, *replies)), None)
@@ -208,9 +209,9 @@ def _parts(message: Message) -> Iterator[Message]:
 def _status_blocks(part: Message) -> Iterator[Message]:
     """The groups of fields of a delivery status; none if the part is not a delivery status.
 
-    Python's library parses `message/delivery-status`. It parses `message/global-delivery-status` (RFC 6533) as an
-    email, so the body contains all groups except the first; and it parses a status in Base64 as a body. Some gateways
-    convert a delivery status to plain text.
+    Python's library parses only `message/delivery-status` completely. This function also parses the groups that the
+    library leaves as text: in `message/global-delivery-status` (RFC 6533), all groups except the first; in a delivery
+    status in Base64, all groups. It also reads a delivery status that a gateway has converted to plain text.
     """
     payload = part.get_payload()
     if part.get_content_type() in _STATUS_TYPES and isinstance(payload, list):
@@ -254,14 +255,15 @@ def _of_block(block: Message, text: str, known: Known, *, is_only: bool) -> _Fin
 
 
 def _kind_of(status: str | None) -> EventKind:
-    """The kind of event for a block that names no action."""
+    """The kind of event if a delivery status has no field `Action`: decided by the status code's first digit."""
     return {"2": EventKind.DELIVERED, "4": EventKind.DEFERRED}.get((status or "5")[0], EventKind.BOUNCED)
 
 
 def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
-    """The recipient that a block is about, and whether this address itself was refused.
+    """The recipient that a block of a delivery status is about, and whether the block is about this address itself.
 
-    If the final address differs from the original address, a server has forwarded the email.
+    A block names an original and a final address. If they differ, a server has forwarded the email to the final
+    address, and the block is about the final address. The recipient is None if the email was sent to neither address.
     """
     original, final = (_address_in(field(block, f"{name}-Recipient")) for name in ("Original", "Final"))
     if final in known:
@@ -270,7 +272,7 @@ def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
 
 
 def _address_in(value: str) -> str:
-    """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if there is none."""
+    """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if it contains no address."""
     address = value.rpartition(";")[2].strip("\"' ")
     return normalised(address) if "@" in address else ""
 

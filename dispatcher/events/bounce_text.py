@@ -52,9 +52,9 @@ _TAG: Final = any_of(r"<!?/?[a-z][^<>]*>")
 
 
 def kind_of_notice(message: Message, text: str, *, names_recipient: bool) -> EventKind | None:
-    """Whether a notice reports a bounce or a delay: BOUNCED or DEFERRED. None if no mail server wrote the message.
+    """BOUNCED if a mail server's message reports a failure; DEFERRED if it reports a delay.
 
-    Also None if the message reports neither.
+    None if the message reports neither, or if no mail server wrote the message.
 
     Args:
         text: What `explanation` returns.
@@ -87,9 +87,9 @@ def _is_from_daemon(message: Message) -> bool:
 def about(address: str, text: str) -> str:
     """What the text says about an address; empty if the text does not contain the address.
 
-    The result begins at the line with the address. It ends before a line that begins with another address, or at the
-    end of the paragraph. The paragraph is the first that contains the address and a reason; if there is none, the
-    whole text counts as one paragraph.
+    Searches the first paragraph that contains both the address and a reason; if no paragraph does, the whole text. The
+    result begins at the line with the address. It ends before the next line that begins with a different address, or at
+    the end of the paragraph.
     """
     if not address or place_of(address, text) < 0:
         return ""
@@ -108,7 +108,11 @@ def place_of(address: str, text: str) -> int:
 
 
 def explanation(parts: Sequence[Message]) -> str:
-    """The server's explanation in plain words: the first text part that is not empty, without the copy of the email."""
+    """The server's explanation: the first text part that is not empty, without its HTML tags. Empty if there is no such
+    part.
+
+    If the text ends with a copy of the email, the copy is left out.
+    """
     for part in parts:
         if is_text(part) and (text := decoded(part).strip()):
             text = text[:MAX_COPY_CHARACTERS]

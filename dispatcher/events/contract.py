@@ -1,7 +1,8 @@
 """What all sources of events have in common: parsed events, skipped events, and the reasons for refusing a request.
 
-A source first verifies a request, then parses it, then stores the events. The source acknowledges the request to the
-provider only after the events are committed.
+A source is a way in which a provider's events arrive, such as SendGrid's webhook or an SQS queue. A source first
+verifies a request, then parses it, then stores the events. The source acknowledges the request to the provider only
+after the events are committed.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from dispatcher.errors import ServerUnavailable
 
 
 class Refusal(StrEnum):
-    """Why a request is not genuine. Each value is a problem code of the HTTP API."""
+    """Why a request with events is refused as possibly forged. Each value is a problem code of the HTTP API."""
 
     SIGNATURE = "signature-invalid"
     """The signature is missing or wrong, or its certificate does not come from AWS."""
     STALE = "signature-stale"
-    """The signature is too old, or its time is in the future."""
+    """The signature is too old, or its time is too far in the future."""
     TOPIC = "topic-forbidden"
     """The SNS topic is not on the list of allowed topics."""
 
 
 class EventsRefused(Exception):
-    """A request with events is not genuine. Its events were neither parsed nor stored.
+    """A request with events is refused, because it may be forged. Its events were neither parsed nor stored.
 
     Attributes:
         detail: The reason, without any value from the request.

@@ -56,7 +56,7 @@ class EventBatcher:
         return batch
 
     async def _store(self, batch: list[_Waiting]) -> None:
-        """Stores a batch, and sets the result of each of its requests."""
+        """Stores a batch, and then completes the futures of its requests."""
         try:
             await self._sink.store([event for events, _ in batch for event in events])
         except StoreBusy as error:

@@ -1,4 +1,4 @@
-"""Reads fields of providers' events. A field with an unexpected value becomes None, and never raises an error.
+"""Reads fields of providers' events. An unexpected value becomes None or an empty object, and never raises an error.
 
 Providers copy text from other servers and from recipients into events. So any text can contain NUL characters or lone
 surrogates, or be megabytes long.
@@ -31,8 +31,8 @@ _REPLY_CODE: Final = re.compile(r"\b[245]\d\d\b", re.ASCII)
 def load_json(text: bytes | bytearray | str) -> Any:
     """Parses JSON. Accepts lone surrogates, control characters and bytes that are not UTF-8.
 
-    orjson refuses the whole text because of one such character in one event. The provider would then repeat the whole
-    request, and discard all of its events in the end.
+    orjson alone would refuse the whole text because of one such character in one event. The provider would then repeat
+    the whole request, and in the end discard all of its events.
 
     Raises:
         EventsUnreadable: The text is not JSON, or is nested too deep.
@@ -95,8 +95,8 @@ def email_id(value: object) -> UUID | None:
 
 
 def code(*values: object) -> str | None:
-    """The first enhanced status code (such as 5.1.1) in the texts. Without one, the first SMTP reply code; None if the
-    texts contain neither."""
+    """The first enhanced status code in the texts, such as 5.1.1. If there is none, the first SMTP reply code, such as
+    550. None if the texts contain no code."""
     found = [each for each in map(text, values) if each]
     for form in (_ENHANCED_CODE, _REPLY_CODE):
         for each in found:

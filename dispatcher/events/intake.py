@@ -76,9 +76,9 @@ class EventIntake:
         event that PostgreSQL refuses to store is logged and left out, because PostgreSQL would refuse it again.
 
         Raises:
-            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement for a reason that is not in the
-                events. It is unknown which events were stored. The source must repeat the call, or let the provider
-                repeat the events.
+            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement for a reason other than the events. It
+                is unknown which events were stored. The source must repeat the call, or let the provider repeat the
+                events.
             EmailsLocked: Other transactions have locked some of the emails. The events of all other emails are stored.
         """
         if not events:
@@ -121,7 +121,7 @@ class EventIntake:
         try:
             return await store_events(self._pool, rows, self._rules)
         except StatementRefused as error:
-            # No event has caused this error, so no event may be left out: the source must keep all events.
+            # An event cannot cause this error. So leave out no event: the source must keep all events.
             if (getattr(error.__cause__, "sqlstate", None) or "").startswith(_STATEMENT_FAULTS):
                 raise StoreUnavailable(error.message) from error
             raise
@@ -129,7 +129,7 @@ class EventIntake:
     async def _settle(self, email_ids: Collection[UUID]) -> int:
         """Settles emails immediately. Returns how many changed their status.
 
-        If that fails, the leading relay settles the emails later, because `store_events` has marked their rows.
+        If this fails, the leading relay settles the emails later, because `store_events` has marked their rows.
         """
         with suppress(StoreUnavailable):
             outcome = await self._locked.execute_unlocked(email_ids, lambda free: settle_proven(self._pool, free))

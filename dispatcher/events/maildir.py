@@ -61,7 +61,7 @@ class Maildir:
         """Deletes a message, or moves it to `cur` with the flag `seen`. Idempotent.
 
         Raises:
-            OSError: This user may not change the folder.
+            OSError: The process is not allowed to change the folder.
         """
         with suppress(FileNotFoundError):
             if self._keeps:
@@ -73,7 +73,7 @@ class Maildir:
         """Moves a message to `.Refused`, for the operator. Idempotent.
 
         Raises:
-            OSError: This user may not change the folder.
+            OSError: The process is not allowed to change the folder.
         """
         for each in ("", "new", "cur", "tmp"):
             (self.folder / ASIDE / each).mkdir(mode=0o700, exist_ok=True)

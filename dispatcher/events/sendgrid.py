@@ -6,7 +6,8 @@ An event of an email from this service has our custom argument `email_id`; other
     processed           accepted
     delivered           delivered
     deferred            deferred
-    bounce              bounced: blocked if `type` is `blocked`, else hard; soft for a full mailbox or a large message
+    bounce              bounced: blocked if `type` is `blocked`; soft if the mailbox is full, the message too large, or
+                        the status code begins with 4; else hard
     dropped             rejected: SendGrid took the email, then withheld it
     spamreport          complained
     unsubscribe         unsubscribed; also group_unsubscribe, with the code `group`
@@ -109,7 +110,7 @@ class SendGridVerifier:
             except InvalidSignature:
                 continue
             return
-        raise EventsRefused(Refusal.SIGNATURE, "No configured key has signed the request.")
+        raise EventsRefused(Refusal.SIGNATURE, "No key in DISPATCHER_SENDGRID_EVENTS_KEYS has signed the request.")
 
 
 def _key_of(text: str) -> EllipticCurvePublicKey:

@@ -30,7 +30,7 @@ NAME: Final = "ses"
 EMAIL_ID_TAG: Final = "email_id"
 
 _NOT_SPAM: Final = "not-spam"
-"""The type of a complaint which says that a recipient has moved the email out of the spam folder."""
+"""A complaint of this type means the opposite: a recipient has moved the email out of the spam folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def events_of_message(text: str, topics: Collection[str] = ()) -> ParsedEvents:
 
 
 def parse_text(text: str) -> ParsedEvents:
-    """The events of a notice. After a topic is set up, SES sends a plain text once, which is ignored."""
+    """The events of a notice. Ignores the plain text that SES sends once, after a topic is set up."""
     try:
         return parse(fields.load_json(text))
     except EventsUnreadable:
@@ -192,7 +192,7 @@ def _of_destinations(kind: EventKind, *texts: str) -> _Read:
 
 
 def _of_reader(kind: EventKind) -> _Read:
-    """A function that reads notices about an act of one recipient. Such notices do not name the recipient."""
+    """A function that reads notices about an open or a click. Such notices do not name the recipient who did it."""
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         link = fields.text(notice.facts.get("link")) or ""
@@ -217,9 +217,10 @@ _READERS: Final[Mapping[str, tuple[str, _Read]]] = {
 
 
 def _recipients(notice: _Notice, field: str) -> list[_Recipient]:
-    """The recipients that a notice names in a field, as objects or as addresses.
+    """The recipients in a field of a notice. The field contains objects or plain addresses.
 
-    If the notice names none, returns one recipient: the email's only recipient, or a recipient without an address.
+    If the field names no recipient, returns one recipient: the email's only recipient, or, if the email has several, a
+    recipient without an address.
     """
     found = [_recipient(each) for each in fields.items(notice.facts.get(field))]
     return found or [_Recipient(_only_destination(notice))]

@@ -9,7 +9,7 @@ from dispatcher.store.outbox import Outbox
 
 POLL_SECONDS: Final = 1.0
 BATCH: Final = 500
-"""The most emails per round, because the relay can publish only between the rounds."""
+"""The most emails per round. The number is limited, because the relay cannot publish during a round."""
 
 
 class ProvenEmails:

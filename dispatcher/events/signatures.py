@@ -45,7 +45,7 @@ class Freshness:
         self._clock = clock
 
     def check(self, signed_at: float) -> None:
-        """Asserts that a signature that was made at this Unix time is fresh.
+        """Checks the age of a signature by the Unix time at which it was made.
 
         Raises:
             EventsRefused: The signature is too old, or its time is too far in the future.

@@ -38,8 +38,8 @@ from dispatcher.transport.http_response import HttpResponse, NoResponse, Request
 from dispatcher.version import VERSION
 
 FETCH_SECONDS: Final = 8.0
-"""The longest time for a request to AWS. SNS waits at most 15 seconds for our response, which is sent after the request
-to AWS."""
+"""The longest time for a request to AWS. SNS waits at most 15 seconds for our response, and we respond only after the
+request to AWS."""
 MAX_CERTIFICATES: Final = 16
 FETCH_INTERVAL_SECONDS: Final = 1.0
 """The shortest time between two requests for certificates. A client that knows an allowed topic could otherwise make us
@@ -185,7 +185,8 @@ def _envelope(body: bytes | bytearray) -> dict[str, Any]:
     required = ["Type", "TopicArn", "SigningCertURL", "Timestamp", "Signature", "SignatureVersion", "Message"]
     required += ["MessageId"]
     if not isinstance(given, dict) or given.get("Type") not in tuple(MessageType):
-        raise EventsRefused(Refusal.SIGNATURE, "The request is not an SNS message. Turn off raw message delivery.")
+        detail = "The request is not an SNS message. Turn off raw message delivery of the subscription."
+        raise EventsRefused(Refusal.SIGNATURE, detail)
     if given["Type"] != MessageType.NOTIFICATION:
         required += ["Token", "SubscribeURL"]
     if not all(isinstance(given.get(name), str) for name in required) or given["SignatureVersion"] not in _HASHES:

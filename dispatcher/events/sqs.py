@@ -1,11 +1,11 @@
 """Receives the events of Amazon SES from an SQS queue, for hosts that no provider can reach.
 
-SES publishes to SNS or to EventBridge, which writes to the queue. Every host may poll the queue, without a leader: SQS
-gives each message to one poller, and a message that is received again changes nothing.
+SES publishes to SNS or to EventBridge, and these services write to the queue. Every host may poll the queue, without a
+leader: SQS gives each message to one poller, and a message that is received again changes nothing.
 
 A message is deleted after its events are committed. While PostgreSQL is unavailable, a poller keeps the messages that
-it has received, and receives no more. SQS counts how often a message is received. If the poller received the same
-messages again and again, SQS would soon move them to the queue's dead-letter queue.
+it has received, and receives no more. Otherwise it would receive the same messages again and again, and SQS, which
+counts this, would soon move them to the queue's dead-letter queue.
 
 The queue's access policy decides who may write to the queue. So the signatures of SNS are not verified here.
 """
@@ -156,7 +156,7 @@ class QueuePoller:
                 self._backoff.reset()
 
     async def run_once(self) -> None:
-        """Receives messages once, stores their events, and deletes the messages.
+        """Receives one batch of messages, stores their events, and deletes the messages.
 
         Raises:
             SourceUnavailable: SQS cannot be used now.

@@ -1,4 +1,5 @@
-"""Converts the settings that say which events of providers suppress a recipient. `store_events` applies the rules."""
+"""Makes the suppression rules from the settings: which events of providers suppress a recipient. `store_events` applies
+the rules."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Twilio signs the URL and the form's fields. The signature contains no time, so a copy of an old request has a valid
 signature. Such a copy changes nothing: a status that is already stored is a duplicate, and an SMS that was already
-handled is recognised by its SID.
+handled is recognised by its SID (Twilio's id of the SMS).
 
 Sources: https://www.twilio.com/docs/usage/security,
 https://www.twilio.com/docs/messaging/guides/track-outbound-message-status and the RequestValidator of Twilio's SDK.
@@ -96,7 +96,7 @@ def _form(body: bytes | bytearray) -> list[tuple[str, str]]:
 
 
 def _with_and_without_port(url: str) -> list[str]:
-    """The URL without its port, and the URL with its port, because Twilio signs either form."""
+    """The URL without its port, and the URL with its port. Twilio may have signed either of them."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
@@ -108,7 +108,7 @@ def parse_status(email_id: str, form: Mapping[str, str], *, clock: datetime | No
     """The event of a status callback.
 
     Args:
-        email_id: The email's id, from the URL, which is signed.
+        email_id: The email's id, from the callback's URL. Twilio's signature covers this URL.
         clock: The current time, which becomes the event's time, because a status callback contains no time.
     """
     parsed = ParsedEvents()

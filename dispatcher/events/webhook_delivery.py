@@ -1,4 +1,4 @@
-"""Delivers the feed's events to webhooks. One monitor of the database does this, and each webhook has separate rounds.
+"""Delivers the feed's events to webhooks. One monitor per database does this. Each webhook has its own rounds.
 
 A round posts a batch of events, several at the same time, and then saves the results in one commit. If the process dies
 before this commit, the next round posts the batch again. So every event arrives at least once, always with the same id.
@@ -7,7 +7,7 @@ A slow or failing receiver delays only its own webhook.
     the receiver …                                       what the monitor does
     accepts at least some events                         moves the cursor forward; stores each refused event, and posts
                                                          it again (`SCHEDULE_SECONDS`), while it delivers later events
-    is not reached, or answers 429, 502, 503 or 504,     keeps the cursor, and tries again after a wait, with a few
+    cannot be reached, or answers 429, 502, 503 or 504,  keeps the cursor, and tries again after a wait, with a few
     or refuses everything                                events; disables the webhook after about 27 hours
     answers 410                                          disables the webhook
 """
@@ -104,8 +104,8 @@ class PostResult:
 
 
 class WebhookDelivery:
-    """Delivers the feed's events to all webhooks. Each monitor runs this task, but only the monitor that holds the
-    named lock delivers."""
+    """Delivers the feed's events to all webhooks. Each monitor runs this task, but only the monitor that holds the lock
+    LOCK_NAME in PostgreSQL delivers events."""
 
     def __init__(
         self,
@@ -121,8 +121,8 @@ class WebhookDelivery:
         """Opens no connection yet.
 
         Args:
-            allow_private: Whether webhooks may have addresses that are not public.
-            context: See `signed_post.trusting_context`.
+            allow_private: Whether events may be posted to IP addresses that are not public, such as 10.0.0.1.
+            context: The TLS context for the posts (see `signed_post.trusting_context`).
             now: Returns the current time.
             post_seconds: The longest time for one post.
             retry_seconds: The wait after a round that failed.
@@ -156,7 +156,7 @@ class WebhookDelivery:
             await asyncio.sleep(STANDBY_SECONDS)
 
     async def _lead(self, session: AsyncSession) -> None:
-        """Starts rounds until the session ends. Cursors are written only in the session that holds the named lock."""
+        """Starts rounds until the session ends. Only this session, which holds the lock LOCK_NAME, writes cursors."""
         try:
             if await adapt_restored_feed(session):
                 self._log.warning("webhook.feed_restored")
@@ -190,8 +190,9 @@ class WebhookDelivery:
             await self._round(session, webhook)
             self._wake.set()
         except StoreUnavailable as error:
-            # Nothing was saved, so the next round delivers the same events again. It waits first: if PostgreSQL accepts
-            # reads but no writes (its disk is full), the receiver would otherwise get the events without a pause.
+            # Nothing was saved, so the next round posts the same events again. Wait before the next round: if
+            # PostgreSQL can be read but not written (its disk is full), the receiver would otherwise get these events
+            # without end.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=self._retry_seconds)
             await asyncio.sleep(self._retry_seconds)
         except Exception as error:  # noqa: BLE001 - one webhook must not delay the others
@@ -267,7 +268,8 @@ async def _post_all(
 ) -> list[PostResult]:
     """Posts events, several at the same time, until all are posted or the receiver fails.
 
-    Returns the results of the first events, in order. Events of the same email are posted one after another.
+    Returns one result per posted event, in the order of `posts`. If the receiver fails, the last events are not posted.
+    Events of the same email are posted one after another.
     """
     results: dict[int, PostResult] = {}
     latest: dict[UUID, asyncio.Future[None]] = {}
@@ -325,8 +327,9 @@ def settle(
 
     Args:
         posts: The posts of the round.
-        results: The results of the first posts, in the order of `posts`.
-        end: The position of the last event that was read for the round, even if the webhook does not get this event.
+        results: The results, in the order of `posts`. If the receiver failed, the last posts have no result.
+        end: The position of the last event that was read for the round, even if the webhook does not get events of this
+            kind or tenant.
         draw: Returns a random number from 0 to 1.
     """
     delivered = [result.post for result in results if result.reaction is Reaction.DELIVERED]
@@ -376,7 +379,8 @@ def _handled(
 ) -> Position:
     """The new cursor of the webhook.
 
-    If the receiver works, the cursor also passes refused events, which are stored for a retry.
+    If the receiver works, the cursor also passes refused events, which are stored for a retry. Otherwise the cursor
+    stops before the first event that was not delivered.
     """
     for result in results:
         if result.reaction is not Reaction.DELIVERED and not is_working and result.post.position is not None:

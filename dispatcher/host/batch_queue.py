@@ -1,4 +1,6 @@
-"""The inbox of a stage, such as the lease stage. Items that arrive while a batch is handled form the next batch.
+"""A queue of items that are handled in batches. Items that arrive while a batch is handled form the next batch.
+
+For example, the stages of a worker (such as the lease stage) handle their emails in batches.
 
 After a batch, the queue waits for a moment, so that more items join the next batch. A statement for ten emails costs
 about as much as a statement for one email. In a batch of a hundred emails, each email costs half as much as in a batch
@@ -45,7 +47,7 @@ class BatchQueue(Generic[T]):
             self._filled.set()
 
     def add_later(self, item: T, seconds: float) -> None:
-        """Queues an item after a delay. `finish` waits for this item."""
+        """Queues an item after a delay. `finish` waits for this item, too."""
         self._later_count += 1
         self._idle.clear()
         asyncio.get_running_loop().call_later(seconds, self._add_now, item)
@@ -55,7 +57,7 @@ class BatchQueue(Generic[T]):
         self.add(item)
 
     def wake(self) -> None:
-        """Makes `run` call its argument `room` again, because more items may be handled now."""
+        """Call this when more items may be handled: `run` then calls `room` again."""
         self._woken.set()
 
     def clear(self) -> None:
@@ -79,9 +81,11 @@ class BatchQueue(Generic[T]):
             handle: Handles a batch; must not raise.
             room: How many items may be handled now. Call `wake` when the number grows.
             full: The size of a full batch. None: never wait for a full batch.
-            linger_seconds: The longest wait for a full batch, after the previous batch.
-            is_urgent: Whether other work waits for the next batch. If so, the queue does not wait for a full batch.
-            is_any_order: Whether items may be handled in any order. If so, a batch starts at a random item.
+            linger_seconds: How long to wait for a full batch, at most, after the previous batch was handled.
+            is_urgent: Whether other work waits for the next batch. If so, the queue does not wait for a full batch,
+                unless items arrive fast (see BUSY_SHARE).
+            is_any_order: Whether a batch may start at any item. If so, it starts at a random item. A worker that probes
+                a provider uses this, because emails that the provider refuses may arrive together.
         """
         self._full = full
         while True:

@@ -15,7 +15,8 @@ def steady_clock() -> float:
 
 
 def boot_id() -> str:
-    """The kernel's id of the last boot. Empty if the kernel provides no id. Then any ledger may be incomplete."""
+    """The kernel's id of the last boot. Empty if the kernel provides no id: every ledger is then treated as if it might
+    lack its last writes."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

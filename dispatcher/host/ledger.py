@@ -21,8 +21,9 @@ A locked ledger belongs to a live worker, which may be frozen (stopped, swapped 
 relay releases such a lease, it must be certain that the worker has not sent the email, and will not send it. Each side
 writes before it reads, so correctness does not depend on a clock:
 
-    worker   1 marks the slot *on the wire*   2 reads `voided_at`. If the lease was last confirmed before that time, the
-               lease is void: the worker clears the slot and sends nothing   3 sends the first byte
+    worker   1 marks the slot *on the wire*   2 reads `voided_at`. If the lease was last confirmed (leased or renewed)
+               before this time, the lease is void: the worker clears the slot and sends nothing
+               3 sends the first byte
     relay    1 finds expired leases   2 writes `voided_at`   3 waits until the worker can read the new `voided_at`
                4 reads the slots   5 releases the leases that are in no slot, unless they were renewed since step 1
 
@@ -163,9 +164,10 @@ class Ledger:
 
     @property
     def voided_at(self) -> float:
-        """When the relay last voided leases, by `steady_clock`.
+        """When the relay last voided leases (`steady_clock`).
 
-        Read this after `mark_on_wire` and before the first byte is sent.
+        Read this after `mark_on_wire`, and before the first byte is sent. A lease that was last confirmed (leased or
+        renewed) before this time is void: do not send its email.
         """
         return float(VOIDED.unpack_from(self._map, VOIDED_AT)[0])
 
@@ -200,9 +202,9 @@ class Ledger:
     def keep_file(self) -> None:
         """Keeps the file when the worker exits, so that the relay ends the worker's leases.
 
-        Call this if the reply to a lease statement was lost. PostgreSQL may still commit these leases, although the
-        worker did not receive them. The relay ends the worker's sessions, and then releases the leases that are not in
-        the ledger.
+        Call this if PostgreSQL's reply to a statement that leases emails was lost. PostgreSQL may have committed these
+        leases, or may still commit them, although the worker does not know them. The relay ends the worker's sessions,
+        and then releases the leases that are not in the ledger.
         """
         self._is_file_kept = True
 

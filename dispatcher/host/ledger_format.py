@@ -25,7 +25,7 @@ SLOT_BYTES: Final = 512
 # the file's inode number, by which a reader detects a copy of the file. A copy is outdated and not locked.
 INODE: Final = struct.Struct("<Q")
 INODE_AT: Final = 184
-# when the relay last ended leases of this worker (`steady_clock`)
+# `voided_at` (`steady_clock`): leases that were last confirmed before this time are void
 VOIDED: Final = struct.Struct("<d")
 VOIDED_AT: Final = 192
 # email id, lease token; zeros if nothing is being rendered
@@ -55,7 +55,10 @@ POLICIES: Final = tuple(OnUncertain)
 
 
 class LedgerUnreadable(DispatcherError):
-    """A file in the run directory is not a ledger that this release can read. Do not delete the file."""
+    """A file in the run directory is not a ledger that this release can read.
+
+    Do not delete the file: it may still show which emails were on the wire.
+    """
 
 
 class InFlightAttempt(NamedTuple):
@@ -63,7 +66,7 @@ class InFlightAttempt(NamedTuple):
 
     Attributes:
         started_at: Unix seconds.
-        policy: What to do if the outcome stays unknown.
+        policy: What to do with the email if the outcome stays unknown.
         finished_at: Unix seconds; None while on the wire.
         outcome: The provider's answer; None while on the wire.
     """

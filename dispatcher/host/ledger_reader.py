@@ -72,12 +72,13 @@ class LivingLedger:
     database_id: UUID | None
 
     def void_leases(self, at: float) -> None:
-        """Voids every lease that was confirmed before `at`. The worker no longer sends the emails of these leases.
+        """Voids every lease that was last confirmed (leased or renewed) before `at`: the worker then begins no attempt
+        under these leases.
 
-        The worker can read this change after a moment, not immediately.
+        The worker sees this change after a moment, not immediately. Wait before you call `attempts`.
 
         Args:
-            at: The current time (`steady_clock`). A lease that is confirmed after this time stays valid.
+            at: The current time (`steady_clock`). A lease that is confirmed later stays valid.
 
         Raises:
             LedgerUnreadable: The file cannot be written.
@@ -94,7 +95,8 @@ class LivingLedger:
     def attempts(self) -> tuple[InFlightAttempt, ...]:
         """Reads the attempts that are on the wire or answered.
 
-        If an attempt begins during the call, the result may lack it. This cannot happen for a voided lease.
+        An attempt that begins during the call may be missing in the result. This cannot happen for a voided lease,
+        because the worker begins no attempt under it.
 
         Raises:
             LedgerUnreadable: The file can no longer be read.

@@ -19,15 +19,14 @@ T = TypeVar("T")
 
 
 class StrayCancel(DispatcherError):
-    """Raised if a task ended because a future that the task waited for was cancelled, although the task itself was not
-    cancelled."""
+    """A task ended because a future that the task waited for was cancelled. The task itself was not cancelled."""
 
 
 def stop_event(context: ChildContext) -> asyncio.Event:
     """An event that is set when this process must drain: on SIGTERM, or when the parent exits.
 
-    Also starts the heartbeat, which lasts until the loop is closed. The heartbeat is a timer of the loop. It is not a
-    task, because a task could be cancelled, and not a thread, because a thread would continue while the loop hangs.
+    Also starts the heartbeat, which shows the parent that the event loop runs. The heartbeat is a timer of the loop,
+    and lasts until the loop is closed. A task could be cancelled; a thread would continue while the loop hangs.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

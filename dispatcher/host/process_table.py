@@ -2,8 +2,8 @@
 
     parent   creates the table before the first fork, gives each child a row, and reads what the children write
     child    writes into its row: that it is up, a heartbeat, a request for a replacement, since when it has waited for
-             a commit or for RabbitMQ's confirms, when RabbitMQ last confirmed a message or the child last acked one,
-             and why it failed to start
+             a commit or for RabbitMQ's confirms, the time of the last confirm from RabbitMQ or of the last ack to
+             RabbitMQ, and why it failed to start
     monitor  reads all rows: `unready` describes problems in sentences, `statuses` returns the figures
 
 A process is up when it has its resources (settings, files, providers), handles stop signals, and has tried to connect
@@ -60,7 +60,7 @@ class ProcessStatus:
         beats: A counter that grows while the event loop runs.
         commit_wait_seconds: How long the process has waited for a commit; None if it is not waiting.
         confirm_wait_seconds: How long the process has waited for RabbitMQ's confirms; None if it is not waiting.
-        served_seconds: Seconds since RabbitMQ last confirmed a message, or the process last acked one; None if never.
+        served_seconds: Seconds since the last confirm from RabbitMQ or the last ack to RabbitMQ; None before the first.
         age_seconds: Seconds since the process was forked; None while it waits to be started.
         restarts: How many times the process has ended although the parent did not stop it. Counts from when the process
             was added to the table.

@@ -52,7 +52,7 @@ class Periodic:
     async def run_if_due(self) -> None:
         """Runs a round of the service if a round is due.
 
-        Raises the exception of a round that fails. The next round is then due after the interval, too.
+        If the round fails, raises its exception. The next round is due after the interval, as usual.
         """
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self.service.interval_seconds
@@ -90,7 +90,7 @@ async def run_tasks(
 
     Args:
         process: The name of the process, for the log.
-        first_wait_seconds: The wait before a failed task runs again. It doubles with each failure.
+        first_wait_seconds: The wait before a failed task runs again. The wait doubles with each further failure.
     """
     running = [asyncio.create_task(_run_task(task, process, first_wait_seconds)) for task in tasks]
     try:

@@ -62,7 +62,7 @@ class WebServer:
     ) -> None:
         """
         Args:
-            pages: Pages by path.
+            pages: The pages, by the path of their URL.
             setting: The name of the setting that contains the address, for the remedy in error messages.
             shares_port: Whether to set SO_REUSEPORT, so that other processes of the same user may serve the same pages.
             request_seconds: How long a client may take to send its request.
@@ -121,7 +121,7 @@ class WebServer:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # No code awaits this task: an exception here ends only this connection.
+        # These errors concern only this connection, and no code awaits this task to handle them.
         with suppress(OSError, TimeoutError, asyncio.CancelledError):
             has_slot = self._open < CONNECTIONS or self._end_oldest()
             self._open += 1
@@ -216,7 +216,7 @@ def _plain(status: HTTPStatus) -> WebResponse:
 
 
 def _octets(answer: WebResponse, *, is_head: bool) -> bytes:
-    """Encodes a response, after which the server closes the connection."""
+    """Encodes a response. Its headers say that the server then closes the connection."""
     headers = [
         ("Content-Type", answer.content_type),
         ("Content-Length", str(len(answer.body))),

@@ -9,12 +9,13 @@
 
 A failure counts if it may concern the provider as a whole: a failed connection, a timeout, a server error. Failures
 count only if they come from different emails and domains (see `evidence`). A failed connection concerns no email and
-always counts. Missing answers count, too, but only a whole window of missing answers opens the breaker, because one
-restart of the provider interrupts every email on the wire. Any answer about an email counts as a success, even a
-rejection, because an answer shows that the provider works.
+always counts. Missing answers count, too. But because one restart of the provider interrupts every email on the wire,
+they open the breaker only if as many are missing as the worker can have emails on the wire. Any answer about an email
+counts as a success, even a rejection, because an answer shows that the provider works.
 
 While the breaker is half open, an email is suspect if it was refused before, or if each domain of its recipients is
-also a domain of a refused email. Suspect emails are not used as probes while there may be other emails.
+also a domain of a refused email. A suspect email is used as a probe only if no other email arrives within
+`SUSPECT_SECONDS`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ SUSPECT_SECONDS: Final = 1.0
 FIRST_OPEN_SECONDS: Final = 2.0
 LONGEST_OPEN_SECONDS: Final = 60.0
 DEFAULT_PAUSE_SECONDS: Final = 1.0
-"""The first pause if a throttling provider gives no wait time, or a shorter one. Doubles while throttling continues."""
+"""The first pause, if the provider throttles us and gives no wait time, or a shorter wait time than this. The pause
+doubles while the throttling continues."""
 LONGEST_PAUSE_SECONDS: Final = 3600.0
 """The longest pause, even if the provider asks for more. Otherwise a wrong time, such as the year 30000, would stop the
 sending for ever. One attempt per hour harms no provider."""
@@ -112,7 +114,8 @@ class CircuitBreaker:
         """
         Args:
             clock: Returns the seconds of a monotonic clock.
-            on_change: Called with each change: the state, the reason, and the state's least duration in seconds.
+            on_change: Called at each change with the new state, the reason, and for how many seconds the state lasts at
+                least.
             window: How many emails may be on the wire at the same time.
             jitter: Returns a random number from 0 to 1, so that many workers do not probe at the same time.
         """
@@ -143,7 +146,7 @@ class CircuitBreaker:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds until the provider may be tried; 0 if now. Calls `on_change` before it first returns 0."""
+        """Seconds until the provider may be tried; 0 if now. If the wait has just ended, first calls `on_change`."""
         return self._update()
 
     @property
@@ -175,8 +178,8 @@ class CircuitBreaker:
         return max(0.0, self._until + SUSPECT_SECONDS - self._clock())
 
     def single_email_wait_seconds(self, email: OutgoingEmail) -> float:
-        """How many seconds an email waits after a refusal for which only this email is at fault. Doubles with each
-        refusal."""
+        """How many seconds an email waits after a refusal for which only this email is at fault. The wait doubles with
+        each refusal of the email."""
         doublings = min(max(self._suspects.times(email) - 1, 0), _MAX_DOUBLINGS)
         return DEFAULT_PAUSE_SECONDS * 2.0**doublings * (0.5 + 0.5 * self._jitter())
 
@@ -225,8 +228,8 @@ class CircuitBreaker:
             email: The email of the attempt; None if the provider has not seen the email.
             in_a_row: How many failures, including this one, open the breaker.
             by_recipient: Whether the refusal concerns the recipients. If so, refusals of emails to the same recipients
-                count once. A further refusal of the same email does not count if other emails have succeeded since the
-                email's first refusal.
+                count once. This refusal does not count if the email was refused before, and other emails have succeeded
+                since then.
         """
         self.abandon(trial)
         if not self._is_old(trial):
@@ -256,11 +259,11 @@ class CircuitBreaker:
             self._open(reason)
 
     def open(self, trial: int, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """Opens the breaker, because the provider cannot be used (invalid credentials, for example), unless only this
-        email is at fault.
+        """Notes that the provider cannot be used, for example because of invalid credentials. Opens the breaker, unless
+        only this email is at fault.
 
-        Returns whether the provider or the email is at fault. An email is at fault if other emails have succeeded since
-        its first refusal. If the attempt began before the breaker last opened, changes nothing.
+        Returns whether the provider or the email is at fault. The email is at fault if other emails have succeeded
+        since its first refusal. If the attempt began before the breaker last opened, changes nothing.
 
         Args:
             email: The refused email; None if the provider has not seen the email.
@@ -275,9 +278,9 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """Notes that the provider throttled an attempt, and pauses the provider unless only the email may be at fault.
+        """Notes that the provider throttled an attempt. Pauses the provider, unless the email may be at fault.
 
-        Returns whether the provider or the email is at fault.
+        Returns whether the provider or the email is at fault; `UNKNOWN` if this is not clear yet.
 
         Args:
             trial: The attempt's number from `begin`.
@@ -303,7 +306,7 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
-        """Decides whether the provider or the email caused a throttling. An email never pauses the provider twice.
+        """Decides whether the provider or the email caused a throttling. No email pauses the provider twice.
 
         Args:
             names_time: Whether the provider gave a wait time. If so, the throttling concerns all emails.
@@ -328,7 +331,7 @@ class CircuitBreaker:
         """Ends the wait if its time is over. Returns the remaining seconds."""
         if self._state not in (BreakerState.PAUSED, BreakerState.OPEN):
             return 0.0
-        # Read the clock once. Between two reads the wait could end, and `on_change` would not be called.
+        # Read the clock only once. If the wait ended between two reads, `on_change` would not be called.
         remaining = self._until - self._clock()
         if remaining > 0:
             return remaining

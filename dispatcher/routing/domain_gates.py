@@ -1,12 +1,12 @@
 """The ceilings of recipient domains in one worker: emails per second, and attempts at the same time, over all hosts.
 
-PostgreSQL has one row per domain, with both ceilings. A worker takes tokens for a tenth of a second in one step, and
-holds a slot for each attempt that it makes at the same time. So the ceilings do not cost a statement for each email.
-While no domain has ceilings, there is no cost.
+PostgreSQL has one row per domain, with both ceilings. Each email needs a token of its domain, and holds a slot of its
+domain during its attempt. A worker claims tokens for a tenth of a second, and all slots that it needs, with one
+statement. So the ceilings do not cost a statement for each email. While no domain has ceilings, there is no cost.
 
-If an email gets no token, the worker releases it at once, and the email becomes `waiting` (see `wait_for_domains`). A
-few emails wait in the worker for a slot, because another attempt will soon end. These emails use only a part of the
-prefetch window, so emails to other domains are not delayed.
+If an email gets no token, the worker releases it at once, and the email becomes `waiting` (see `wait_for_domains`). If
+an email gets a token but no slot, it first waits in the worker for a moment, because another attempt will soon end.
+Only a few emails may wait in this way, so most of the prefetch window stays free for emails to other domains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dispatcher.store.domains import SLOT_SECONDS, Claim, DomainStore
 CLAIM_SECONDS: Final = 0.1
 """A worker takes the tokens for this time in one step. Tokens that it does not use in this time are lost."""
 ASK_SECONDS: Final = 0.25
-"""How often a worker asks for a slot that other workers hold."""
+"""How often a worker asks again for a slot while other workers hold all slots."""
 RENEW_SECONDS: Final = 1.0
 """How often a worker renews its slots, and gives back slots that it does not need."""
 HOLD_SECONDS: Final = 1.0
@@ -149,7 +149,7 @@ class DomainGate:
         return limit.concurrent is None or (self._used < self._slots and steady_clock() < self._slots_until)
 
     def _is_empty(self) -> bool:
-        """Whether no token is left, and the last claim found too few tokens less than CLAIM_SECONDS ago."""
+        """Whether no token is left, and PostgreSQL had too few tokens at a claim less than CLAIM_SECONDS ago."""
         limit = self._limit
         return limit is not None and not self._has_token(limit) and self._loop.time() < self._empty_until
 
@@ -250,7 +250,7 @@ class DomainGates:
         """
         Args:
             store: None if the worker has no provider to which ceilings of recipient domains apply.
-            most_waiting: The most emails that wait for slots in this worker.
+            most_waiting: The most emails that may wait for slots in this worker at the same time.
         """
         self._store = store
         self._waits = asyncio.Semaphore(most_waiting)
@@ -273,9 +273,9 @@ class DomainGates:
         return bool(self._gates) and provider == LIMITED_PROVIDER
 
     async def enter(self, email: OutgoingEmail) -> Sequence[DomainGate]:
-        """Waits for a token and a slot of each of the email's domains that has ceilings. Returns these domains' gates.
+        """Waits for a token and a slot at the gate of each of the email's recipient domains that has ceilings.
 
-        Call `leave` or `give_back` of each gate later; see `DomainGate.enter`.
+        Returns these gates. Later, call `leave` or `give_back` of each gate; see `DomainGate.enter`.
 
         Raises:
             DomainFull: A ceiling is reached. The worker must release the email.

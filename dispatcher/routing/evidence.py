@@ -28,11 +28,12 @@ class Blame(Enum):
     """What caused a refusal."""
 
     EMAIL = auto()
-    """The email, which uses up the attempt."""
+    """The email is the cause, and uses up an attempt."""
     PROVIDER = auto()
-    """The provider, which must not be tried now. The email uses up no attempt."""
+    """The provider is the cause, and must not be tried now. The email uses up no attempt."""
     UNKNOWN = auto()
-    """Unknown: no other email was refused or succeeded. The email uses up no attempt, and only this email waits."""
+    """The cause is unknown: no other email was refused or succeeded. The email waits, and uses up no attempt. Other
+    emails do not wait."""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,12 @@ class Refusals:
             self._domains |= domains_of(email)
 
     def are_enough(self, needed: int) -> bool:
-        """Whether at least `needed` refusals count against the provider, given their emails and domains."""
+        """Whether at least `needed` refusals count against the provider.
+
+        Refusals of the same email count once. If the refused emails have fewer than SEVERAL_DOMAINS domains,
+        ALIKE_FACTOR times as many refusals are needed. If there are `needed` failed connections, they are always
+        enough.
+        """
         count = self.certain + len(self._witnesses)
         has_several = len(self._domains) >= min(needed, SEVERAL_DOMAINS)
         return self.certain >= needed or (count >= needed and has_several) or count >= needed * ALIKE_FACTOR

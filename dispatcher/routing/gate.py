@@ -1,7 +1,7 @@
 """Limits how many attempts a worker makes at one provider at a time. If more emails wait, their lanes take turns.
 
-An adapter's connection pool serves emails in the order of arrival. Without this limit, an urgent email would wait at a
-slow provider for all emails of other lanes that arrived before it.
+An adapter's connection pool serves emails in the order of arrival. Without this limit, if the provider is slow, an
+urgent email would wait for all earlier emails of other lanes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gate:
             raise
 
     def release(self) -> None:
-        """Returns a slot. If emails wait, the next email gets the slot."""
+        """Gives a slot back. If emails wait, the next email gets the slot."""
         # While a slot is free, no email waits.
         while not self._free and (lanes := [lane for lane, slots in self._waiting.items() if slots]):
             lane = self._turns.next(lanes)

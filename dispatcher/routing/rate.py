@@ -27,8 +27,8 @@ from dispatcher.telemetry.log import get_log
 
 CHUNK_SECONDS: Final = 0.1
 BURST_SECONDS: Final = 0.25
-"""The bucket holds the tokens of this many seconds. If workers take tokens ten times per second, the bucket does not
-overflow."""
+"""The bucket holds at most the tokens of this many seconds. Workers take tokens ten times per second, so the bucket
+does not overflow."""
 _SHORTEST_WAIT_SECONDS: Final = 0.02
 
 
@@ -111,9 +111,9 @@ class RateLimit:
         return list(self._waiting)
 
     def slow_down(self) -> None:
-        """Halves the rate for all hosts at the next refill. The rate recovers by itself.
+        """Halves the rate for all hosts when this worker next needs tokens. Then the rate slowly rises again.
 
-        An immediate change would be useless: the rate would recover before the provider's pause is over.
+        To halve the rate at once would be useless: the rate would have risen again before the provider's pause is over.
         """
         self._tokens = 0
         self._is_throttled = True

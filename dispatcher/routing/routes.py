@@ -47,7 +47,8 @@ MIN_DELAY_SECONDS: Final = 1.0
 """If an email's provider is being probed, the email is due again after at least this time. The probe usually gets its
 answer sooner."""
 DELAY_SPREAD: Final = 0.5
-"""Adds up to 50 % at random, so that emails that wait for one provider become due one after another."""
+"""An email's delay is up to 50 % longer, at random. So emails that wait for one provider become due one after
+another."""
 
 
 @dataclass(slots=True)
@@ -119,7 +120,8 @@ class Route:
             case Deferred() if outcome.concern is not Concern.EMAIL:
                 return self._note_refusal(outcome, trial, email, is_already_counted=is_already_counted)
             case Deferred(code=None) | Rejected(code=None):
-                # The adapter refused the content, or failed. Perhaps it made no request to the provider.
+                # The adapter refused the content, or failed. Perhaps it made no request, so this outcome says nothing
+                # about the provider.
                 self.breaker.abandon(trial)
             case Deferred() | Rejected():
                 self.breaker.succeed(trial)
@@ -152,8 +154,11 @@ class Route:
         return blame
 
     def record_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
-        """Opens the breaker, because the provider cannot be used. Returns whether the provider or the email is at
-        fault."""
+        """Records that the provider could not be used, for example because of its credentials. Returns whether the
+        provider or the email is at fault.
+
+        Opens the breaker, unless only this email is at fault.
+        """
         return self.breaker.open(trial, fault.message, email)
 
 
@@ -207,7 +212,8 @@ class Routes:
 
     @property
     def copies(self) -> int:
-        """The memory that an email may need, as a multiple of its attachments' size; the maximum over all providers."""
+        """How much memory an email may need, as a multiple of the size of its attachments: the maximum over all
+        providers."""
         return max(route.capabilities.copies for route in self._routes)
 
     def key_seconds(self, name: str) -> float | None:
@@ -216,7 +222,7 @@ class Routes:
         return next((one.capabilities.idempotency_key_seconds for one in self._routes if one.name == name), None)
 
     def others(self, name: str) -> frozenset[str]:
-        """The names of all other providers."""
+        """The names of all providers except `name`."""
         return frozenset(route.name for route in self._routes if route.name != name)
 
     def capability_gap(self, email: OutgoingEmail) -> CapabilityGap | None:
@@ -242,9 +248,9 @@ class Routes:
     def delay_seconds(self, able: Sequence[Route]) -> float:
         """The seconds until an email should be due again, because none of its possible routes may be tried now.
 
-        Returns 0 if `able` contains all routes, because then the worker leases no email until a route may be tried.
-        Otherwise, the worker keeps leasing emails for other routes. Without a delay, it would lease and release this
-        email repeatedly.
+        If `able` contains only some of the routes, the worker continues to lease emails for the other routes. Without a
+        delay, it would lease and release this email again and again. If `able` contains all routes, returns 0: the
+        worker leases no email until a route may be tried.
 
         Args:
             able: The routes that could send the email.

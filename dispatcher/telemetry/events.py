@@ -42,7 +42,7 @@ EVENTS: Final = MappingProxyType(
         "email_id, verdict (replayed: the email is due again; refused: the dead letter goes back to the DLQ; stale: "
         "the dead letter is about an earlier failure).",
         "message.rejected": "A worker rejected a message that points to no email, and RabbitMQ moved the message to "
-        "the DLQ. Field: reason.",
+        "the DLQ. Fields: reason, and octets (the size of an unreadable message) or email_id.",
         # Events about RabbitMQ, PostgreSQL, providers and operators' controls.
         "broker.connected": "The process is connected to RabbitMQ. Field: queues (those that a worker consumes; only "
         "workers log this field).",
@@ -54,8 +54,9 @@ EVENTS: Final = MappingProxyType(
         "store.commits_waiting": "Commits wait for a synchronous standby and keep email rows locked. Fields: count, "
         "email_ids (the first few), lock_holders (the sessions that wait).",
         "store.promoted": "PostgreSQL runs on a new timeline: a standby was promoted, or a backup was restored. If "
-        "commits may be lost (lossy is true), emails that were leased or due before may already be sent. Fields: "
-        "timeline, previous_timeline, lossy, leases (how many were leased), messages (how many were due).",
+        "lossy is true, the last commits may be lost, so the emails that are now leased or due may already have been "
+        "sent. Fields: timeline, previous_timeline, lossy, leases (the number of these leased emails), messages (the "
+        "number of these due emails).",
         "provider.paused": "A worker sends no email through this provider for now, because the provider cannot be "
         "reached, throttles us, or refuses every email. Fields: provider, state (of the circuit breaker), reason, "
         "seconds (until the next try).",
@@ -97,12 +98,13 @@ EVENTS: Final = MappingProxyType(
         "reason.",
         "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP, which does not count messages that a "
         "consumer has received but not acked. Field: reason.",
-        "alert.raised": "An operator has to act. Fields: severity, component, kind, phase, queue, count, "
-        "oldest_age_seconds, correlation_ids, reason, database_unreachable, summary.",
+        "alert.raised": "An operator has to act. Fields: severity, component, kind, phase (raised, reminded or test), "
+        "queue, count, oldest_age_seconds, correlation_ids, reason, database_unreachable, summary.",
         "alert.resolved": "The condition that raised an alert no longer exists. Fields: kind, queue, summary.",
-        "alert.channel_recovered": "An alert channel works again. Fields: channel, kind, phase.",
-        "alert.delivery_failed": "An alert channel did not accept an alert. Fields: channel, kind, phase, reason, "
-        "retry_in_seconds.",
+        "alert.channel_recovered": "An alert channel works again. Fields: channel, and kind and phase of the alert "
+        "that the channel accepted (phase: raised, reminded or resolved).",
+        "alert.delivery_failed": "An alert channel did not accept an alert. Fields: channel, kind and phase of "
+        "the alert (phase: raised, reminded or resolved), reason, retry_in_seconds.",
         "bounces.read": "The monitor read messages from the Maildir of bounces. Fields: stored, waiting (for an email "
         "that another transaction has locked), forged (without a valid token), unreadable.",
         "bounces.unavailable": "The monitor cannot use the Maildir of bounces, and retries. Fields: folder, reason, "
@@ -130,20 +132,20 @@ EVENTS: Final = MappingProxyType(
         "was lost. Their emails stay due. Fields: count, queue, retry_in_seconds.",
         "api.started": "The HTTP API listens. Field: listener.",
         "api.anonymous_allowed": "Until the first key is created, the HTTP API accepts requests without a key on the "
-        "loopback interface. Field: setting (that allows this).",
+        "loopback interface. Field: setting (the setting that allows this).",
         "api.refused": "The HTTP API refused requests. Field: counts (by reason, since the previous line of this "
         "event).",
         "api.stopped": "The HTTP API exits.",
         "ops.sign_in_failed": "A sign-in to the operators' page with OpenID Connect failed. Field: reason.",
-        "events.skipped": "A provider's genuine request contains events that cannot be read, or that have an unknown "
-        "kind. These events are not stored. All other events of the request are stored. Fields: provider, counts (by "
+        "events.skipped": "A provider's request contains events that cannot be read, or that have an unknown kind. "
+        "These events are not stored. All other events of the request are stored. Fields: provider, counts (by "
         "reason).",
-        "events.source_unavailable": "A server of the provider is unavailable or refuses a call. The dispatcher calls "
+        "events.source_unavailable": "A server of the provider is unavailable or refuses a call. The dispatcher needs "
         "the server to verify, confirm, receive or poll events. Fields: provider, reason, retry_in_seconds (null if "
         "the provider sends the events again by itself).",
         "events.subscription_confirmed": "The API confirmed the subscription of an allowed SNS topic. Field: topic.",
-        "events.subscription_ended": "A subscription of an SNS topic to the API was deleted, so events stop. Field: "
-        "topic.",
+        "events.subscription_ended": "The API's subscription to an SNS topic was deleted, so the API gets no more "
+        "events of the topic. Field: topic.",
         "config.restart_required": "The parent received SIGHUP. Some changed settings take effect only after a "
         "restart. Field: variables (these settings).",
         "config.suspicious": "Settings are valid, but their combination is probably not intended. Field: reason.",
@@ -164,7 +166,7 @@ EVENTS: Final = MappingProxyType(
         "ledger.foreign": "A ledger in the run directory belongs to another database. The relay neither settles nor "
         "deletes it. Fields: file, database_id.",
         "ledger.lost": "The ledger of a running worker was deleted, or another file has the ledger's name. The worker "
-        "asks the parent for a new worker that replaces it. Field: file.",
+        "asks the parent for a replacement. Field: file.",
         "ledger.unreadable": "A file in the run directory is not a ledger that this release can read. The relay keeps "
         "it. Fields: file, reason.",
         "http.listening": "The monitor serves /metrics and the health checks. Field: listener.",

@@ -84,7 +84,7 @@ def _dump(event: EventDict, **_: Any) -> bytes:
 
 
 def _quieten_libraries() -> None:
-    # These libraries also raise their errors as exceptions, so their log lines are not needed. The lines would contain
+    # These libraries also raise their errors as exceptions, so their log lines are not needed. The lines could contain
     # addresses and hosts.
     for name in ("pika", "aiosmtplib", "asyncio", "psycopg", "psycopg.pool"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

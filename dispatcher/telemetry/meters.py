@@ -48,11 +48,11 @@ class Meter:
     """A metric that processes count.
 
     Attributes:
-        kind: The Prometheus type. The names of the metric's files begin with it.
+        kind: The Prometheus type. The names of the files with the metric begin with this type.
         labels: Label names. Their values come from closed vocabularies, never from an email.
         known: Combinations of label values whose count is zero from the start. Without a zero, Prometheus would not
             see the first event as an increase.
-        panel: The dashboard row that shows the metric. Processes do not count meters without a panel.
+        panel: The dashboard row that shows the metric. Without a panel (only in tests), no process counts the metric.
         is_bound: Whether this process counts with the meter.
     """
 

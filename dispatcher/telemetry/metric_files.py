@@ -33,15 +33,16 @@ FIRST_OCTETS: Final = 64 * 1024
 """The size of a new file. A full file doubles in size."""
 PREFIXES: Final = ("counter", "histogram", "gauge_livesum")
 GENERATIONS: Final = 4
-"""The most processes in one slot that may count at the same time."""
+"""The most processes that may count in one slot at the same time."""
 API: Final = "api"
-"""The slot of all API processes of the host. They have no common parent, and there may be many."""
+"""The slot that all API processes of the host share. They have no common parent that could number them, and there may
+be many."""
 API_GENERATIONS: Final = 64
 _OURS: Final = re.compile(
     rf"(?:(?P<prefix>{'|'.join(PREFIXES)})_)?(?P<name>(?:w\d+|relay|monitor|parent|api)-\d+)\.(?:db|lock|new)"
 )
 _BESIDE_KEY_OCTETS: Final = 28
-"""Bytes per value besides its key: 16 for the numbers, 12 for the key's length and alignment."""
+"""The bytes that a value needs in addition to its key: 16 for the numbers, 12 for the key's length and alignment."""
 _HEAD_OCTETS: Final = 8
 _PREFIX: Final = "dispatcher_"
 _FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -112,11 +113,11 @@ _lock: int | None = None
 
 
 def read(path: Path) -> list[Metric]:
-    """The metrics in a file, all with declared names and labels. Histogram buckets are not accumulated yet.
+    """The metrics in a file, all with declared names and labels. Histogram buckets are not cumulative yet.
 
     Raises:
         BadFile: The file is not valid.
-        FileNotFoundError: The file does not exist any more. A parent that starts deletes the files of its predecessor.
+        FileNotFoundError: The file no longer exists: a new parent may have deleted the files of the previous parent.
     """
     from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -146,7 +147,10 @@ def read(path: Path) -> list[Metric]:
 
 
 def is_current(path: Path) -> bool:
-    """Whether a file's values are current. A gauge's values are current only while its process runs. Takes no lock."""
+    """Whether a file's values count. Counters and histograms always count; gauges only while their process runs.
+
+    Checks whether the process holds its lock, and takes no lock.
+    """
     ours = _OURS.fullmatch(path.name)
     if ours is None or ours["prefix"] != PREFIXES[-1]:
         return True
@@ -164,7 +168,10 @@ def is_current(path: Path) -> bool:
 
 
 def _is_ours(metric: Metric) -> bool:
-    """Whether the metric matches its declaration, or might belong to a provider that this process has not loaded."""
+    """Whether the metric matches its declaration.
+
+    A metric that is not declared only needs our prefix: it might belong to a provider that this process has not loaded.
+    """
     meter = next((each for each in Meter.declared if each.name == metric.name), None)
     if meter is None:
         return metric.name.startswith(_PREFIX)
@@ -217,7 +224,7 @@ class _NullValue:
 
 
 def _take_name(folder: Path, slot: str) -> tuple[str, int]:
-    """A name for this process, which no other process in the slot uses, and the descriptor that locks the name."""
+    """Returns a name that no other process in the slot uses, and the file descriptor whose lock reserves the name."""
     for generation in range(API_GENERATIONS if slot == API else GENERATIONS):
         name = f"{slot}-{generation}"
         descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -259,7 +266,8 @@ def _prepare(path: Path, *, keep: bool) -> None:
 def _make_room(path: Path, octets: int) -> None:
     """Doubles the size of a file if `octets` more bytes do not fit into the file.
 
-    prometheus-client would extend the file without writing the new pages.
+    prometheus-client would extend the file without writing the new pages. On a full disk, a later write to such a page
+    would kill the process.
     """
     with suppress(FileNotFoundError), path.open("r+b") as file:  # a deleted file needs no room: no scrape reads it
         used = int.from_bytes(file.read(4), sys.byteorder)

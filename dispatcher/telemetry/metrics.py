@@ -20,19 +20,19 @@ _BATCH_EMAILS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # Metrics of single emails.
 EMAILS: Final = Counter(
     "dispatcher_emails_total",
-    "Emails that workers finished, by their last outcome.",
+    "Emails that became sent, failed or held after an attempt, by the outcome of this attempt.",
     ("provider", "outcome"),
     panel=Panel.SENDING,
 )
 ATTEMPTS: Final = Counter(
     "dispatcher_attempts_total",
-    "Recorded attempts; error_type is none if the provider accepted the email.",
+    "Recorded attempts. error_type is none if the provider accepted the email.",
     ("provider", "outcome", "error_type"),
     panel=Panel.SENDING,
 )
 RETRIES: Final = Counter(
     "dispatcher_retries_total",
-    "Attempts after which the worker tries the email again within the same lease.",
+    "Attempts after which the worker makes another attempt within the same lease.",
     ("provider",),
     panel=Panel.SENDING,
 )
@@ -65,7 +65,7 @@ HELD: Final = Counter(
 CANCELLED: Final = Counter(
     "dispatcher_cancelled_emails_total",
     "Emails that were cancelled through the HTTP API or the operators' page, and emails that expired before they were "
-    "sent, or while they were held. Does not include cancellations by the command `dispatcher cancel`.",
+    "sent, or while they were held. Emails that were cancelled with `dispatcher cancel` are not counted.",
     ("reason",),
     (("cancelled",), ("expired",)),
     panel=Panel.SENDING,
@@ -108,8 +108,8 @@ DUPLICATES: Final = Counter(
 )
 MESSAGES_REJECTED: Final = Counter(
     "dispatcher_rejected_messages_total",
-    "Messages that workers rejected, because the message points to no email, or PostgreSQL refuses to lease its email. "
-    "RabbitMQ moves them to the DLQ.",
+    "Messages that workers rejected, because they point to no email, or to an email that PostgreSQL cannot lease. "
+    "RabbitMQ moves these messages to the DLQ.",
     panel=Panel.TROUBLE,
 )
 LEASE_SECONDS: Final = Histogram(
@@ -157,7 +157,7 @@ THROTTLES: Final = Counter(
 )
 BULK_CALLS: Final = Counter(
     "dispatcher_bulk_calls_total",
-    "Bulk calls: calls to a provider with several emails.",
+    "Bulk calls: calls that send several emails to a provider.",
     ("provider",),
     panel=Panel.API,
 )
@@ -166,7 +166,7 @@ BULK_CALL_EMAILS: Final = Counter(
 )
 BREAKERS: Final = Gauge(
     "dispatcher_breaker_workers",
-    "Workers of this host by the state of their circuit breaker for the provider.",
+    "Workers of this host, by the state of their circuit breaker for the provider.",
     ("provider", "state"),
     panel=Panel.HOSTS,
 )
@@ -175,10 +175,10 @@ BREAKERS: Final = Gauge(
 EVENTS: Final = Counter(
     "dispatcher_provider_events_total",
     "Events that providers reported. kind: a kind from docs/events.md; a bounce is bounced_hard, bounced_soft or "
-    "bounced_blocked. result: new, duplicate, unknown (no such email). These results have the kind unknown: refused "
-    "(by PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind; and forged and stale, which "
-    "count whole requests or messages. mailbox: the company that runs the recipient's mailbox, known by the domain: "
-    "gmail, microsoft, yahoo, apple, other, or unknown (the event names no recipient).",
+    "bounced_blocked. result: new, duplicate or unknown (no such email). If kind is unknown, result is refused (by "
+    "PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind, or, for a whole request or "
+    "message, forged or stale. mailbox: the company that runs the recipient's mailbox, known by the domain: gmail, "
+    "microsoft, yahoo, apple, other, or unknown (the event names no recipient).",
     ("provider", "kind", "result", "mailbox"),
     panel=Panel.EVENTS,
 )
@@ -190,8 +190,8 @@ SETTLED: Final = Counter(
 )
 DELIVERY_SECONDS: Final = Histogram(
     "dispatcher_delivery_seconds",
-    "Time from when the provider's acceptance was recorded, by PostgreSQL's clock, to the delivery, by the provider's "
-    "clock.",
+    "Time from the record of the provider's acceptance (by PostgreSQL's clock) to the delivery (by the provider's "
+    "clock).",
     _END_TO_END_SECONDS,
     ("provider",),
     panel=Panel.EVENTS,

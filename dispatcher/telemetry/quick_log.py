@@ -43,8 +43,9 @@ class QuickLog:
         """Buffers lines from now on, to write several in one system call.
 
         Args:
-            soon: Calls a function a moment later, like an event loop's `call_soon`. None writes the buffered lines now,
-                and each further line immediately; pass None before the event loop is closed.
+            soon: Calls a function a moment later, like an event loop's `call_soon`. None ends the buffering: the
+                buffered lines are written now, and each later line immediately. Pass None before the event loop is
+                closed.
         """
         self._soon = soon
         if soon is None:

@@ -134,7 +134,8 @@ class _CountingExporter(SpanExporter):
 
 
 def _resource(instance: str) -> Resource:
-    """This service's attributes. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES can set a different service name."""
+    """The service's name, version and process, for all spans. OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES can set a
+    different name."""
     ours = Resource({"service.version": VERSION, "service.instance.id": instance})
     configured = Resource.create()
     named = not str(configured.attributes.get("service.name", "unknown_service")).startswith("unknown_service")

@@ -38,7 +38,8 @@ class StormLimit:
         self._windows: dict[str, _Window] = {}
 
     def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
-        """Returns the event, with `suppressed` if earlier lines were dropped. Above the limit, raises DropEvent."""
+        """Returns the event, with `suppressed` if earlier lines were dropped. Above the limit, raises DropEvent:
+        structlog then writes no line."""
         name = event["event"]
         if name in UNLIMITED:
             return event
