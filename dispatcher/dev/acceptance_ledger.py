@@ -17,13 +17,13 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One acceptance.
+    """One email that the server accepted.
 
     Attributes:
-        email_id: The email's id, from its Message-ID; empty if the Message-ID is not one of ours.
-        recipients: Number of recipients in the envelope.
-        octets: The email's size on the wire.
-        accepted_at: Seconds since 1970.
+        email_id: The email's id, from the request or the Message-ID; empty if the server found none.
+        recipients: The number of all recipients, including cc and bcc.
+        octets: The size of the email, or its part of the size of an HTTP request.
+        accepted_at: When the server accepted the email, in seconds since 1970.
     """
 
     email_id: str
@@ -37,7 +37,7 @@ class AcceptanceLedger:
     """The acceptances of one server, in order.
 
     Attributes:
-        times: The number of acceptances of each email, by email id.
+        times: How often the server accepted each email, by email id.
     """
 
     entries: tuple[LedgerEntry, ...]

@@ -1,7 +1,8 @@
 """The demo's emails, generated from a seed, and the application that enqueues them.
 
 The same seed and number always give the same email. All addresses are in reserved domains (RFC 2606). The local SMTP
-server refuses or defers a recipient if the address begins in a certain way (see `smtp_sink`).
+server refuses recipients whose addresses begin with `refused`. It defers recipients whose addresses begin with
+`greylisted` the first time, and accepts them afterwards (see `smtp_sink`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PlannedEmail:
 
     Attributes:
         expected: How the server answers the email.
-        is_repeated: Whether the application enqueues the email a second time, as after a crash.
+        is_repeated: Whether the application enqueues the email a second time, as applications do after a crash.
     """
 
     email: Email
@@ -211,14 +212,14 @@ def _happens(random: Random, probability: float) -> bool:
 
 
 class _RolledBackError(Exception):
-    """Rolls back the application's transaction; always caught in this module."""
+    """Raised in a transaction to roll the transaction back. This module always catches it."""
 
 
 class Application:
-    """Enqueues the demo's emails in transactions of its own, as the code of a shop would do.
+    """Enqueues the demo's emails in its own transactions, as the code of a shop would do.
 
-    Enqueues some emails twice, like an application that crashed after a commit and does not know whether the commit
-    succeeded. Rolls back one transaction that enqueued emails.
+    Enqueues some emails twice, like an application that crashed during a commit and does not know whether the commit
+    succeeded. Also enqueues emails in one transaction that it then rolls back: these must never be sent.
 
     Attributes:
         answers: The result of each committed enqueue.
@@ -251,7 +252,7 @@ class Application:
             yield
 
     def _transact(self, batch: Sequence[PlannedEmail], again: Sequence[Email]) -> None:
-        """Enqueues the emails of a batch, and the emails `again` for the second time, in one transaction.
+        """Enqueues `batch`, and for the second time the emails `again`, in one transaction.
 
         A real application would write its own rows in the same transaction.
         """

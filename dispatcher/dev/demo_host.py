@@ -1,6 +1,6 @@
 """The processes of a demo: servers, a local SMTP server and `dispatcher run`. All stop when the demo ends.
 
-The parent of these processes is a keeper (see `keeper`), which stops them however this process ends.
+Their parent process is a keeper (see `keeper`). It stops them even if this process is killed.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class DemoHost:
         return read_events(self.run_log)
 
     def log_tail(self) -> str:
-        """The last lines of the log of `dispatcher run`, without the events of attempts."""
+        """The last lines of the log of `dispatcher run`, without the many events `email.attempted`."""
         lines = self.run_log.read_text(errors="replace").splitlines() if self.run_log.exists() else []
         notable = [line for line in lines if '"email.attempted"' not in line]
         return "\n".join([f"the end of {self.run_log}, without the attempts:", *notable[-_LAST_LINES:]])
@@ -163,7 +163,7 @@ class DemoHost:
 
 @contextmanager
 def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterator[DemoHost]:
-    """Starts the servers and a local SMTP server, not `dispatcher run`. Stops every process at the end of the block.
+    """Starts the servers and a local SMTP server, but not `dispatcher run`. Afterwards, stops every process.
 
     Raises:
         ServerUnavailable: a server did not start.
@@ -212,7 +212,7 @@ def _start_smtp(processes: Processes) -> int:
 
 
 def read_events(path: Path) -> list[Mapping[str, Any]]:
-    """The lines of a file that are complete JSON objects; empty if there is no file."""
+    """The JSON objects in a file, one per complete line; empty if the file does not exist. Skips all other lines."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [orjson.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
 

@@ -219,7 +219,7 @@ def _fetch_debian(progress: Callable[[str], None]) -> RabbitBinaries:
     def build(folder: Path) -> None:
         progress("downloading RabbitMQ from Debian (35 MB)")
         debian.fetch(
-            "rabbitmq-server", folder, unless_installed=ERLANG_PACKAGES, remedy=REMEDY,
+            "rabbitmq-server", folder, even_if_installed=ERLANG_PACKAGES, remedy=REMEDY,
             progress=lambda words: progress(f"RabbitMQ: {words}"),
         )  # fmt: skip
         for script in ("erl", "start"):
