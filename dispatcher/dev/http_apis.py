@@ -82,7 +82,7 @@ class Api(Protocol):
         ...
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
-        """The answer to a request for which `refused` returned None. In a bulk call of SES, it may refuse single emails.
+        """The answer to a request for which `refused` returned None. In a bulk call of SES, it can refuse some emails.
 
         Args:
             culprits: The addresses that the server must refuse, each with its error.
