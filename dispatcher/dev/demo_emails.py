@@ -88,9 +88,9 @@ _LARGEST_TRANSACTION: Final = 40
 _TRANSACTIONS_AT_MOST: Final = 100
 BODIES: Final = ("text", "html", "both")
 
-# Each group is a pair of a divisor and a remainder: an email is in the group if its number, divided by the divisor,
-# leaves the remainder. The divisors are primes, so few emails are in two groups. The remainders are small, so even a
-# small demo has an email in each group.
+# A divisor and a remainder for each group: the group has the emails for which `number % divisor == remainder`. The
+# divisors are primes, so few emails are in two groups. The remainders are small, so even a small demo has an email in
+# each group.
 _REFUSED: Final = (67, 3)
 _GREYLISTED: Final = (83, 5)
 _REPEATED: Final = (31, 1)
@@ -104,7 +104,7 @@ def plan_emails(count: int, seed: int, *, first: int = 0) -> Iterator[PlannedEma
 
 def plan_email(number: int, seed: int) -> PlannedEmail:
     """The demo's email with this number. The same number and seed always give the same email."""
-    # The same seed has to give the same emails, so the random numbers need not be secure.
+    # The random numbers must be reproducible, not secret: the same seed gives the same emails.
     random = Random(f"{seed}:{number}")  # noqa: S311
     expected = _expected_outcome(number)
     return PlannedEmail(Email(**_fields(number, seed, expected, random)), expected, _is_one_of(_REPEATED, number))

@@ -36,8 +36,8 @@ READY_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 40.0
 SETTINGS: Final = {
     "DISPATCHER_PROVIDERS": "smtp",
-    # The prefetch window is small, so that both workers get emails even in a small demo. It is still far larger than
-    # the number of connections.
+    # The prefetch window is small, so that both workers get emails even in a small demo. The window is still far
+    # larger than the number of connections.
     "DISPATCHER_PREFETCH": "64",
     # The lease length matters only if the in-flight ledger fails. With the ledger, the relay recovers a killed worker's
     # emails immediately.
@@ -46,7 +46,7 @@ SETTINGS: Final = {
     "DISPATCHER_RETRY_BASE_SECONDS": "0.5",
     "DISPATCHER_DRAIN_SECONDS": "20",
     "DISPATCHER_LOG_FORMAT": "json",
-    # The demo serves no metrics: a dispatcher that already runs on this machine may use the port.
+    # The demo serves no metrics, because a dispatcher that already runs on this machine might use the port.
     "DISPATCHER_METRICS_ADDRESS": "off",
 }
 _LAST_LINES: Final = 12
@@ -177,7 +177,7 @@ def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterato
             port = _start_smtp(processes)
             progress(f"a local SMTP server listens on port {port} and records deliveries")
             ours = {
-                "DISPATCHER_DATABASE_SCHEMA": schema(),  # the schema that this process uses, too
+                "DISPATCHER_DATABASE_SCHEMA": schema(),  # the same schema as in this process
                 "DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none",
                 "DISPATCHER_RUN_DIR": str(folder / RUN),
             }

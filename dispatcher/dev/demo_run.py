@@ -37,8 +37,8 @@ from dispatcher.store.queries import query
 POISON: Final = b"\x00\xffNot a pointer to an email.\r\n"
 CHECK_SECONDS: Final = 0.04
 STALL_SECONDS: Final = 30.0
-"""The demo gives up if no email changes its status for this long. A lease in the demo is shorter, and a recovery waits
-at most until a lease expires."""
+"""The demo gives up if no email changes its status for this long. This is longer than a lease in the demo, because a
+recovery sometimes has to wait until a lease expires."""
 SLOWEST_EMAILS_PER_SECOND: Final = 20
 _EXAMPLES_SHOWN: Final = 3
 

@@ -64,7 +64,7 @@ class Processes:
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             setsid=True,
-            # The signals are blocked from the start, because an early signal would kill the keeper.
+            # The signals are blocked until the keeper waits for them. Otherwise, an early signal would kill the keeper.
             setsigmask=keeper.WAKING,
         )
         await_condition(

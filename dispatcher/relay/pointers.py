@@ -44,7 +44,7 @@ BATCH: Final = 500
 scans by tenant."""
 MARK_AFTER_SECONDS: Final = 5.0
 """How long the relay waits before it clears a due mark itself. Workers that keep up lease the email sooner, and the
-lease also clears the mark. The wait is far below 60 seconds, at which an alert says that emails are not published."""
+lease also clears the mark. The wait is far below the 60 seconds after which an alert reports unpublished emails."""
 CONFIRM_SECONDS: Final = 0.05
 """The longest wait for confirms, while many messages are unconfirmed. The wait is short, because a queue for which
 RabbitMQ confirms no message must not delay the other lanes."""
@@ -77,7 +77,7 @@ class PointerPublisher:
         self._check_share = check_share
         self._unconfirmed: dict[UUID, datetime] = {}
         self._confirmed = ConfirmedMessages()
-        self._published_until: dict[Tenant, datetime] = {}  # by tenant: the latest due time that is remembered
+        self._published_until: dict[Tenant, datetime] = {}  # by tenant: the latest due time of its published emails
         self._checked_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
         # The state of the scan by tenant.
@@ -108,8 +108,8 @@ class PointerPublisher:
                 means that no email may be published now.
 
         Raises:
-            BrokerUnavailable: An earlier batch could not be published, or RabbitMQ does not report how many messages are
-                on a queue. All unconfirmed emails are still due.
+            BrokerUnavailable: An earlier batch could not be published, or RabbitMQ does not report the length of a queue.
+                All unconfirmed emails are still due.
         """
         await self._wait_for_confirms()
         if is_last:

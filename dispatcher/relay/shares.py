@@ -133,7 +133,7 @@ class Shares:
         self._take(lane, tenant_id, -emails)
 
     def _allot_in(self, lane: str, waiting: dict[str, int], most: int) -> list[Tenant]:
-        for tenant_id in waiting.keys() & self._buckets.keys():  # another lane may have taken tokens
+        for tenant_id in waiting.keys() & self._buckets.keys():  # another lane may have used the tenant's tokens
             waiting[tenant_id] = min(waiting[tenant_id], int(self._buckets[tenant_id].tokens))
         turns = self._turns.get(lane)
         if turns is None:
