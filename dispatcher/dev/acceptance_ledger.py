@@ -73,16 +73,13 @@ def read_ledger(path: Path) -> AcceptanceLedger:
 
 
 class LedgerWriter:
-    """Appends to an acceptance ledger, with one write per call.
-
-    If the process is killed, at most the last line is incomplete.
-    """
+    """Appends accepted emails to a ledger. If the process is killed, at most the last line is incomplete."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def append(self, *entries: LedgerEntry) -> None:
-        """Appends acceptances with one write.
+        """Appends one line per entry, all with one write.
 
         The lines survive a crash of this process, but not of the machine, because there is no fsync.
         """

@@ -252,7 +252,7 @@ class Application:
             yield
 
     def _transact(self, batch: Sequence[PlannedEmail], again: Sequence[Email]) -> None:
-        """Enqueues `batch`, and for the second time the emails `again`, in one transaction.
+        """In one transaction, enqueues the emails of `batch` for the first time, and those of `again` a second time.
 
         A real application would write its own rows in the same transaction.
         """

@@ -49,7 +49,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """Locks and empties a folder for the demo. Afterwards, removes the servers' data and keeps the logs.
 
     Raises:
-        DispatcherError: another demo uses the folder, or the folder has files that are not a demo's.
+        DispatcherError: another demo uses the folder, or the folder has files that are not from a demo.
     """
     if folder.exists() and not (folder / _LOCK).exists() and any(folder.iterdir()):
         raise DispatcherError(f"{folder} has files that are not from a demo.", remedy=_REMEDY)

@@ -97,7 +97,7 @@ class DemoHost:
         return finished.stdout.splitlines()
 
     def start_run(self) -> None:
-        """Starts `dispatcher run`, and waits until every worker consumes.
+        """Starts `dispatcher run`, and waits until every worker consumes from the send queues.
 
         Raises:
             ServerUnavailable: `dispatcher run` exited or took too long; the message has the end of the program's log.
@@ -167,7 +167,7 @@ def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterato
 
     Raises:
         ServerUnavailable: a server did not start.
-        DispatcherError: another demo uses the folder, or the folder has files that are not a demo's.
+        DispatcherError: another demo uses the folder, or the folder has files that are not from a demo.
     """
     folder = folder.absolute()
     with locked_folder(folder), demo_servers(folder / "servers", progress) as names:

@@ -272,9 +272,9 @@ class _DemoRun:
         killed = self._killed(events)
         known = sum(answer.acceptance == "known" for answer in application.answers)
         if killed is None:
-            self._faults.append("the relay's log has no recovery of the killed worker's emails")
+            self._faults.append("the relay's log does not report the recovery of the killed worker's emails")
         if known != application.repeated:
-            self._faults.append(f"{application.repeated} emails were enqueued twice, but {known} were already known")
+            self._faults.append(f"{application.repeated} emails were enqueued twice, but {known} enqueues returned an earlier email")
         dlq = asyncio.run(_read_dlq(self._host.settings))
         records = self._records(dlq)
         verdict = judge(records)

@@ -82,7 +82,9 @@ class Api(Protocol):
         ...
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
-        """The answer to a request for which `refused` returned None. In a bulk call of SES, it can refuse some emails.
+        """The answer to a request for which `refused` returned None.
+
+        The answer to a bulk call of SES has a status for each email, so it can refuse some of the emails.
 
         Args:
             culprits: The addresses that the server must refuse, each with its error.

@@ -89,12 +89,12 @@ class HttpDouble:
 
     @property
     def requests_path(self) -> Path:
-        """The path of the record of requests."""
+        """The path of the file with one line for each email of each request."""
         return self._folder / "requests.jsonl"
 
     @property
     def wire_path(self) -> Path:
-        """The path of the record of wire events."""
+        """The path of the file with the events of requests and connections (see `record_event`)."""
         return self._folder / "wire.jsonl"
 
     @property
@@ -171,7 +171,7 @@ class HttpDouble:
         os.write(self._log, b"".join(lines))
 
     def record_event(self, connection: int, event: str, **fields: object) -> None:
-        """Records an event of a connection, if `records_wire` is set.
+        """Writes an event of a connection to wire.jsonl, if the constructor's argument `records_wire` is True.
 
         Args:
             connection: The connection's number.

@@ -110,7 +110,7 @@ class HttpSession(asyncio.Protocol):
             self._key = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Counts a request to send emails. Injects the fault CLOSE_UNREAD or RESET_UNREAD, if one of them is set."""
+        """Counts a request to send emails. Injects the fault CLOSE_UNREAD or RESET_UNREAD if it is due."""
         self._method = self._parser.get_method().decode("ascii")
         self._api: Api | None = api_of(self._path) if self._method == "POST" else None
         if self._api is None:
@@ -183,8 +183,8 @@ class HttpSession(asyncio.Protocol):
     def _accept(self, api: Api, request: Request, behaviour: Behaviour) -> bytes:
         """Accepts a request, and returns the answer.
 
-        If an accepted request had the same idempotency key, accepts no email again, and returns that request's answer.
-        If the two bodies differ, returns status 409 instead.
+        If an earlier request with the same idempotency key was accepted, accepts no email. Then returns the earlier
+        answer, or status 409 if the body differs from the earlier request's body.
         """
         key, body = self._key if api is RESEND else "", bytes(self._body)
         if key and (known := self._records.answers.get(key)):

@@ -76,7 +76,7 @@ class Record(TypedDict):
 
     Attributes:
         keeper: The keeper's identity.
-        owner: The identity of the owner, whose exit ends the keeper; empty if the keeper has no owner.
+        owner: The identity of the process whose exit ends the keeper; empty if there is none.
         running: The identities of the running servers, by name.
         exited: The exit codes of the servers that have exited, by name. If a signal killed the server, the code is the
             negative number of the signal, such as -9.
@@ -170,7 +170,10 @@ class Keeper:
         self.exited: dict[str, int] = {}
 
     def run(self) -> None:
-        """Starts and watches the servers until SIGTERM or SIGINT arrives or the owner exits. Then stops the servers."""
+        """Starts and watches the servers. Stops them when SIGTERM or SIGINT arrives, or when the owner exits.
+
+        The owner is the process that needs the servers.
+        """
         self.record()
         self.serve()
         self.stop(OWNED_STOP_SECONDS if self.owner else STOP_SECONDS)

@@ -103,7 +103,7 @@ class Records:
     """Everything that is known about a run. All times are in seconds since 1970.
 
     Attributes:
-        policy: `hold` or `resend`.
+        policy: The policy for uncertain emails, DISPATCHER_ON_UNCERTAIN: `hold` or `resend`.
         refused_keys: The keys of the emails that the provider always refuses; None if unknown.
         requested_keys: Every key that a producer has enqueued, even if the producer got no answer.
         expired_leases: How often each email was recovered from an expired lease, according to the relay's log.
@@ -115,7 +115,7 @@ class Records:
         expired_at: The times at which a relay recovered an expired lease.
         reported: Emails about which the provider reported an event; None if this provider never reports events.
         settled: Emails that an event of the provider has made `sent`.
-        forgeries: How many forged events were stored, and forged requests were not refused.
+        forgeries: The number of forged events that were stored, plus that of forged requests that were not refused.
         cancelling: Emails that a caller tried to cancel, even if the caller got no answer.
         cancelled_at: When a caller first got the answer "cancelled" about an email.
         too_late: Emails about which a caller got the answer "too late".
@@ -349,7 +349,7 @@ def _cancellations(records: Records) -> dict[str, Iterable[object]]:
     may_end = ("cancelled",) if records.policy == "hold" else ("cancelled", "sent")
     return {
         'sent after "cancelled"': _sent_after_cancelled(records),
-        '"too late" that was never on its way': _too_late_wrongly(records),
+        '"too late", but never leased': _too_late_wrongly(records),
         '"cancelled", but it has another status': [
             i for i in records.cancelled_at if i in records.rows and records.rows[i].status not in may_end
         ],
@@ -383,8 +383,8 @@ def _announcements(records: Records) -> dict[str, Iterable[object]]:
     announced = {entry.email_id for entry in records.dlq_entries}
     dead = {email_id for email_id, row in records.rows.items() if row.status in ("failed", "held")}
     return {
-        "dead without a dead letter": dead - announced,
-        "alive with a dead letter": [
+        "failed or held without a dead letter": dead - announced,
+        "dead letter that disagrees with the status": [
             entry.email_id for entry in records.dlq_entries if not _agrees_with_row(entry, records)
         ],
         "on the DLQ and not garbage": [body for body in records.unknown_messages if body not in records.garbage],

@@ -204,7 +204,7 @@ def is_ready(data: Path) -> bool:
 
 
 def _works(prefix: list[str]) -> bool:
-    """Whether a command after these words runs, and runs as a user other than root."""
+    """Whether these words, put before a command, make it run as a user other than root."""
     answer = subprocess.run([*prefix, "id", "-u"], capture_output=True, text=True, check=False)
     return answer.returncode == 0 and answer.stdout.strip() != "0"
 
@@ -332,7 +332,7 @@ def _partial_folder(prefix: list[str], data: Path) -> Path:
 
 
 def _changes_owner(prefix: list[str]) -> bool:
-    """Whether commands after these words run as the user `nobody`, who must then own the data."""
+    """Whether these words, put before a command, make it run as the user `nobody`, who must then own the data."""
     return bool(prefix) and Path(prefix[0]).name == "setpriv"
 
 

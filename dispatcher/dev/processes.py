@@ -162,7 +162,7 @@ def await_condition(
         ready: The condition.
         seconds: The longest wait.
         broken: If the condition can no longer become true, returns the reason. Otherwise, returns None.
-        what: What is not ready until then, as text for the error, such as `PostgreSQL`.
+        what: What the caller waits for, as text for the error, such as `PostgreSQL`.
         log: A log file whose last lines are added to the error.
 
     Raises:
@@ -190,7 +190,7 @@ def _identity(entry: list[int | str]) -> ProcessIdentity:
 
 
 def _family(heads: list[ProcessIdentity]) -> list[ProcessIdentity]:
-    """Those of these processes, and of all their descendants, that are running."""
+    """These processes and all their descendants, without those that have exited."""
     pids = {pid for head in heads for pid in (head.pid, *keeper.descendants(head.pid))}
     return [identity for pid in sorted(pids) if (identity := keeper.identify(pid))]
 

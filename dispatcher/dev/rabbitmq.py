@@ -194,7 +194,7 @@ def _has_joined(access: RabbitAccess, nodes: int) -> bool:
 
 
 def patch_root(script: Path, root: Path) -> None:
-    """Writes Erlang's folder `root` into one of Erlang's start scripts, which expects /usr/lib/erlang in Debian."""
+    """Sets Erlang's folder to `root` in one of Erlang's start scripts. Debian's scripts expect /usr/lib/erlang."""
     text = script.read_text()
     quoted = "'" + str(root).replace("'", "'\\''") + "'"
     script.write_text(re.sub(r"ROOTDIR=/\S+", lambda _: f"ROOTDIR={quoted}", text))

@@ -51,7 +51,7 @@ class SmtpBehaviour:
 
     Attributes:
         script: By step: what the server does instead of its normal reply. Either an `SmtpFault`, or the text of another
-            reply, whose lines CRLF separates.
+            reply, with CRLF between its lines.
         times: How many more times the server follows the script; None for always.
         security: `none`, `starttls` or `tls`.
         tls: The server's TLS context. Without it, the server does not offer STARTTLS.

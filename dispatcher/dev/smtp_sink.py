@@ -94,7 +94,7 @@ class SmtpSink:
 
     @property
     def wire_path(self) -> Path:
-        """The path of the record of wire events."""
+        """The path of the file with the events of emails and connections (see `record_event`)."""
         return self._folder / "wire.jsonl"
 
     @property
@@ -157,7 +157,7 @@ class SmtpSink:
         return name
 
     def record_event(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
-        """Records an event of a connection, if `records_wire` is set.
+        """Writes an event of a connection to wire.jsonl, if the constructor's argument `records_wire` is True.
 
         Args:
             connection: The connection's number.

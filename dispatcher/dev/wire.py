@@ -214,7 +214,7 @@ def _is_unanswered(exchange: Exchange, own: Sequence[Disturbance]) -> bool:
     """Whether no complete answer to this request reached a running worker.
 
     Args:
-        own: The times when the attempt's worker may have been killed or frozen.
+        own: The kills and freezes of workers that may have affected the attempt.
     """
     answered_at = exchange.answered_at
     if answered_at is None or not exchange.was_read:

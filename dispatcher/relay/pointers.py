@@ -69,8 +69,8 @@ class PointerPublisher:
         Args:
             shares: Decides which of the due emails are published now, and returns the queue of each lane.
             mark_after_seconds: How long to wait until a lease clears the due mark. Afterwards, the relay clears it.
-            check_share: The largest share of its time in which the relay reads published emails again. But it never
-                waits longer than `mark_after_seconds` for the next such read.
+            check_share: The relay spends at most this share of its time on reading published emails again. But the next
+                such read never has to wait longer than `mark_after_seconds`.
         """
         self._shares = shares
         self._mark_after_seconds = mark_after_seconds
@@ -108,7 +108,7 @@ class PointerPublisher:
                 means that no email may be published now.
 
         Raises:
-            BrokerUnavailable: An earlier batch could not be published, or RabbitMQ does not report the length of a queue.
+            BrokerUnavailable: An earlier batch could not be published, or RabbitMQ does not report how long a queue is.
                 All unconfirmed emails are still due.
         """
         await self._wait_for_confirms()
