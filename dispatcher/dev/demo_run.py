@@ -274,7 +274,9 @@ class _DemoRun:
         if killed is None:
             self._faults.append("the relay's log does not report the recovery of the killed worker's emails")
         if known != application.repeated:
-            self._faults.append(f"{application.repeated} emails were enqueued twice, but {known} enqueues returned an earlier email")
+            self._faults.append(
+                f"{application.repeated} emails were enqueued twice; {known} enqueues found the first email"
+            )
         dlq = asyncio.run(_read_dlq(self._host.settings))
         records = self._records(dlq)
         verdict = judge(records)

@@ -384,7 +384,7 @@ def _announcements(records: Records) -> dict[str, Iterable[object]]:
     dead = {email_id for email_id, row in records.rows.items() if row.status in ("failed", "held")}
     return {
         "failed or held without a dead letter": dead - announced,
-        "dead letter that disagrees with the status": [
+        "dead letter with a wrong status": [
             entry.email_id for entry in records.dlq_entries if not _agrees_with_row(entry, records)
         ],
         "on the DLQ and not garbage": [body for body in records.unknown_messages if body not in records.garbage],

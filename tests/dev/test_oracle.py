@@ -56,7 +56,7 @@ BAD: dict[str, Records] = {
     "accepted and never enqueued": replace(GOOD, accepted={**GOOD.accepted, STRANGER: 1}),
     "accepted more than once": replace(GOOD, accepted={**GOOD.accepted, SENT: 2}),
     "failed or held without a dead letter": replace(GOOD, dlq_entries=[DlqEntry(FAILED, "failed")]),
-    "dead letter that disagrees with the status": replace(GOOD, dlq_entries=[*GOOD.dlq_entries, DlqEntry(SENT, "failed")]),
+    "dead letter with a wrong status": replace(GOOD, dlq_entries=[*GOOD.dlq_entries, DlqEntry(SENT, "failed")]),
     "on the DLQ and not garbage": replace(GOOD, unknown_messages=[b"a message of ours"]),
     "failed without a refusal": replace(GOOD, refused_keys=frozenset()),
     "refused and not failed": replace(GOOD, refused_keys=frozenset({"a", "b"})),
@@ -261,7 +261,7 @@ def test_one_fragment_explains_one_email() -> None:
 def test_a_held_email_that_failed_when_its_host_was_back_keeps_the_dead_letter_of_its_recovery() -> None:
     records = replace(GOOD, dlq_entries=[*GOOD.dlq_entries, DlqEntry(FAILED, "held")])
 
-    assert "dead letter that disagrees with the status" in judge(records).violations
+    assert "dead letter with a wrong status" in judge(records).violations
     assert judge(replace(records, expired_leases={FAILED: 1})).is_good
 
 
