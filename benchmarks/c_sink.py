@@ -61,7 +61,7 @@ def _find() -> tuple[str, dict[str, str]]:
         return installed, dict(os.environ)
 
     def build(folder: Path) -> None:
-        debian.fetch("postfix", folder, unless_installed="postfix", remedy=REMEDY, progress=lambda _: None)
+        debian.fetch("postfix", folder, even_if_installed="postfix", remedy=REMEDY, progress=lambda _: None)
 
     root = cache.obtain(NAME, build)
     libraries = [root / "usr/lib/postfix", *debian.library_folders(root)]

@@ -1,4 +1,4 @@
-"""The log channel, and the channels that the settings configure."""
+"""The alert channel that writes to the log, and a function that creates the channels that the settings configure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dispatcher.telemetry.log import get_log
 
 
 class LogChannel:
-    """An alert channel that writes notices to the log. Always active, even if no other channel is configured."""
+    """An alert channel that writes notices to the log. It is always active and needs no settings."""
 
     name = "log"
 
     async def send(self, notice: Notice) -> str:
-        """See `Channel.send`; never fails."""
+        """See `Channel.send`. Never raises NotDelivered."""
         alert, log = notice.alert, get_log()
         if notice.phase is Phase.RESOLVED:
             log.info("alert.resolved", kind=alert.kind, queue=alert.queue, summary=summary(notice))
@@ -40,7 +40,7 @@ class LogChannel:
 
 
 def channels_of(settings: Settings) -> list[Channel]:
-    """The configured channels, without the log. Opens no connection.
+    """Creates the channels that the settings configure. The log is not one of them. Opens no connection.
 
     Raises:
         ConfigurationError: The CA file is not usable.

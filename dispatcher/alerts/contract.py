@@ -8,7 +8,7 @@ from dispatcher.domain.alert import Notice
 
 
 class NotDelivered(Exception):
-    """A channel did not accept a notice. A second try may succeed.
+    """An alert channel did not deliver a notice, or does not know whether it did. A second try may succeed.
 
     Attributes:
         reason: The reason, without addresses or secrets.
@@ -28,7 +28,7 @@ class Channel(Protocol):
         ...
 
     async def send(self, notice: Notice) -> str:
-        """Sends a notice within seconds. Returns a description of the result, such as `it answered 204`.
+        """Sends a notice, or fails within seconds. Returns a description of the result, such as `it answered 204`.
 
         Raises:
             NotDelivered: The notice was not accepted, or the result is unknown.

@@ -21,8 +21,8 @@ from dispatcher.transport.destination import cause_of
 from dispatcher.transport.tls import client_context
 
 TOTAL_SECONDS: Final = 15.0
-# Allows long lines, so that the Subject is not folded. A folded Subject may begin on the second line, and some mail
-# readers show such a Subject wrongly.
+# Allows long lines, so that the Subject is not folded (split into several lines). A folded Subject can have an empty
+# first line, and some mail readers show such a Subject wrongly.
 _WHOLE_LINES: Final = SMTP.clone(max_line_length=900)
 
 
@@ -40,10 +40,10 @@ class MailChannel:
         ca_file: Path | None = None,
         total_seconds: float = TOTAL_SECONDS,
     ) -> None:
-        """Opens no connection yet.
+        """Opens no connection: each `send` opens one.
 
         Args:
-            ca_file: Certificates to trust instead of the system's.
+            ca_file: A PEM file of certificates to trust instead of the system's.
             total_seconds: The longest time for one notice, including the time to connect.
         """
         self._server = server
@@ -65,7 +65,7 @@ class MailChannel:
         return f"the SMTP server accepted it for {taken} of {len(self._recipients)} recipients"
 
     async def _send(self, message: EmailMessage) -> int:
-        """Sends the message. Returns how many recipients were refused. Raises if all recipients were refused."""
+        """Sends the message. Returns the number of refused recipients. If all are refused, raises an SMTPException."""
         server = self._server
         client = aiosmtplib.SMTP(
             hostname=server.host,
@@ -98,7 +98,7 @@ class MailChannel:
 
 
 def _cause(error: Exception) -> str:
-    """Why the notice was not accepted, without the server's own text, which may quote addresses."""
+    """Why the notice was not accepted. Does not repeat the server's own text, which may contain addresses."""
     if isinstance(error, aiosmtplib.SMTPRecipientsRefused):
         codes = sorted({one.code for one in error.recipients})
         return f"the SMTP server refused every recipient ({', '.join(map(str, codes))})"

@@ -1,6 +1,6 @@
 """Posts notices to one configured https URL, signed according to Standard Webhooks (https://www.standardwebhooks.com).
 
-Retries of a notice have the same `webhook-id`.
+All tries to post one notice have the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class WebhookChannel:
         resolver: Resolve = resolve,
         total_seconds: float = TOTAL_SECONDS,
     ) -> None:
-        """Opens no connection yet.
+        """Opens no connection: each `send` opens one.
 
         Args:
             secret: The signing secret: `whsec_` followed by base64.
-            allow_private: Whether the URL's host may have an address that is not public.
+            allow_private: Whether the URL's host may have an address that is not public, such as 10.0.0.5.
             ca_file: Certificates to trust in addition to the system's, as PEM.
 
         Raises:

@@ -26,7 +26,7 @@ _HEADS: Final = {
 
 
 def summary(notice: Notice) -> str:
-    """What is wrong, or what was resolved: a clause that begins in lower case and has no full stop."""
+    """What is wrong, or what was resolved: a sentence without a capital at the start and without a full stop."""
     if notice.phase is Phase.TEST:
         return "a test of this alert channel; nothing is wrong"
     if notice.phase is Phase.RESOLVED:

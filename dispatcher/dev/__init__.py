@@ -2,6 +2,6 @@
 
 Begin reading with `servers`, which has `start`, `stop`, `status` and the context manager `private_servers`. `postgres`
 and `rabbitmq` each find, prepare and start one server. `cache` and `debian` download programs that are not installed.
-`processes` controls the `keeper`, a small process that is the parent of every server and stops the servers when their
-owner exits.
+`processes` controls the `keeper`, a small process that is the parent of every server. If the servers have an owner (the
+process that started them, such as a test run), the keeper stops them when the owner exits.
 """

@@ -17,13 +17,13 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One acceptance.
+    """One email that the server accepted.
 
     Attributes:
-        email_id: The email's id, from its Message-ID; empty if the Message-ID is not one of ours.
-        recipients: Number of recipients in the envelope.
-        octets: The email's size on the wire.
-        accepted_at: Seconds since 1970.
+        email_id: The email's id, from the request or the Message-ID; empty if the server found none.
+        recipients: The number of all recipients, including cc and bcc.
+        octets: The size of the email, or its part of the size of an HTTP request.
+        accepted_at: When the server accepted the email, in seconds since 1970.
     """
 
     email_id: str
@@ -37,7 +37,7 @@ class AcceptanceLedger:
     """The acceptances of one server, in order.
 
     Attributes:
-        times: The number of acceptances of each email, by email id.
+        times: How often the server accepted each email, by email id.
     """
 
     entries: tuple[LedgerEntry, ...]
@@ -73,16 +73,13 @@ def read_ledger(path: Path) -> AcceptanceLedger:
 
 
 class LedgerWriter:
-    """Appends to an acceptance ledger, with one write per call.
-
-    If the process is killed, at most the last line is incomplete.
-    """
+    """Appends accepted emails to a ledger. If the process is killed, at most the last line is incomplete."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def append(self, *entries: LedgerEntry) -> None:
-        """Appends acceptances with one write.
+        """Appends one line per entry, all with one write.
 
         The lines survive a crash of this process, but not of the machine, because there is no fsync.
         """

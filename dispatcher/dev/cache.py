@@ -14,8 +14,8 @@ from dispatcher.errors import ServerUnavailable
 
 
 def folder() -> Path:
-    """The cache folder: DISPATCHER_CACHE_DIR, or `email-dispatcher` in XDG_CACHE_HOME or in `~/.cache`. No other folder
-    outside the checkout is written."""
+    """The cache folder: DISPATCHER_CACHE_DIR if it is set. Otherwise, `email-dispatcher` in XDG_CACHE_HOME; or in
+    `~/.cache` if XDG_CACHE_HOME is not set."""
     if named := os.environ.get("DISPATCHER_CACHE_DIR"):
         return Path(named).absolute()
     if named := os.environ.get("XDG_CACHE_HOME"):
@@ -24,14 +24,13 @@ def folder() -> Path:
 
 
 def obtain(name: str, build: Callable[[Path], None]) -> Path:
-    """The cached folder of this name, built first if it does not exist.
+    """Returns the folder with this name in the cache. If it does not exist, calls `build` first.
 
-    An interrupted build leaves no folder of this name. If two processes call this at the same time, the second process
-    waits for the first process's build.
+    An interrupted build leaves no folder with this name. If two processes call this at the same time, the second one
+    waits until the first one has built the folder.
 
     Args:
-        name: The folder's name in the cache.
-        build: Fills a temporary folder, which is then renamed. `path_of(name)` returns the final path.
+        build: Fills the empty folder that it gets. Afterwards, this function renames the folder to `path_of(name)`.
     """
     final = path_of(name)
     if final.is_dir():
@@ -60,7 +59,7 @@ def make_writable(folder: Path, remedy: str) -> None:
     """Creates the folder if it does not exist, and checks that this user can write to it.
 
     Args:
-        remedy: The remedy in the error.
+        remedy: What the user can do about the error, such as `Set DISPATCHER_CACHE_DIR to a different folder.`
 
     Raises:
         ServerUnavailable: This user cannot create the folder, or cannot write to it.
@@ -75,7 +74,7 @@ def make_writable(folder: Path, remedy: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Waits for an exclusive lock on a file, and keeps the lock for the block.
+    """Waits for an exclusive lock on a file, and keeps the lock until the `with` block ends.
 
     The kernel releases the lock if this process dies.
     """

@@ -20,13 +20,13 @@ def run(
     cwd: Path | None = None,
     stdin: str = "",
 ) -> str:
-    """Runs a command and returns its stdout. If this process is killed, the kernel kills the command.
+    """Runs a command and returns its stdout. If this process is killed, the kernel kills the command, too.
 
     Args:
         argv: Program and arguments.
         purpose: What the command does, as a verb phrase for the error: "could not <purpose>".
-        remedy: The remedy for the error.
-        env: Variables in addition to this process's environment.
+        remedy: What the user can do about the error, such as `Check the network.`
+        env: Environment variables, in addition to those of this process.
         cwd: The working directory.
         stdin: The command's input.
 
@@ -52,12 +52,12 @@ def run(
 
 
 def last_lines(text: str, count: int) -> str:
-    """The last lines of a text that are not blank."""
+    """The last `count` lines of a text, not counting blank lines."""
     return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
 
 
 def tail(path: Path, count: int = 12) -> str:
-    """The last lines of a log file, or a note that says why there are none."""
+    """The last lines of a log file. If there are none, a note such as `(the log is empty)`."""
     try:
         return last_lines(path.read_text(errors="replace"), count) or "(the log is empty)"
     except OSError:
@@ -65,9 +65,9 @@ def tail(path: Path, count: int = 12) -> str:
 
 
 def _die_with_parent() -> list[str]:
-    """A prefix for a command. With it, the kernel kills the command when the thread that started the command exits.
+    """Words to put before a command, so that the kernel kills the command when the thread that started it exits.
 
-    Empty if setpriv is not installed.
+    Empty if setpriv is not installed: the command may then run longer than this process.
     """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []

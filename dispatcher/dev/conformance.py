@@ -4,9 +4,9 @@ One line in a test module runs all tests:
 
     class TestLog(Conformance, place=log_place): ...
 
-`log_place(folder)` is an asynchronous context manager that yields a `Place`: the adapter, and a test server to which
-the adapter sends and which counts the emails. If the server stores whole emails, inherit from `ContentConformance`,
-which also compares the emails' content. The tests need pytest and pytest-asyncio.
+`log_place(folder)` is an asynchronous context manager that yields a `Place`: the adapter, and a test server. The
+adapter sends to the server, and the server counts the emails. If the server stores whole emails, inherit from
+`ContentConformance`, which also compares the emails' content. The tests need pytest and pytest-asyncio.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ProviderQuirks:
     """The differences between a provider and a plain mail server. The defaults describe a plain mail server.
 
     Attributes:
-        own_headers: Headers that the provider replaces or does not accept.
+        own_headers: Headers that the provider replaces with its own or does not accept, such as `Date`.
         takes_empty_files: Whether the provider accepts an attachment without content.
     """
 
@@ -82,7 +82,7 @@ class ContentPlace(Place, Protocol):
 
 
 class TextPlace(Place, Protocol):
-    """The environment of a test of texts: an adapter, and a test server that stores every text it receives."""
+    """The environment of a test of SMS or similar texts: an adapter, and a test server that stores every text."""
 
     def texts(self) -> list[str]:
         """The texts that arrived, in order."""
@@ -96,7 +96,7 @@ class CountingAttempt(Attempt):
     """An attempt that counts the adapter's calls of `mark_on_wire`.
 
     Attributes:
-        left: How often the adapter has called `mark_on_wire`; each call announces that an email leaves.
+        left: The number of calls so far. The adapter calls `mark_on_wire` just before it transmits the email.
     """
 
     __slots__ = ("left",)
@@ -137,7 +137,7 @@ def parsed(content: bytes) -> email.message.EmailMessage:
 
 
 async def send(place: Place, outgoing: OutgoingEmail) -> tuple[Outcome, int]:
-    """Makes one attempt; returns the outcome and the number of calls of `mark_on_wire`."""
+    """Sends one email or text. Returns the outcome, and how often the adapter called `mark_on_wire`."""
     attempt = CountingAttempt()
     outcome = await place.provider.send(outgoing, attempt)
     assert attempt.left <= 1, "the adapter called mark_on_wire twice"
@@ -151,7 +151,7 @@ class ChannelConformance:
     pytestmark = pytest.mark.asyncio
     open_place: ClassVar[OpenPlace]
     message: ClassVar[Callable[..., OutgoingEmail]]
-    """Makes an ordinary message of the provider's channel, with changed fields."""
+    """Makes an ordinary email or SMS, except for the fields in its arguments."""
 
     def __init_subclass__(cls, place: OpenPlace | None = None) -> None:
         if place is not None:
@@ -202,7 +202,7 @@ class ChannelConformance:
 
 
 class TextConformance(ChannelConformance):
-    """The tests for providers of SMS, and of other channels whose messages are one text for one recipient."""
+    """The tests for providers of SMS, and of any other channel in which a message is one text for one recipient."""
 
     message = staticmethod(a_text)
 

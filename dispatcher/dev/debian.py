@@ -19,19 +19,19 @@ def fetch(
     package: str,
     into: Path,
     *,
-    unless_installed: str,
+    even_if_installed: str,
     remedy: str,
     progress: Callable[[str], None],
     also: Sequence[str] = (),
 ) -> None:
-    """Downloads and unpacks a package, with its dependencies that the system does not have.
+    """Downloads and unpacks a package, and its dependencies that are not installed on this system.
 
     Args:
         package: The package's name.
         also: The names of more packages.
         into: An existing folder, which becomes the root of the unpacked files.
-        unless_installed: A regular expression. Packages whose names match are unpacked even if the system has them.
-        remedy: The remedy in an error.
+        even_if_installed: A regular expression. Packages whose names match are unpacked even if they are installed.
+        remedy: What the user can do about an error, such as `Check the network.`
         progress: Called with one line of text for each step.
 
     Raises:
@@ -39,7 +39,7 @@ def fetch(
     """
     with tempfile.TemporaryDirectory(prefix=".apt-", dir=into) as name:
         work = Path(name)
-        environment = {"APT_CONFIG": str(_configuration(work, unless_installed))}
+        environment = {"APT_CONFIG": str(_configuration(work, even_if_installed))}
         progress("reading Debian's package lists")
         run(["apt-get", "-q", "update"], purpose="read Debian's package lists", remedy=remedy, env=environment)
         simulate = ["apt-get", "-q", "-s", "--no-install-recommends", "install", package, *also]
@@ -56,7 +56,10 @@ def fetch(
 
 
 def system() -> str:
-    """This system's name and release, for the cache: packages of one release might not run on a different release."""
+    """This system's name, release and processor, such as `debian-12-x86_64`.
+
+    It is part of the name of a folder in the cache, because one system's packages might not run on a different one.
+    """
     try:
         text = Path("/etc/os-release").read_text()
     except OSError:
@@ -66,8 +69,11 @@ def system() -> str:
 
 
 def to_install(simulation: str) -> list[str]:
-    """The package names in the output of `apt-get -s install`, which has a line such as `Inst socat (1.7.4 …)` for each
-    package."""
+    """The names of the packages that apt-get would install.
+
+    Args:
+        simulation: The output of `apt-get -s install`, with a line such as `Inst socat (1.7.4 …)` for each package.
+    """
     return re.findall(r"^Inst (\S+) ", simulation, flags=re.MULTILINE)
 
 
@@ -84,12 +90,12 @@ def library_folders(root: Path) -> list[Path]:
     return [folder for folder in (root / "usr/lib" / triplet, root / "lib" / triplet) if folder.is_dir()]
 
 
-def _configuration(work: Path, unless_installed: str) -> Path:
-    """Writes an apt.conf with which apt writes only to the folder `work`, so that apt needs no root."""
+def _configuration(work: Path, even_if_installed: str) -> Path:
+    """Writes an apt.conf, and returns its path. With it, apt writes only to the folder `work`, and needs no root."""
     (work / "lists" / "partial").mkdir(parents=True)
     (work / "archives" / "partial").mkdir(parents=True)
     status = work / "status"
-    status.write_text(without(unless_installed, INSTALLED.read_text(errors="replace") if INSTALLED.exists() else ""))
+    status.write_text(without(even_if_installed, INSTALLED.read_text(errors="replace") if INSTALLED.exists() else ""))
     settings = {
         "Dir::State::lists": work / "lists",
         "Dir::State::status": status,

@@ -1,7 +1,8 @@
 """The demo's emails, generated from a seed, and the application that enqueues them.
 
 The same seed and number always give the same email. All addresses are in reserved domains (RFC 2606). The local SMTP
-server refuses or defers a recipient if the address begins in a certain way (see `smtp_sink`).
+server refuses recipients whose addresses begin with `refused`. It defers recipients whose addresses begin with
+`greylisted` the first time, and accepts them afterwards (see `smtp_sink`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PlannedEmail:
 
     Attributes:
         expected: How the server answers the email.
-        is_repeated: Whether the application enqueues the email a second time, as after a crash.
+        is_repeated: Whether the application enqueues the email a second time, as applications do after a crash.
     """
 
     email: Email
@@ -87,9 +88,9 @@ _LARGEST_TRANSACTION: Final = 40
 _TRANSACTIONS_AT_MOST: Final = 100
 BODIES: Final = ("text", "html", "both")
 
-# Each group is a pair of a divisor and a remainder: an email is in the group if its number, divided by the divisor,
-# leaves the remainder. The divisors are primes, so few emails are in two groups. The remainders are small, so even a
-# small demo has an email in each group.
+# A divisor and a remainder for each group: the group has the emails for which `number % divisor == remainder`. The
+# divisors are primes, so few emails are in two groups. The remainders are small, so even a small demo has an email in
+# each group.
 _REFUSED: Final = (67, 3)
 _GREYLISTED: Final = (83, 5)
 _REPEATED: Final = (31, 1)
@@ -103,7 +104,7 @@ def plan_emails(count: int, seed: int, *, first: int = 0) -> Iterator[PlannedEma
 
 def plan_email(number: int, seed: int) -> PlannedEmail:
     """The demo's email with this number. The same number and seed always give the same email."""
-    # The same seed has to give the same emails, so the random numbers need not be secure.
+    # The random numbers must be reproducible, not secret: the same seed gives the same emails.
     random = Random(f"{seed}:{number}")  # noqa: S311
     expected = _expected_outcome(number)
     return PlannedEmail(Email(**_fields(number, seed, expected, random)), expected, _is_one_of(_REPEATED, number))
@@ -211,14 +212,14 @@ def _happens(random: Random, probability: float) -> bool:
 
 
 class _RolledBackError(Exception):
-    """Rolls back the application's transaction; always caught in this module."""
+    """Raised in a transaction to roll the transaction back. This module always catches it."""
 
 
 class Application:
-    """Enqueues the demo's emails in transactions of its own, as the code of a shop would do.
+    """Enqueues the demo's emails in its own transactions, as the code of a shop would do.
 
-    Enqueues some emails twice, like an application that crashed after a commit and does not know whether the commit
-    succeeded. Rolls back one transaction that enqueued emails.
+    Enqueues some emails twice, like an application that crashed during a commit and does not know whether the commit
+    succeeded. Also enqueues emails in one transaction that it then rolls back: these must never be sent.
 
     Attributes:
         answers: The result of each committed enqueue.
@@ -251,7 +252,7 @@ class Application:
             yield
 
     def _transact(self, batch: Sequence[PlannedEmail], again: Sequence[Email]) -> None:
-        """Enqueues the emails of a batch, and the emails `again` for the second time, in one transaction.
+        """In one transaction, enqueues the emails of `batch` for the first time, and those of `again` a second time.
 
         A real application would write its own rows in the same transaction.
         """

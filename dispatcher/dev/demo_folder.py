@@ -1,4 +1,4 @@
-"""The folder and the servers of a demo, which no other process uses.
+"""The folder and the servers of a demo. No other process uses them.
 
 In the folder:
     demo.lock     locked while a demo runs; without this file, a demo refuses a folder that is not empty
@@ -7,8 +7,8 @@ In the folder:
     smtp/         the SMTP server's list of accepted emails, and `mail/` with one .eml file for each accepted email
     servers/      the private servers, while the demo runs
 
-The demo must count only its own emails. So on servers that the environment variables set, the demo creates its own
-database and queues, and deletes them at the end.
+The demo must count only its own emails. If environment variables such as DISPATCHER_DATABASE_URL name existing servers,
+the demo creates its own database and queues on these servers, and deletes them at the end.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _REMEDY: Final = "Set a different folder with --folder."
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Locks and empties a folder for the demo. At the end of the block, removes the servers' data and keeps the logs.
+    """Locks and empties a folder for the demo. Afterwards, removes the servers' data and keeps the logs.
 
     Raises:
-        DispatcherError: another demo uses the folder, or the folder has files that are not a demo's.
+        DispatcherError: another demo uses the folder, or the folder has files that are not from a demo.
     """
     if folder.exists() and not (folder / _LOCK).exists() and any(folder.iterdir()):
         raise DispatcherError(f"{folder} has files that are not from a demo.", remedy=_REMEDY)
@@ -89,9 +89,10 @@ def _keep_logs(folder: Path) -> None:
 
 @contextmanager
 def demo_servers(folder: Path, progress: Progress) -> Iterator[dict[str, str]]:
-    """Yields the settings of servers, a database and queues that only the demo uses.
+    """Yields settings for servers, a database and queues that only the demo uses.
 
-    All of these are removed at the end of the block. Private servers also stop if this process dies.
+    At the end of the `with` block, stops the private servers, and deletes the database and the queues. Private servers
+    also stop if this process dies.
 
     Raises:
         ServerUnavailable: a server did not start.
@@ -141,8 +142,8 @@ def _demo_url(database_url: str) -> str:
 
 @contextmanager
 def _own_queues(amqp_url: str, ca_file: Path | None) -> Iterator[Mapping[str, str]]:
-    """Yields settings with unique names for the exchange and the queues, which `init` creates. Deletes the exchange and
-    the queues at the end."""
+    """Yields settings with unique names for the exchange and the queues. `dispatcher init` creates them later, and the
+    end of the `with` block deletes them."""
     unique = secrets.token_hex(4)
     names = {variable: name.format(unique) for variable, name in _NAMES.items()}
     try:

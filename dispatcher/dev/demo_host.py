@@ -1,6 +1,6 @@
 """The processes of a demo: servers, a local SMTP server and `dispatcher run`. All stop when the demo ends.
 
-The parent of these processes is a keeper (see `keeper`), which stops them however this process ends.
+Their parent process is a keeper (see `keeper`). It stops them even if this process is killed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ READY_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 40.0
 SETTINGS: Final = {
     "DISPATCHER_PROVIDERS": "smtp",
-    # The prefetch window is small, so that both workers get emails even in a small demo. It is still far larger than
-    # the number of connections.
+    # The prefetch window is small, so that both workers get emails even in a small demo. The window is still far
+    # larger than the number of connections.
     "DISPATCHER_PREFETCH": "64",
     # The lease length matters only if the in-flight ledger fails. With the ledger, the relay recovers a killed worker's
     # emails immediately.
@@ -46,7 +46,7 @@ SETTINGS: Final = {
     "DISPATCHER_RETRY_BASE_SECONDS": "0.5",
     "DISPATCHER_DRAIN_SECONDS": "20",
     "DISPATCHER_LOG_FORMAT": "json",
-    # The demo serves no metrics: a dispatcher that already runs on this machine may use the port.
+    # The demo serves no metrics, because a dispatcher that already runs on this machine might use the port.
     "DISPATCHER_METRICS_ADDRESS": "off",
 }
 _LAST_LINES: Final = 12
@@ -97,7 +97,7 @@ class DemoHost:
         return finished.stdout.splitlines()
 
     def start_run(self) -> None:
-        """Starts `dispatcher run`, and waits until every worker consumes.
+        """Starts `dispatcher run`, and waits until every worker consumes from the send queues.
 
         Raises:
             ServerUnavailable: `dispatcher run` exited or took too long; the message has the end of the program's log.
@@ -144,7 +144,7 @@ class DemoHost:
         return read_events(self.run_log)
 
     def log_tail(self) -> str:
-        """The last lines of the log of `dispatcher run`, without the events of attempts."""
+        """The last lines of the log of `dispatcher run`, without the many events `email.attempted`."""
         lines = self.run_log.read_text(errors="replace").splitlines() if self.run_log.exists() else []
         notable = [line for line in lines if '"email.attempted"' not in line]
         return "\n".join([f"the end of {self.run_log}, without the attempts:", *notable[-_LAST_LINES:]])
@@ -163,11 +163,11 @@ class DemoHost:
 
 @contextmanager
 def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterator[DemoHost]:
-    """Starts the servers and a local SMTP server, not `dispatcher run`. Stops every process at the end of the block.
+    """Starts the servers and a local SMTP server, but not `dispatcher run`. Afterwards, stops every process.
 
     Raises:
         ServerUnavailable: a server did not start.
-        DispatcherError: another demo uses the folder, or the folder has files that are not a demo's.
+        DispatcherError: another demo uses the folder, or the folder has files that are not from a demo.
     """
     folder = folder.absolute()
     with locked_folder(folder), demo_servers(folder / "servers", progress) as names:
@@ -177,7 +177,7 @@ def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterato
             port = _start_smtp(processes)
             progress(f"a local SMTP server listens on port {port} and records deliveries")
             ours = {
-                "DISPATCHER_DATABASE_SCHEMA": schema(),  # the schema that this process uses, too
+                "DISPATCHER_DATABASE_SCHEMA": schema(),  # the same schema as in this process
                 "DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none",
                 "DISPATCHER_RUN_DIR": str(folder / RUN),
             }
@@ -212,7 +212,7 @@ def _start_smtp(processes: Processes) -> int:
 
 
 def read_events(path: Path) -> list[Mapping[str, Any]]:
-    """The lines of a file that are complete JSON objects; empty if there is no file."""
+    """The JSON objects in a file, one per complete line; empty if the file does not exist. Skips all other lines."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [orjson.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
 

@@ -1,9 +1,9 @@
-"""The demo: sends a thousand emails through the whole system, kills a worker, and lets the oracle judge the result.
+"""The demo: sends a thousand emails through the whole system, kills a worker, and checks the result with `oracle`.
 
     start servers ─▶ init ─▶ run ─▶ publish a poison message ─▶ enqueue in transactions ─▶ kill a worker ─▶
-    wait until nothing is pending ─▶ stop the run ─▶ judge: database, SMTP server's ledger and connections, DLQ
+    wait until nothing is pending ─▶ stop the run ─▶ check the database, the SMTP server's records and the DLQ
 
-The emails are sent by a real `dispatcher run` in its own processes, configured by its environment.
+A real `dispatcher run` sends the emails, in its own processes. Environment variables configure it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from dispatcher.store.queries import query
 POISON: Final = b"\x00\xffNot a pointer to an email.\r\n"
 CHECK_SECONDS: Final = 0.04
 STALL_SECONDS: Final = 30.0
-"""The demo gives up if no email changes its status for this long. A lease in the demo is shorter, and a recovery waits
-at most until a lease expires."""
+"""The demo gives up if no email changes its status for this long. This is longer than a lease in the demo, because a
+recovery sometimes has to wait until a lease expires."""
 SLOWEST_EMAILS_PER_SECOND: Final = 20
 _EXAMPLES_SHOWN: Final = 3
 
@@ -77,22 +77,22 @@ class ProgressDisplay(Protocol):
     """Shows the demo's progress to the user."""
 
     def say(self, text: str) -> None:
-        """Prints one line. May be called from another thread."""
+        """Prints one line. Other threads may call this, too."""
 
     def show(self, progress: DemoProgress) -> None:
-        """Updates the progress. Called many times a second."""
+        """Shows this progress instead of the last. Called many times a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The worker that was killed, and the recovery of that worker's emails, from the relay's log.
+    """The worker that the demo killed, and what the relay's log says about the recovery of the worker's emails.
 
     Attributes:
         worker: The worker's slot, such as `w0`.
-        finished: How many emails were finished when the worker was killed.
-        released: Leases that the relay released immediately, because the email was not on the wire.
-        recorded: Answers that the relay recorded from the in-flight ledger.
-        uncertain: Emails that were on the wire without an answer.
+        finished: How many emails of the demo were finished when the worker was killed.
+        released: How many leases the relay released immediately, because their emails were not on the wire.
+        recorded: How many answers the relay recorded from the in-flight ledger.
+        uncertain: How many emails were on the wire without an answer.
     """
 
     worker: str
@@ -112,17 +112,17 @@ class Report:
         held_delivered: How many delivered emails have the status `held`.
         duplicates: Acceptances of emails that the SMTP server had already accepted.
         lost: Emails without a row, emails in no final status, and `sent` emails that the SMTP server did not accept.
-        dlq: Messages on the DLQ.
-        known: Repeated enqueues that returned the email of the first enqueue.
+        dlq: Messages on the DLQ, including the poison message.
+        known: Repeated enqueues that returned the id of the first enqueue's email.
         rolled_back: Emails whose transaction was rolled back.
-        poison: Messages that the demo published to the send queue and that are not pointers to emails.
+        poison: Messages to the send queue that the demo published on purpose although they point to no email.
         retried: Emails that the server deferred at least once.
-        recovered: Emails that were recovered only after their lease expired; 0 if the in-flight ledger works.
+        recovered: Emails that the relay recovered only after their lease had expired; 0 if the in-flight ledger works.
         killed: The killed worker and the recovery of its emails; None if no worker was killed.
         seconds: The time from the first enqueue until no email was pending.
         smtp_latency_ms: How long the SMTP server waits before it answers.
         folder: The folder with the logs, the mail and the SMTP server's records.
-        differences: Descriptions of everything that violates the promise.
+        differences: A description of each violation of the promise, and of each fault of the run.
     """
 
     emails: int
@@ -151,12 +151,12 @@ class Report:
 
     @property
     def balances(self) -> bool:
-        """Whether nothing violates the promise: `differences` is empty."""
+        """Whether the run kept the promise without faults: `differences` is empty."""
         return not self.differences
 
     @property
     def emails_per_second(self) -> float:
-        """The average rate of the whole demo, which the kill, the retries and the server's latency reduce."""
+        """The average rate of the whole demo. The kill, the retries and the server's latency reduce this rate."""
         return self.emails / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class _DemoRun:
             self._faults.append(f"`dispatcher run` exited with code {code} instead of 0")
         try:
             return self._report(seconds)
-        except DispatcherError as error:  # a server is unreachable; the new error includes the faults so far
+        except DispatcherError as error:  # a server is unreachable; the new error also names the earlier faults
             raise DispatcherError("\n".join([*self._faults, str(error)])) from error
 
     def _check_progress(self) -> None:
@@ -251,7 +251,10 @@ class _DemoRun:
         return len(asyncio.run(_read_dlq(self._host.settings))) >= counts[Status.FAILED] + counts[Status.HELD] + 1
 
     def _is_stalled(self) -> bool:
-        """Whether the demo should stop waiting; records the reason as a fault."""
+        """Whether the demo must give up, because `dispatcher run` exited or the emails make too little progress.
+
+        Adds the reason to the faults in the report.
+        """
         longest_seconds = STALL_SECONDS * 2 + self._options.emails / SLOWEST_EMAILS_PER_SECOND
         if self._host.exit_report() is not None:
             why = "`dispatcher run` exited before SIGTERM"
@@ -269,9 +272,11 @@ class _DemoRun:
         killed = self._killed(events)
         known = sum(answer.acceptance == "known" for answer in application.answers)
         if killed is None:
-            self._faults.append("the relay's log has no recovery of the killed worker's emails")
+            self._faults.append("the relay's log does not report the recovery of the killed worker's emails")
         if known != application.repeated:
-            self._faults.append(f"{application.repeated} emails were enqueued twice, but {known} were already known")
+            self._faults.append(
+                f"{application.repeated} emails were enqueued twice; {known} enqueues found the first email"
+            )
         dlq = asyncio.run(_read_dlq(self._host.settings))
         records = self._records(dlq)
         verdict = judge(records)
@@ -335,8 +340,8 @@ class _DemoRun:
         )
 
     def _killed(self, events: Sequence[Mapping[str, Any]]) -> Kill | None:
-        """The recovery of the killed worker's emails, from the log of `dispatcher run`; None if the log has no
-        recovery."""
+        """The killed worker, and what the events say about the recovery of its emails; None if they say nothing about
+        it."""
         for event in events:
             if event["event"] == "ledger.settled" and self._kill:
                 _, slot, pid, _ = event["worker"].split(":")  # the name is host:slot:pid:random
@@ -347,7 +352,7 @@ class _DemoRun:
 
 
 def _dlq_entry(body: bytes) -> DlqEntry | None:
-    """A message on the DLQ, parsed as a dead letter; None if the dispatcher did not publish it."""
+    """Parses a message on the DLQ as a dead letter. Returns None if the message is not a dead letter."""
     try:
         found = decode(body)
     except InvalidPointer:
@@ -356,7 +361,7 @@ def _dlq_entry(body: bytes) -> DlqEntry | None:
 
 
 async def _read_dlq(settings: Settings) -> list[bytes]:
-    """The bodies of the messages on the DLQ; removes none."""
+    """The bodies of the messages on the DLQ. The messages stay on the DLQ."""
     async with (
         await open_connection(settings.amqp_url, name="dispatcher demo", ca_file=settings.ca_file) as connection,
         DeadLetterQueue(connection, settings.dlq).scan() as scan,

@@ -1,4 +1,4 @@
-"""`./run generate`: updates files from the declarations of settings and metrics.
+"""`./run generate`: updates these files, so that they agree with the settings and metrics that the code declares.
 
 deploy/dispatcher.env            every setting, explained
 docs/metrics.md                  the table of metrics
@@ -63,7 +63,7 @@ def _with_panels(dashboard: str, rules: str, meters: list[Meter]) -> str:
 
 
 def _add(panels: list[dict[str, Any]], meter: Meter) -> None:
-    """Adds a metric's panel at the end of its dashboard row. If the row gets a new line, moves the rows below down."""
+    """Adds a metric's panel at the end of its dashboard row. If this adds a line, moves all later rows down."""
     at = next(number for number, one in enumerate(panels) if (one["type"], one["title"]) == ("row", meter.panel))
     row = list(takewhile(lambda one: one["type"] != "row", panels[at + 1 :]))
     y = max((one["gridPos"]["y"] for one in row), default=panels[at]["gridPos"]["y"] + 1)
@@ -106,7 +106,7 @@ def _panel(meter: Meter, number: int, x: int, y: int) -> dict[str, Any]:
 
 
 def _queries(meter: Meter) -> list[tuple[str, str]]:
-    """The PromQL expressions for a metric's panel, each with its legend."""
+    """The PromQL expressions of the lines in a metric's panel, each with its legend."""
     labels = ("instance", *meter.labels) if isinstance(meter, Gauge) else meter.labels
     by = f" by ({', '.join(labels)})" if labels else ""
     legend = " ".join(f"{{{{{label}}}}}" for label in labels) or meter.name
@@ -121,7 +121,7 @@ def _queries(meter: Meter) -> list[tuple[str, str]]:
 
 def main() -> None:
     """Writes each file whose text has to change, and prints its path."""
-    assert metrics.EMAILS in Meter.declared  # importing the module has declared the metrics
+    assert metrics.EMAILS in Meter.declared  # the import of `metrics` has declared the metrics
     for path, text in generated().items():
         if path.read_text() != text:
             path.write_text(text)

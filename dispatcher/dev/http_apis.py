@@ -1,7 +1,7 @@
-"""The parts of the APIs of SendGrid, SES, Resend and Twilio that the HTTP double implements, as documented publicly.
+"""The parts of the APIs of SendGrid, SES, Resend and Twilio that `http_double` imitates.
 
-Each API reads the email ids from a request, and builds the answers that accept, throttle or refuse the
-request.
+Each class reads the email ids from a request, and makes the answers that accept, throttle or refuse the request. The
+answers agree with the provider's public documentation.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MAX_BULK_ENTRIES: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """One email of a request.
+    """One email, or one SMS, of a request.
 
     Attributes:
-        addresses: The addresses of all recipients, in lower case.
+        addresses: The addresses of all recipients, in lower case; for an SMS, the phone number.
     """
 
     email_id: str
@@ -56,24 +56,39 @@ class Api(Protocol):
     """One endpoint of a provider's API."""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
-        """Reads a request from its body; raises KeyError, TypeError or a similar error if the body is invalid."""
+        """Reads a request from its decoded body. If the body is invalid, raises KeyError, TypeError or a similar error.
+
+        Args:
+            document: The decoded body.
+            octets: The size of the body before it was decoded.
+        """
         ...
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:
-        """The answer that refuses the whole request; None if the request is not refused as a whole.
+        """The answer that refuses the whole request. None for every other request, which `accepted` answers.
 
         Args:
-            culprits: The addresses that the server refuses; see `Behaviour.culprits`.
-            names: Whether the answer identifies the refused email.
+            culprits: The addresses that the server must refuse, each with its error (see `Behaviour.culprits`).
+            names: Whether SendGrid's answer says which email of the request was refused.
         """
         ...
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:
-        """The accepted emails of a request that is not refused as a whole."""
+        """The emails that the provider accepts. Called only if `refused` returned None.
+
+        Args:
+            culprits: The addresses that the server must refuse, each with its error.
+        """
         ...
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
-        """The answer to a request that is not refused as a whole."""
+        """The answer to a request for which `refused` returned None.
+
+        The answer to a bulk call of SES has a status for each email, so it can refuse some of the emails.
+
+        Args:
+            culprits: The addresses that the server must refuse, each with its error.
+        """
         ...
 
     def throttled(self, until: float) -> Reply:
@@ -202,24 +217,23 @@ class SesBulk(Ses):
         return Request(mails, document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """Status 400 if the request has too many emails, or none. Otherwise None."""
+        """Status 400 if the request has too many emails or recipients, or no email. Otherwise None."""
         recipients = sum(len(mail.addresses) for mail in request.mails)
         return None if 0 < len(request.mails) <= MAX_BULK_ENTRIES >= recipients else self.malformed()
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:
-        """The emails without a refused address."""
+        """The emails of which no recipient is refused."""
         return [mail for mail in request.mails if _word_for(mail, culprits) is None]
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
-        """Status 200, with a status for each entry: SUCCESS, or the status that `culprits` has for a refused
-        address."""
+        """Status 200, with a status for each email: `SUCCESS`, or for a refused email the status in `culprits`."""
         return _json(200, {"BulkEmailEntryResults": [_entry(_word_for(mail, culprits)) for mail in request.mails]})
 
 
 class Resend:
     """`POST /emails`: https://resend.com/docs/api-reference/emails/send-email
 
-    `HttpSession` implements Resend's idempotency keys.
+    Resend's idempotency keys are not implemented here, but in `HttpSession`.
     """
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
@@ -264,10 +278,13 @@ class Resend:
 
 
 class Twilio:
-    """`POST /Messages.json`: https://www.twilio.com/docs/messaging/api/message-resource. The body is a form."""
+    """`POST /Messages.json`: https://www.twilio.com/docs/messaging/api/message-resource
+
+    The body of a request is a form, not JSON.
+    """
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
-        """See `Api.read`. The email id is read from the URL for status callbacks."""
+        """See `Api.read`. The email id is a parameter of the URL to which Twilio would post the SMS's status."""
         if not (document["Body"] and (document.get("From") or document.get("MessagingServiceSid"))):
             raise KeyError("From")
         callback = parse_qs(urlsplit(document.get("StatusCallback", "")).query)
@@ -275,7 +292,7 @@ class Twilio:
         return Request((mail,), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """Status 400 with the error code from `culprits` if the phone number is refused. Otherwise None."""
+        """If the phone number is in `culprits`, status 400 with the error code from there. Otherwise None."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else twilio_error(400, int(word), f"refused: {request.mails[0].addresses[0]}")
 
@@ -284,7 +301,7 @@ class Twilio:
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """Status 201 with the document of the message. The status in the document is `queued`."""
+        """HTTP status 201, with Twilio's description of the SMS. The status in the description is `queued`."""
         form = request.document
         message = {
             "sid": f"SM{secrets.token_hex(16)}",
@@ -300,7 +317,12 @@ class Twilio:
         return _json(201, message)
 
     def found(self, target: str, messages: Collection[Mapping[str, Any]]) -> Reply:
-        """The answer to `GET /Messages/SID.json`, and to `GET /Messages.json` for one number."""
+        """The answer to `GET /Messages/SID.json` (one SMS), or to `GET /Messages.json` (the latest SMS to one number).
+
+        Args:
+            target: The path and query of the request.
+            messages: Twilio's descriptions of the SMS that the server accepted.
+        """
         url = urlsplit(target)
         if one := _TWILIO_MESSAGE.search(url.path):
             known = next((each for each in messages if each["sid"] == one[1]), None)
@@ -330,13 +352,13 @@ class Twilio:
 
 
 def twilio_error(status: int, code: int, message: str, headers: Mapping[str, str] | None = None) -> Reply:
-    """A refusal in the form that Twilio uses."""
+    """An error answer in Twilio's format."""
     more = f"https://www.twilio.com/docs/errors/{code}"
     return Reply(status, {"code": code, "message": message, "more_info": more, "status": status}, headers or {})
 
 
 def resend_error(status: int, name: str, message: str, headers: Mapping[str, str] | None = None) -> Reply:
-    """A refusal in the form that Resend uses."""
+    """An error answer in Resend's format."""
     return Reply(status, {"statusCode": status, "name": name, "message": message}, headers or {})
 
 
@@ -369,7 +391,7 @@ def _json(status: int, document: object) -> bytes:
 
 
 def sendgrid_error(status: int, message: str, field: str | None = None) -> Reply:
-    """A refusal in the form that SendGrid uses."""
+    """An error answer in SendGrid's format."""
     return Reply(status, _errors(message, field))
 
 
@@ -404,7 +426,7 @@ APIS: dict[str, Api] = {
 
 
 def api_of(path: str) -> Api | None:
-    """The endpoint with this path; None if no API has such an endpoint."""
+    """The endpoint with this path; None if no API has this path."""
     return TWILIO if _TWILIO_PATH.fullmatch(path) else APIS.get(path)
 
 

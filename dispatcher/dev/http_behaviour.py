@@ -1,4 +1,4 @@
-"""The configurable behaviour of the HTTP double: faults, refusals, throttling, latency."""
+"""The configurable behaviour of the local server `http_double`: faults, refusals, throttling, latency."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import orjson
 
 
 class Fault(StrEnum):
-    """A fault that the double injects instead of a normal answer.
+    """A fault that the local server injects instead of a normal answer.
 
-    With FORGET, CLOSE_UNREAD and RESET_UNREAD, the double accepts nothing. With every other fault, the double first
+    With FORGET, CLOSE_UNREAD and RESET_UNREAD, the server accepts nothing. With every other fault, the server first
     accepts the email and records it in the ledger. So a second attempt is a duplicate, unless the two requests have the
     same idempotency key.
     """
@@ -56,10 +56,10 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer with which the double accepts no email.
+    """An HTTP answer to a request of which no email is accepted.
 
     Attributes:
-        body: Bytes, or a value to send as JSON.
+        body: The bytes of the body, or a value to send as JSON.
     """
 
     status: int
@@ -69,7 +69,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Behaviour:
-    """The server's behaviour, which may be changed while the server runs.
+    """The local server's behaviour, which may be changed while the server runs.
 
     Attributes:
         fault: What the server does instead of accepting and answering; None for normal answers.
@@ -77,8 +77,8 @@ class Behaviour:
         throttled_until: Until this time, in seconds since 1970, the server answers 429 to every request.
         latency_seconds: Delay before an answer.
         key: The API key that SendGrid's, Resend's and Twilio's requests need; None if any key is accepted.
-        culprits: The addresses that the server refuses, each with a part of the answer: the error code for Twilio, the
-            status of the email's entry for a bulk call of SES, and the error text otherwise.
+        culprits: The addresses that the server refuses, each with the error that the answer contains: an error code for
+            Twilio, the email's status for a bulk call of SES, and an error text for all other requests.
         names_culprits: Whether SendGrid's answer to a bulk call identifies the refused email.
     """
 
@@ -91,7 +91,7 @@ class Behaviour:
     names_culprits: bool = False
 
     def next_fault(self) -> Fault | Reply | None:
-        """The fault for the next request; None for a normal answer. Counts `times` down."""
+        """The fault for the next request; None for a normal answer. Reduces `times` by 1 if a fault is returned."""
         if self.fault is None or self.times is None:
             return self.fault
         if self.times <= 0:
@@ -104,10 +104,10 @@ class Behaviour:
         self.throttled_until = time.time() + seconds
 
     def change(self, document: Mapping[str, Any]) -> None:
-        """Sets the behaviour from a JSON object. Fields that the object does not have are reset.
+        """Sets the behaviour from a JSON object. Fields that are missing from the object get their default values.
 
         The fields are `act` (the value of a `Fault`) or `reply` ({status, body, headers}), `times`, `throttle_seconds`,
-        `latency_ms`, `culprits` and `names_culprits`.
+        `latency_ms`, `culprits` and `names_culprits`. The API key cannot be changed.
         """
         latency_seconds = document.get("latency_ms", 0) / 1000
         throttle_seconds = float(document.get("throttle_seconds", 0))
@@ -135,7 +135,7 @@ def answer(status: int, headers: Mapping[str, str], body: bytes, *, announced: i
     """The octets of an HTTP answer.
 
     Args:
-        announced: The Content-Length, if it is not the body's length.
+        announced: The Content-Length to send instead of the body's true length.
     """
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     octets = len(body) if announced is None else announced

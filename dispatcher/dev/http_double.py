@@ -1,15 +1,16 @@
-"""A local HTTPS server in place of SendGrid, SES, Resend and Twilio. It records accepted emails and delivers nothing.
+"""A local server that imitates SendGrid, SES, Resend and Twilio. It records accepted emails and delivers nothing.
 
     python -m dispatcher.dev.http_double --folder FOLDER [--port 0] [--tls] [--latency-ms 50] [--act close] [--wire]
 
-prints one line of JSON with its URL and paths, and runs until SIGTERM. It writes to the folder:
+The command prints one line of JSON with the server's URL and paths, and runs until SIGTERM. It writes to the folder:
 
-    ledger.jsonl      every email that it accepted (see `acceptance_ledger`)
-    requests.jsonl    every request that it read, and the result
+    ledger.jsonl      every email that the server accepted (see `acceptance_ledger`)
+    requests.jsonl    every request that the server read, and the result
     wire.jsonl        with `--wire`: events of each request and connection (see `HttpDouble.record_event`)
-    ca.pem            with `--tls`: the certificate of the server's authority
+    ca.pem            with `--tls`: the certificate of the authority that signed the server's certificate
 
-`PUT /double` changes its behaviour while it runs (see `http_behaviour.Behaviour.change`). `GET /double` returns counts.
+`PUT /double` changes the server's behaviour while it runs (see `http_behaviour.Behaviour.change`). `GET /double`
+returns counts.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 class HttpDouble:
-    """The local HTTPS server and its records.
+    """The local server that imitates the providers, and its records.
 
     Attributes:
         behaviour: Faults, refusals and latency; may be changed while the server runs.
         sessions: The open connections.
         connections: Number of connections since the start.
-        begun: How many requests that ask to send emails have begun (their headers were read), by path.
-        requests: How often each email was posted in a completely read request, by email id.
-        received: The bodies of the accepted requests, if `keeps` is set.
-        answers: The body and the answer of each accepted request with an idempotency key.
-        messages: Twilio's latest messages, as Twilio shows them.
-        reads: How many requests asked for Twilio's messages, by path.
+        begun: The number of requests to send emails whose headers were read, by path.
+        requests: How many completely read requests contained each email, by email id.
+        received: The decoded bodies of the accepted requests; empty unless the argument `keeps` is True.
+        answers: By idempotency key: the body and the answer of the request that was accepted with this key.
+        messages: The SMS that were accepted last, in the form in which Twilio's API describes an SMS.
+        reads: The number of requests to look up SMS at Twilio, by path.
     """
 
     def __init__(
@@ -88,12 +89,12 @@ class HttpDouble:
 
     @property
     def requests_path(self) -> Path:
-        """The path of the record of requests."""
+        """The path of the file with one line for each email of each request."""
         return self._folder / "requests.jsonl"
 
     @property
     def wire_path(self) -> Path:
-        """The path of the record of wire events."""
+        """The path of the file with the events of requests and connections (see `record_event`)."""
         return self._folder / "wire.jsonl"
 
     @property
@@ -151,12 +152,16 @@ class HttpDouble:
         if self._keeps:
             self.received.append(request.document)
         assert self._ledger is not None
-        # The octets of a bulk call are divided among the emails of the call.
+        # A bulk call has one size, which is divided equally among its emails.
         octets, at = request.octets // max(1, len(mails)), time.time()
         self._ledger.append(*(LedgerEntry(mail.email_id, len(mail.addresses), octets, at) for mail in mails))
 
     def record_request(self, request: Request, came: str) -> None:
-        """Records a completely read request: one line for each email, with the result in the field `came`."""
+        """Writes one line to requests.jsonl for each email of a completely read request.
+
+        Args:
+            came: The result: `accepted`, `repeated`, the name of a fault, or the HTTP status of a refusal.
+        """
         at = time.time()
         lines = []
         for mail in request.mails:
@@ -166,14 +171,14 @@ class HttpDouble:
         os.write(self._log, b"".join(lines))
 
     def record_event(self, connection: int, event: str, **fields: object) -> None:
-        """Records an event of a connection, if `records_wire` is set.
+        """Writes an event of a connection to wire.jsonl, if the constructor's argument `records_wire` is True.
 
         Args:
             connection: The connection's number.
-            event: `began`: the request's headers were read. `read`: the whole request was read (with `email_id`, and
-                `email_ids` for a bulk call). `answered`: the kernel took the whole answer while the connection was
-                open. `ended`: the connection was closed (with `by_us`, `by_reset`).
-            fields: Fields of the event.
+            event: `began`: the request's headers were read. `read`: the whole request was read. `answered`: the kernel
+                took the whole answer while the connection was open. `ended`: the connection was closed.
+            fields: For `read`: `email_id`, and for a bulk call `email_ids`. For `ended`: `by_us`, whether the server
+                closed the connection, and `by_reset`, whether the connection ended with an error such as a reset.
         """
         if self._wire >= 0:
             line = {"connection": connection, "event": event, "at": time.time(), **fields}
@@ -202,7 +207,7 @@ def _appended(path: Path) -> int:
 async def running_double(
     folder: Path, behaviour: Behaviour | None = None, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[HttpDouble]:
-    """A double on this event loop, for tests, which keeps the received bodies in memory."""
+    """Runs the local server on this event loop, for tests. The server keeps the accepted requests in memory."""
     double = HttpDouble(folder, behaviour, tls=tls, keeps=True)
     await double.start()
     try:
@@ -212,10 +217,10 @@ async def running_double(
 
 
 def throwaway_tls(ca_file: Path) -> ssl.SSLContext:
-    """A TLS context for a server on the loopback interface, with a certificate of a new authority.
+    """A TLS context for a server on the loopback interface, with a certificate that a new authority has signed.
 
     Args:
-        ca_file: Gets the authority's certificate, for the clients.
+        ca_file: The file to write the authority's certificate to. Clients must trust this certificate.
     """
     import trustme
 
@@ -242,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the server until SIGTERM or SIGINT.
 
     Args:
-        arguments: Without the program's name; None for `sys.argv`.
+        arguments: The command line without the program's name; None for the command line of this process.
     """
     parser = argparse.ArgumentParser(
         "python -m dispatcher.dev.http_double", description="A local SendGrid, SES, Resend and Twilio."

@@ -38,11 +38,7 @@ SES_ACCOUNT: Final = {
 
 
 class HttpRecords(Protocol):
-    """The records and the behaviour that all sessions of a server share.
-
-    `answers` has the body and the answer of each accepted request with an idempotency key. `messages` has Twilio's
-    latest messages, and `reads` counts the requests for Twilio's messages, by path.
-    """
+    """The records and the behaviour that all sessions of a server share. See `HttpDouble` for the attributes."""
 
     behaviour: Behaviour
     sessions: set[HttpSession]
@@ -60,7 +56,7 @@ class HttpRecords(Protocol):
         ...
 
     def record_event(self, connection: int, event: str, **fields: object) -> None:
-        """Records an event of a connection, if the server records such events."""
+        """Records an event of a connection (see `HttpDouble.record_event`), if the server records events."""
         ...
 
     def counts(self) -> dict[str, object]:
@@ -81,7 +77,7 @@ class HttpSession(asyncio.Protocol):
         self._begin()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Adds this session to the open sessions (called by asyncio, after the TLS handshake)."""
+        """Adds this session to the open sessions. asyncio calls this; if the server uses TLS, after the handshake."""
         self._transport = cast(asyncio.Transport, transport)
         self._records.sessions.add(self)
 
@@ -91,7 +87,7 @@ class HttpSession(asyncio.Protocol):
         self._records.record_event(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
 
     def data_received(self, data: bytes) -> None:
-        """Parses the data; the parser calls the `on_…` methods (called by asyncio)."""
+        """Passes the data to the parser, which calls the `on_…` methods. asyncio calls this."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -114,7 +110,7 @@ class HttpSession(asyncio.Protocol):
             self._key = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Counts a request that asks to send emails, and injects the faults for which the body is not read."""
+        """Counts a request to send emails. Injects the fault CLOSE_UNREAD or RESET_UNREAD if it is due."""
         self._method = self._parser.get_method().decode("ascii")
         self._api: Api | None = api_of(self._path) if self._method == "POST" else None
         if self._api is None:
@@ -185,10 +181,10 @@ class HttpSession(asyncio.Protocol):
                 self._misbehave(self._act, octets)
 
     def _accept(self, api: Api, request: Request, behaviour: Behaviour) -> bytes:
-        """Accepts a request that is not refused; returns the answer.
+        """Accepts a request, and returns the answer.
 
-        If the idempotency key was used before, no email is accepted again. The request then gets the first answer, or
-        409 if its body differs from the first body.
+        If an earlier request with the same idempotency key was accepted, accepts no email. Then returns the earlier
+        answer, or status 409 if the body differs from the earlier request's body.
         """
         key, body = self._key if api is RESEND else "", bytes(self._body)
         if key and (known := self._records.answers.get(key)):
@@ -210,7 +206,8 @@ class HttpSession(asyncio.Protocol):
         self._records.record_event(self._number, "read", email_id=ids[0], **together)
 
     def _administer(self) -> bytes:
-        """The answer to a request that sends nothing: for scopes, domains, accounts, Twilio's messages, `/double`."""
+        """The answer to a request that does not send emails: it asks for an account, its permissions or domains, or for
+        Twilio's messages, or its path is `/double`."""
         behaviour = self._records.behaviour
         if self._path == "/double":
             return octets_of(self._change_behaviour() if self._method == "PUT" else Reply(200, self._records.counts()))
@@ -249,7 +246,11 @@ class HttpSession(asyncio.Protocol):
         return Reply(200, {})
 
     def _misbehave(self, act: Fault, octets: bytes) -> None:
-        """Injects a fault in place of the answer `octets`."""
+        """Injects a fault instead of the normal answer.
+
+        Args:
+            octets: The normal answer. Some faults send a part of it.
+        """
         half = octets.index(b"\r\n\r\n") // 2
         faults: dict[Fault, Callable[[], None]] = {
             Fault.CLOSE: lambda: self._end(by_reset=False),
@@ -277,7 +278,7 @@ class HttpSession(asyncio.Protocol):
             self._send_answer(octets)
 
     def _send_answer(self, octets: bytes, closes: bool = False) -> None:
-        """Sends a whole answer. If the kernel takes all of it, records the event `answered`."""
+        """Sends a whole answer. If the kernel takes the whole answer, records the event `answered`."""
         was_open = not self._transport.is_closing()
         self._send(octets, closes)
         if was_open and not self._transport.get_write_buffer_size():

@@ -1,15 +1,16 @@
 """The keeper: the parent process of all private servers of one folder. When the keeper exits, the servers exit.
 
-`dispatcher.dev.processes` runs this file as a program. It uses only the standard library, so it needs only a few
-megabytes of memory:
+`dispatcher.dev.processes` runs this file as a program. The program uses only the standard library, so it needs only a
+few megabytes of memory:
 
     keeper.py FOLDER [OWNER_PID OWNER_STARTED]
 
-It starts the processes that the files in FOLDER/plan describe, writes their pids to FOLDER/keeper.json, and waits:
+The owner is the process that needs the servers, such as a test run. The keeper starts the processes that the files in
+FOLDER/plan describe, writes their pids to FOLDER/keeper.json, and waits:
 
-    SIGHUP              start every planned process that is not running
-    SIGTERM, SIGINT     stop all processes, then exit
-    the owner exits     stop all processes, then exit; also if the owner was killed
+    SIGHUP              the keeper starts every planned process that is not running
+    SIGTERM, SIGINT     the keeper stops all processes, then exits
+    the owner exits     the same; also if the owner was killed
     SIGKILL             the kernel kills the servers (parent-death signal); the servers' children exit, too
 
 The keeper is a "child subreaper": orphaned descendants become its children, so it can stop them, too.
@@ -31,7 +32,7 @@ from typing import NamedTuple, TypedDict
 WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 OWNER_CHECK_SECONDS = 0.25
 STOP_SECONDS = 16.0  # long enough for a clean stop of RabbitMQ, which takes 6 s
-OWNED_STOP_SECONDS = 4.0  # short: the data of servers that end with a process is not needed, so neither is a clean stop
+OWNED_STOP_SECONDS = 4.0  # short: nobody needs the data after the owner's exit, so a clean stop is not needed
 ORPHAN_STOP_SECONDS = 0.5  # short: a server's helper processes exit by themselves when the server has exited
 
 PR_SET_PDEATHSIG = 1
@@ -57,9 +58,9 @@ class Plan(TypedDict):
         env: The whole environment.
         cwd: The working directory.
         log: The file for stdout and stderr.
-        stop: The names of one or two signals. The second is sent if the first does not stop the process, and then
-            SIGKILL.
-        orphaned: Name of the signal that the kernel sends to the process if the keeper is killed.
+        stop: The names of one or two signals that stop the process. The keeper sends the second signal if the process
+            is still running some seconds after the first, and SIGKILL if it is still running after the last.
+        orphaned: The name of the signal that the kernel sends to the process if the keeper is killed.
     """
 
     argv: list[str]
@@ -75,9 +76,10 @@ class Record(TypedDict):
 
     Attributes:
         keeper: The keeper's identity.
-        owner: The owner's identity; the keeper stops when the owner exits. Empty if the keeper runs until SIGTERM.
-        running: Identities of the running servers, by name.
-        exited: Exit codes (negative: signal numbers) of the servers that exited, by name.
+        owner: The identity of the process whose exit ends the keeper; empty if there is none.
+        running: The identities of the running servers, by name.
+        exited: The exit codes of the servers that have exited, by name. If a signal killed the server, the code is the
+            negative number of the signal, such as -9.
     """
 
     keeper: list[int | str]
@@ -87,7 +89,11 @@ class Record(TypedDict):
 
 
 def identify(pid: int, *, even_a_zombie: bool = False) -> ProcessIdentity | None:
-    """The identity of the process with this pid; None if no process has it. Zombies count only with `even_a_zombie`."""
+    """The identity of the process with this pid; None if there is no such process.
+
+    Args:
+        even_a_zombie: Whether to return the identity of a zombie (a process that has exited but was not reaped), too.
+    """
     fields = _stat(pid)
     if fields is None or (fields[0] in "ZX" and not even_a_zombie):
         return None
@@ -138,7 +144,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _boot_id() -> str:
-    """The id of this boot: after a reboot, another process can have the same pid and start time."""
+    """The id of this boot. After a reboot, a different process can have the same pid and start time."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -148,7 +154,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 class Keeper:
-    """Starts, watches and stops the servers of one folder."""
+    """Starts, watches and stops the servers of one folder.
+
+    Attributes:
+        owner: The process whose exit ends this keeper; None if there is none.
+        names: The names of the running servers, by pid.
+        exited: The exit codes of the servers that have exited, by name.
+    """
 
     def __init__(self, folder: Path, owner: ProcessIdentity | None) -> None:
         self.folder = folder
@@ -158,14 +170,17 @@ class Keeper:
         self.exited: dict[str, int] = {}
 
     def run(self) -> None:
-        """Serves until the owner exits or SIGTERM or SIGINT arrives, then stops all processes."""
+        """Starts and watches the servers. Stops them when SIGTERM or SIGINT arrives, or when the owner exits.
+
+        The owner is the process that needs the servers.
+        """
         self.record()
         self.serve()
         self.stop(OWNED_STOP_SECONDS if self.owner else STOP_SECONDS)
         (self.folder / "keeper.json").unlink(missing_ok=True)
 
     def serve(self) -> None:
-        """Starts planned processes and reaps children, until SIGTERM, SIGINT or the owner's exit."""
+        """Starts missing servers at each SIGHUP, and reaps children. Returns at SIGTERM, SIGINT or the owner's exit."""
         while True:
             event = signal.sigtimedwait(WAKING, OWNER_CHECK_SECONDS)
             if self.reap():
@@ -178,14 +193,14 @@ class Keeper:
                 return
 
     def start_missing(self) -> None:
-        """Starts every planned process that is not running."""
+        """Starts every server that has a file in the folder `plan` and is not running."""
         for path in sorted((self.folder / "plan").glob("*.json")):
             if path.stem not in self.names.values():
                 self.start(path.stem, json.loads(path.read_text()))
         self.record()
 
     def start(self, name: str, plan: Plan) -> None:
-        """Starts one process. If the keeper dies, the kernel sends the signal `plan.orphaned` to the process."""
+        """Starts one server. If the keeper dies, the kernel sends the signal `plan["orphaned"]` to the server."""
         self.exited.pop(name, None)
         keeper = os.getpid()
         pid = os.fork()
@@ -200,7 +215,7 @@ class Keeper:
         self.identities[pid] = identify(pid) or ProcessIdentity(pid, "")
 
     def reap(self) -> bool:
-        """Reaps exited children, including adopted orphans; returns whether a server was among them."""
+        """Reaps children that have exited. Returns whether a server was among them."""
         changed = False
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -214,7 +229,7 @@ class Keeper:
         return changed
 
     def record(self) -> None:
-        """Writes keeper.json, by which `Processes.stop` finds the servers if the keeper was killed."""
+        """Writes keeper.json. If the keeper is killed, `Processes.stop` finds the servers with this file."""
         record: Record = {
             "keeper": list(identify(os.getpid()) or (os.getpid(), "")),
             "owner": list(self.owner or ()),
@@ -224,7 +239,7 @@ class Keeper:
         replace_json(self.folder / "keeper.json", record)
 
     def stop(self, timeout_seconds: float) -> None:
-        """Sends each server its stop signals, then kills every descendant."""
+        """Sends each server its stop signals, and after `timeout_seconds` kills every descendant that still runs."""
         for step in range(2):
             for pid, name in self.names.items():
                 signals = json.loads((self.folder / "plan" / f"{name}.json").read_text())["stop"]
@@ -238,7 +253,7 @@ class Keeper:
             self.wait_until(lambda: not descendants(os.getpid()), 0.05)
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
-        """Reaps children until the condition is true or the time is over."""
+        """Reaps children until `done` returns True, or for `seconds` at most."""
         deadline = time.monotonic() + seconds
         self.reap()
         while not done() and time.monotonic() < deadline:
@@ -247,7 +262,7 @@ class Keeper:
 
 
 def _become(plan: Plan, keeper: int) -> None:
-    """Executes the planned program in the child process. Returns only if the keeper has died."""
+    """Replaces this child process with the planned program (exec). Returns only if the keeper has died."""
     os.setsid()
     _prctl(PR_SET_PDEATHSIG, signal.Signals[plan["orphaned"]])
     if os.getppid() != keeper:
@@ -261,7 +276,7 @@ def _become(plan: Plan, keeper: int) -> None:
 
 
 def main() -> None:
-    """Runs the keeper of the folder on the command line."""
+    """Runs the keeper of the folder that the command line names."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.chdir("/")

@@ -1,12 +1,14 @@
-"""The oracle: judges the demo and the runs of tests/chaos. Pure: it uses only records, and no code of the product.
+"""The oracle: checks whether a run of the demo or of tests/chaos kept the promise.
 
-    answers       the answers to each producer, and the keys that the producer used
-    rows          the database, after all processes have finished
-    attempts      the table of attempts
-    dlq_entries   the DLQ
-    accepted      the provider's ledger
+It compares these records of the run, and calls no code of the product:
+
+    answers       the answers that producers (processes that enqueue) got
+    rows          the emails in the database, after all processes have finished
+    attempts      the database's table of attempts
+    dlq_entries   the dead letters on the DLQ
+    accepted      how often the provider, a test server, accepted each email
     wire          the provider's record of every request and connection
-    disturbances  which process the adversary killed or froze, and when
+    disturbances  which worker the run killed or froze on purpose, and when
     cancelled_at  when a caller got the answer "cancelled" about an email
 
 The requirements:
@@ -14,11 +16,12 @@ The requirements:
 For every answer to a producer, the database has the email, under the same key. No key has two emails. The provider
 never accepted a `failed` email.
 
-With the policy `hold`, the provider accepted each `sent` email once, and each `held` email at most once. With the
-policy `resend`, no email is held. The provider accepted each `sent` email, and accepted it again at most as often as
-the email's outcome was unknown.
+With the policy `hold` (see DISPATCHER_ON_UNCERTAIN), the provider accepted each `sent` email once, and each `held`
+email at most once. With the policy `resend`, no email is held. The provider accepted each `sent` email, and accepted it
+again at most as often as the email's outcome was unknown.
 
-Every failed or held email has a dead letter, and the DLQ has no other messages except injected garbage.
+Every failed or held email has a dead letter. The DLQ has no other messages, except those that the run published on
+purpose although they point to no email.
 
 A caller that cancels an email gets the answer "cancelled" or "too late". After the answer "cancelled", no request with
 the email arrives at the provider. An email with the answer "too late" was leased by a worker. An email is `cancelled`
@@ -48,20 +51,20 @@ T = TypeVar("T", RecordedAttempt, Exchange)
 
 FINAL: Final = ("sent", "failed", "held", "cancelled")
 FAULT_SECONDS: Final = 30.0
-"""How long after the beginning of a fault a lease can expire because of the fault: the fault's duration, plus the
-lease's, plus the grace period of other hosts."""
+"""A fault can be the reason why a relay recovers an expired lease up to this long after the fault began: the length of
+the fault, plus that of a lease, plus the grace period of other hosts."""
 
 
 MIN_SHARE_SETTLED: Final = 0.9
-"""Events must settle at least this share of the uncertain emails that the provider accepted. The provider reports
-events about a larger share of its emails."""
+"""The least share of the uncertain but accepted emails that events must settle. The test server reports events about an
+even larger share of its emails."""
 ENOUGH_UNCERTAIN: Final = 20
 """If fewer emails are uncertain, the oracle does not check `MIN_SHARE_SETTLED`, because the share varies by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a producer about one email."""
+    """The answer that a producer (a process that enqueues) got about one email."""
 
     message_key: str
     email_id: UUID
@@ -73,7 +76,7 @@ class Row:
     """An email in the database.
 
     Attributes:
-        is_completed: Whether the email's idempotency row is marked as completed.
+        is_completed: Whether the row of the email's message key (in `email_idempotency`) is marked as completed.
         leases: How often the email was leased.
         reason: Why a cancelled email is cancelled: `cancelled` or `expired`.
         may_expire: Whether the email has an expiry.
@@ -97,26 +100,26 @@ class DlqEntry:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """All records of a run that come from outside the product's code.
+    """Everything that is known about a run. All times are in seconds since 1970.
 
     Attributes:
-        policy: `hold` or `resend`.
-        refused_keys: Keys of the emails that the provider always refuses; None if unknown.
+        policy: The policy for uncertain emails, DISPATCHER_ON_UNCERTAIN: `hold` or `resend`.
+        refused_keys: The keys of the emails that the provider always refuses; None if unknown.
         requested_keys: Every key that a producer has enqueued, even if the producer got no answer.
         expired_leases: How often each email was recovered from an expired lease, according to the relay's log.
-        unknown_messages: Bodies on the DLQ that are not dead letters of the dispatcher.
-        garbage: Bodies that the adversary injected.
-        waiting: Messages that are left on the send queue.
+        unknown_messages: The bodies of messages on the DLQ that are not dead letters of the dispatcher.
+        garbage: The bodies of messages that the run published on purpose although they point to no email.
+        waiting: How many messages are left on the send queue.
         faults: Errors of the dispatcher's processes.
         unledgered: Held emails that were leased to a worker that died after its ledger was deleted.
-        expired_at: When a relay recovered an expired lease of a host without a ledger.
-        reported: Emails about which the provider reported an event; None if the provider reports none.
+        expired_at: The times at which a relay recovered an expired lease.
+        reported: Emails about which the provider reported an event; None if this provider never reports events.
         settled: Emails that an event of the provider has made `sent`.
-        forgeries: Forged events that were stored, and forged requests that were not refused.
+        forgeries: The number of forged events that were stored, plus that of forged requests that were not refused.
         cancelling: Emails that a caller tried to cancel, even if the caller got no answer.
         cancelled_at: When a caller first got the answer "cancelled" about an email.
         too_late: Emails about which a caller got the answer "too late".
-        fault_times: When the adversary did something that can stop a worker from renewing its leases.
+        fault_times: The times at which the run did something that can stop a worker from renewing its leases.
     """
 
     policy: str = "hold"
@@ -147,11 +150,11 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The oracle's judgement.
+    """The result of the oracle's checks.
 
     Attributes:
-        counts: Emails by status.
-        lost: Emails without a row, emails in no final status, and `sent` emails that were never accepted.
+        counts: The number of emails by status.
+        lost: Enqueued emails without a row, emails in no final status, and `sent` emails that were never accepted.
         duplicates: Acceptances of emails that the provider had already accepted.
         held_on_wire: Held emails whose request reached the provider and whose answer reached no worker.
         held_at_edge: Held emails whose worker was killed or frozen just before the first octet was sent, or just after
@@ -160,10 +163,10 @@ class Judgement:
         held_unexplained: All other held emails.
         held_accepted: Held emails that the provider has accepted.
         settled: Emails that an event of the provider has made `sent`.
-        uncertain: Attempts and leases whose outcome is unknown.
+        uncertain: How many attempts and leases have an unknown outcome.
         sent_after_cancelled: Emails whose request arrived at the provider after the answer "cancelled".
         too_late_wrongly: Emails with the answer "too late" that no worker ever leased.
-        violations: Every violated requirement, with examples; empty if there are none.
+        violations: The violated requirements, each with the emails or keys that violate it.
     """
 
     counts: Mapping[str, int]
@@ -188,7 +191,7 @@ class Judgement:
 
 
 def judge(records: Records) -> Judgement:
-    """The verdict on a run whose processes have finished."""
+    """Checks the records of a run against every requirement. All processes of the run must have finished."""
     all_held = explain_held(records)
     held = Counter(each.why for each in all_held)
     wrong = {
@@ -223,7 +226,7 @@ def judge(records: Records) -> Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A held email, with an explanation of why it is held, and the records about it."""
+    """A held email, the reason why it is held, and the records about it."""
 
     email_id: UUID
     why: Explanation
@@ -233,7 +236,7 @@ class Held:
 
 
 def explain_held(records: Records) -> list[Held]:
-    """All held emails, each with the explanation of why it is held."""
+    """All held emails, each with the reason why it is held."""
     attempts, exchanges = _by_email(records.attempts), _by_email(records.wire.exchanges)
     ids = [email_id for email_id, row in records.rows.items() if row.status == "held"]
     used: set[Fragment] = set()
@@ -243,8 +246,8 @@ def explain_held(records: Records) -> list[Held]:
 def _explained(
     email_id: UUID, own: Sequence[RecordedAttempt], seen: Sequence[Exchange], records: Records, used: set[Fragment]
 ) -> Held:
-    # If a refusal arrives after recovery has held the email, the attempt is recorded as refused, and the email stays
-    # held. So a held email may have no uncertain attempt.
+    # A held email may have no uncertain attempt: if the provider's refusal arrives after recovery has held the email,
+    # the attempt is recorded as refused, and the email stays held.
     unknown = [each for each in own if each.outcome == "uncertain"] or own
     whys = {explain(each, requests_of(each, own, seen), records.wire, records.disturbances, used) for each in unknown}
     if email_id in records.unledgered:
@@ -320,10 +323,11 @@ def _repeated_under_resend(records: Records) -> dict[str, Iterable[object]]:
 
 
 def _settlements(records: Records) -> dict[str, Iterable[object]]:
-    """Violations of the requirements about the provider's events; none if the provider reports no events.
+    """Violations of the requirements about the provider's events; empty if the provider never reports events.
 
-    These are emails that an event should have made `sent`, emails that were settled without an event, and forged events
-    that were accepted. If events have settled too few emails, the emails that are still held are violations, too.
+    A violation is an email that an event should have made `sent`, an email that was settled without an event, or a
+    forged event that was accepted. If events have settled too few of the accepted emails, each accepted email that is
+    still held is a violation, too.
     """
     if records.reported is None:
         return {}
@@ -345,7 +349,7 @@ def _cancellations(records: Records) -> dict[str, Iterable[object]]:
     may_end = ("cancelled",) if records.policy == "hold" else ("cancelled", "sent")
     return {
         'sent after "cancelled"': _sent_after_cancelled(records),
-        '"too late" that was never on its way': _too_late_wrongly(records),
+        '"too late", but never leased': _too_late_wrongly(records),
         '"cancelled", but it has another status': [
             i for i in records.cancelled_at if i in records.rows and records.rows[i].status not in may_end
         ],
@@ -379,8 +383,8 @@ def _announcements(records: Records) -> dict[str, Iterable[object]]:
     announced = {entry.email_id for entry in records.dlq_entries}
     dead = {email_id for email_id, row in records.rows.items() if row.status in ("failed", "held")}
     return {
-        "dead without a dead letter": dead - announced,
-        "alive with a dead letter": [
+        "failed or held without a dead letter": dead - announced,
+        "dead letter with a wrong status": [
             entry.email_id for entry in records.dlq_entries if not _agrees_with_row(entry, records)
         ],
         "on the DLQ and not garbage": [body for body in records.unknown_messages if body not in records.garbage],
@@ -388,10 +392,11 @@ def _announcements(records: Records) -> dict[str, Iterable[object]]:
 
 
 def _agrees_with_row(entry: DlqEntry, records: Records) -> bool:
-    """Whether a dead letter agrees with the database.
+    """Whether a dead letter agrees with the email's status in the database.
 
-    After the dead letter of a held email was published, evidence may show that the email was sent, or the email may
-    expire. If the email was held because its host had vanished, evidence may also show that the email failed.
+    The status of a held email can change after its dead letter was published. Evidence can show that the email was
+    sent, or the email can expire. If the email was held because its host had vanished, evidence can also show that the
+    email failed.
     """
     row = records.rows.get(entry.email_id)
     if row is None or row.status == entry.status:
@@ -402,7 +407,10 @@ def _agrees_with_row(entry: DlqEntry, records: Records) -> bool:
 
 
 def _has_answered_key(answer: Answer, records: Records) -> bool:
-    """Whether the email in the answer has the producer's key. True if the email does not exist."""
+    """Whether the email in the database has the key for which the producer got this answer.
+
+    True if the database does not have the email, because `_missing` reports such emails.
+    """
     row = records.rows.get(answer.email_id)
     return row is None or row.message_key == answer.message_key
 

@@ -33,7 +33,7 @@ def accepts(port: int) -> bool:
 
 
 def choose(count: int) -> list[int]:
-    """Distinct free ports, chosen at random, so that two sets of servers that start at the same time rarely collide."""
+    """Chooses `count` free ports at random, so that servers that start at the same time rarely choose the same port."""
     chosen: list[int] = []
     for port in random.sample(CHOICE, len(CHOICE)):
         if len(chosen) == count:
@@ -44,7 +44,7 @@ def choose(count: int) -> list[int]:
 
 
 def keep_or_choose(earlier: list[int], count: int) -> list[int]:
-    """The earlier ports if all of them are free, so URLs stay the same; otherwise new ports."""
+    """Returns the earlier ports if all of them are free, so that URLs stay the same. Otherwise, returns new ports."""
     if len(earlier) == count and all(map(is_free, earlier)):
         return earlier
     return choose(count)

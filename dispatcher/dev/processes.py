@@ -1,4 +1,4 @@
-"""Controls the processes of one server folder through their keeper: starts, lists and stops them."""
+"""Starts, lists and stops the processes of one server folder, through their parent process, the `keeper`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dispatcher.errors import ServerUnavailable
 
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.05
-# The longest wait until a new process is listed. A process that exits immediately might never be listed.
+# The longest wait until keeper.json lists a new process. A process that exits immediately might never be listed.
 LAUNCH_SECONDS = 2.0
 LAUNCH_POLL_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The keeper of a folder and its servers.
+    """The processes of one server folder: the servers, and their parent process, the keeper.
 
     Attributes:
         folder: The server folder, an absolute path.
@@ -36,10 +36,14 @@ class Processes:
     folder: Path
 
     def spawn_keeper(self, owner_pid: int | None) -> None:
-        """Starts a keeper that runs until the owner exits; without an owner, until `stop`.
+        """Starts the keeper, which later starts the servers as its children.
+
+        Args:
+            owner_pid: When this process exits, the keeper stops the servers and exits. If None, the keeper runs until
+                `stop` is called.
 
         Raises:
-            ServerUnavailable: The keeper did not start, or the owner has exited.
+            ServerUnavailable: The keeper did not start, or the process `owner_pid` has already exited.
         """
         shutil.rmtree(self.folder / "plan", ignore_errors=True)
         (self.folder / "plan").mkdir(mode=0o700)
@@ -60,7 +64,7 @@ class Processes:
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             setsid=True,
-            # The signals are blocked from the start, because an early signal would kill the keeper.
+            # The signals are blocked until the keeper waits for them. Otherwise, an early signal would kill the keeper.
             setsigmask=keeper.WAKING,
         )
         await_condition(
@@ -71,27 +75,29 @@ class Processes:
         )
 
     def launch(self, name: str, plan: Plan) -> None:
-        """Starts a process through the keeper; also restarts a process that has exited.
+        """Makes the keeper (the servers' parent process) start a server, or start it again after its exit.
+
+        Waits until the server is listed in `running`, but not until it is ready.
 
         Raises:
-            ServerUnavailable: There is no keeper, or it has exited.
+            ServerUnavailable: No keeper is running.
         """
         keeper.replace_json(self.folder / "plan" / f"{name}.json", plan)
         if (identity := self.keeper()) is None:
             raise ServerUnavailable("the private servers were stopped during their start.")
         keeper.send(identity.pid, signal.SIGHUP)
-        # Until the new process is listed, `exit_report` would return the exit of the earlier process.
+        # Wait until the new process is listed. Before that, `exit_report` would report the exit of the old process.
         deadline = time.monotonic() + LAUNCH_SECONDS
         while name not in self.running() and time.monotonic() < deadline:
             time.sleep(LAUNCH_POLL_SECONDS)
 
     def keeper(self) -> ProcessIdentity | None:
-        """The running keeper of this folder; None if there is none."""
+        """The folder's keeper (the servers' parent process); None if no keeper is running."""
         record = self.record()
         return _living(record["keeper"]) if record else None
 
     def is_abandoned(self) -> bool:
-        """Whether the owner has exited, so that the keeper is about to stop the servers."""
+        """Whether the process that owns the servers has exited. If so, the keeper is about to stop the servers."""
         record = self.record()
         if record is None or not record.get("owner"):
             return False
@@ -104,7 +110,10 @@ class Processes:
         return {name: identity.pid for name, identity in living.items() if identity}
 
     def exit_report(self, name: str) -> str | None:
-        """A server's exit code and the end of its log, as text; None if it is running or has not started yet."""
+        """Says why a server is not running, with its exit code and the end of its log.
+
+        None if the server is running or has not started yet.
+        """
         log = self.folder / "log" / f"{name}.log"
         record = self.record()
         if record is None or self.keeper() is None:
@@ -133,7 +142,10 @@ class Processes:
         return sorted(living.keys() - {"keeper"})
 
     def record(self) -> Record | None:
-        """The keeper's last record; None if there is none, or the keeper has stopped cleanly."""
+        """The content of keeper.json, which the keeper updates when a server starts or exits.
+
+        None if no keeper was started, or the keeper has stopped cleanly.
+        """
         try:
             record: Record = json.loads((self.folder / "keeper.json").read_text())
         except FileNotFoundError:
@@ -149,9 +161,9 @@ def await_condition(
     Args:
         ready: The condition.
         seconds: The longest wait.
-        broken: Returns the reason if the condition can no longer become true, otherwise None.
-        what: The text for the error that says what was not ready.
-        log: A log file whose end is added to the error.
+        broken: If the condition can no longer become true, returns the reason. Otherwise, returns None.
+        what: What the caller waits for, as text for the error, such as `PostgreSQL`.
+        log: A log file whose last lines are added to the error.
 
     Raises:
         ServerUnavailable: The time is over, or `broken` returned a reason.
@@ -178,7 +190,7 @@ def _identity(entry: list[int | str]) -> ProcessIdentity:
 
 
 def _family(heads: list[ProcessIdentity]) -> list[ProcessIdentity]:
-    """These processes and all their descendants that are running."""
+    """These processes and all their descendants, without those that have exited."""
     pids = {pid for head in heads for pid in (head.pid, *keeper.descendants(head.pid))}
     return [identity for pid in sorted(pids) if (identity := keeper.identify(pid))]
 
@@ -191,7 +203,7 @@ def _await_exit(family: list[ProcessIdentity], seconds: float) -> None:
 
 
 def _kill(family: list[ProcessIdentity]) -> None:
-    """Kills the processes that are still running and their new children; waits until all of these have exited."""
+    """Kills the processes that are still running, with all their descendants. Waits until all of them have exited."""
     while living := _family([identity for identity in family if keeper.is_alive(identity)]):
         for identity in living:
             keeper.send(identity.pid, signal.SIGKILL)
@@ -199,8 +211,10 @@ def _kill(family: list[ProcessIdentity]) -> None:
 
 
 def _reap(dead: ProcessIdentity) -> None:
-    """Reaps the keeper if it was a child of this process, so that it does not stay a zombie until this process
-    exits."""
+    """Reaps the dead keeper if this process is its parent. Otherwise, does nothing.
+
+    A keeper that nobody reaps would stay a zombie until this process exits.
+    """
     if keeper.identify(dead.pid, even_a_zombie=True) == dead:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(dead.pid, 0)

@@ -68,7 +68,10 @@ class RabbitBinaries:
 
 @dataclass(frozen=True, slots=True)
 class RabbitAccess:
-    """The secrets, name and ports of a node, kept from one start to the next. Nodes of a cluster share the secrets."""
+    """The secrets, name and ports of a node. The folder stores them for the next start.
+
+    The nodes of a cluster have the same secrets.
+    """
 
     password: str
     cookie: str
@@ -90,13 +93,13 @@ class RabbitAccess:
 
 
 def known_url(folder: Path) -> str | None:
-    """The AMQP URL of the folder's node at its last start; None if it was never started."""
+    """The AMQP URL that the folder's node had at its last start; None if no node was ever started in the folder."""
     path = folder / f"{NAME}.json"
     return RabbitAccess(**json.loads(path.read_text())).amqp_url if path.exists() else None
 
 
 def names_of(nodes: int) -> tuple[str, ...]:
-    """The names of the nodes' processes."""
+    """The names of the nodes' processes, such as `rabbitmq-1`; for a single node, `rabbitmq`."""
     return (NAME,) if nodes == 1 else tuple(f"{NAME}-{number}" for number in range(1, nodes + 1))
 
 
@@ -106,14 +109,14 @@ def start(
     """Starts the private nodes and waits until all are ready.
 
     Args:
-        processes: The server folder's processes.
+        processes: Starts the nodes' processes in the server folder.
         progress: Called with one line of text for each step.
-        disposable: Whether the data may be lost when the nodes stop. If so, the nodes are killed, because a clean stop
-            takes 6 s.
-        nodes: The number of nodes. Several nodes form a cluster with `pause_minority`.
+        disposable: Whether the data may be lost when the nodes stop. If so, they are stopped with SIGKILL, because a
+            clean stop takes 6 s.
+        nodes: The number of nodes. Several nodes form a cluster, which handles partitions with `pause_minority`.
 
     Returns:
-        The access to each node, and the origin of the programs as text.
+        The secrets and ports of each node, and a text that says where RabbitMQ's programs come from.
 
     Raises:
         ServerUnavailable: The programs cannot be found or downloaded, or do not work on this system.
@@ -136,7 +139,10 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> RabbitBinaries:
-    """The installed programs, or else Debian's packages. DISPATCHER_DEV_RABBITMQ forces one of the two sources."""
+    """Returns the installed programs, or downloads Debian's packages, and returns their programs.
+
+    DISPATCHER_DEV_RABBITMQ=installed forbids the download. DISPATCHER_DEV_RABBITMQ=debian ignores installed programs.
+    """
     forced = os.environ.get("DISPATCHER_DEV_RABBITMQ")
     if forced not in (None, "", "installed", "debian"):
         raise ServerUnavailable(
@@ -163,14 +169,16 @@ def find_installed() -> RabbitBinaries | None:
 
 
 def real_scripts(folder: Path) -> Path | None:
-    """The folder of the original `rabbitmq-server`, if `folder` has a link to it; None if `folder` has a wrapper
-    script."""
+    """The folder of the original `rabbitmq-server`, if `folder` contains this script or a link to it.
+
+    None if `folder` contains only a distribution's wrapper script.
+    """
     script = (folder / "rabbitmq-server").resolve()
     return script.parent if script.is_file() and (script.parent / "rabbitmq-defaults").is_file() else None
 
 
 def is_ready(access: RabbitAccess) -> bool:
-    """Whether the node accepts AMQP clients, according to a connection test and the management API."""
+    """Whether the node accepts AMQP clients. Checks this with a connection, and with the management API."""
     listening = f"/api/health/checks/port-listener/{access.amqp_port}"
     return ports.accepts(access.amqp_port) and all(_answers(access, path) for path in ("/api/overview", listening))
 
@@ -186,7 +194,7 @@ def _has_joined(access: RabbitAccess, nodes: int) -> bool:
 
 
 def patch_root(script: Path, root: Path) -> None:
-    """Sets Erlang's folder in one of Erlang's start scripts, because Debian's build expects /usr/lib/erlang."""
+    """Sets Erlang's folder to `root` in one of Erlang's start scripts. Debian's scripts expect /usr/lib/erlang."""
     text = script.read_text()
     quoted = "'" + str(root).replace("'", "'\\''") + "'"
     script.write_text(re.sub(r"ROOTDIR=/\S+", lambda _: f"ROOTDIR={quoted}", text))
@@ -198,7 +206,7 @@ def _answers(access: RabbitAccess, path: str) -> bool:
 
 
 def ask(access: RabbitAccess, path: str) -> tuple[int, Any]:
-    """The status and the JSON of the management API's answer; 0 and None if there is no answer."""
+    """Sends a GET request to the management API. Returns the status and the JSON; 0 and None if no answer came."""
     connection = http.client.HTTPConnection(ports.LOOPBACK, access.management_port, timeout=5)
     credentials = base64.b64encode(f"{USER}:{access.password}".encode()).decode()
     try:
@@ -219,7 +227,7 @@ def _fetch_debian(progress: Callable[[str], None]) -> RabbitBinaries:
     def build(folder: Path) -> None:
         progress("downloading RabbitMQ from Debian (35 MB)")
         debian.fetch(
-            "rabbitmq-server", folder, unless_installed=ERLANG_PACKAGES, remedy=REMEDY,
+            "rabbitmq-server", folder, even_if_installed=ERLANG_PACKAGES, remedy=REMEDY,
             progress=lambda words: progress(f"RabbitMQ: {words}"),
         )  # fmt: skip
         for script in ("erl", "start"):
@@ -234,7 +242,10 @@ def _fetch_debian(progress: Callable[[str], None]) -> RabbitBinaries:
 
 
 def _accesses(folder: Path, names: Sequence[str]) -> tuple[RabbitAccess, ...]:
-    """The secrets, node names and ports of the last start, or new ones. All ports are new if one of them is in use."""
+    """Returns the nodes' secrets, names and ports of the last start, or new ones if there was no start.
+
+    Stores them for the next start. If one of the old ports is in use, all ports are new.
+    """
     paths = [folder / f"{name}.json" for name in names]
     known = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
     first, own = known[0], ("amqp_port", "management_port", "distribution_port")
@@ -285,8 +296,11 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _epmd_plan(folder: Path, binaries: RabbitBinaries, access: RabbitAccess) -> Plan:
-    """The keeper's plan for a private epmd. Without it, the node would start an epmd that keeps running after the node
-    has stopped, and that also serves other nodes."""
+    """Describes for the keeper how to start and stop a private epmd (Erlang's port mapper).
+
+    Without a private epmd, the node would start one that keeps running after the node has stopped, and that other nodes
+    on this machine use, too.
+    """
     environment = _environment(binaries, folder, access)
     return Plan(
         argv=[str(binaries.erlang / "epmd"), "-address", ports.LOOPBACK, "-port", str(access.epmd_port)],
@@ -301,10 +315,11 @@ def _epmd_plan(folder: Path, binaries: RabbitBinaries, access: RabbitAccess) -> 
 def _plan(
     folder: Path, name: str, binaries: RabbitBinaries, access: RabbitAccess, *, disposable: bool, nodes: int
 ) -> Plan:
-    """The keeper's plan for a node.
+    """Describes for the keeper how to start and stop a node.
 
-    The script is started by a relative name from its own folder, because the script fails if its path has a space.
-    With RABBITMQ_ALLOW_INPUT, the script executes the Erlang machine; without it, a shell would wait for the machine.
+    The start script fails if its path has a space, so it is started in its own folder, by its name alone. With
+    RABBITMQ_ALLOW_INPUT, the Erlang machine replaces the script's shell (exec). Otherwise, the shell would keep running
+    until the machine exits.
     """
     home = folder / name
     arguments = ERLANG_ARGUMENTS if nodes == 1 else f"{ERLANG_ARGUMENTS} {CLUSTER_ARGUMENTS}"
@@ -335,7 +350,7 @@ def _plan(
 
 
 def _environment(binaries: RabbitBinaries, home: Path, access: RabbitAccess) -> dict[str, str]:
-    """The whole environment for Erlang programs, without the RABBITMQ_… variables of the user's shell."""
+    """The whole environment for Erlang programs. It contains no RABBITMQ_… variables of the user's shell."""
     environment = {
         "PATH": os.pathsep.join([str(binaries.erlang), os.environ.get("PATH", os.defpath)]),
         "HOME": str(home),
@@ -350,7 +365,7 @@ def _environment(binaries: RabbitBinaries, home: Path, access: RabbitAccess) -> 
 
 
 def _await(processes: Processes, name: str, what: str, ready: Callable[[], bool]) -> None:
-    """Waits until a process is ready."""
+    """Waits until `ready` returns True. Raises ServerUnavailable if the process exits, or after READY_SECONDS."""
     await_condition(
         ready,
         seconds=READY_SECONDS,

@@ -1,11 +1,11 @@
 """Starts, describes and stops the private PostgreSQL and RabbitMQ of one folder.
 
-    with private_servers(folder) as servers:      # tests, demo, benchmarks: the servers exit with their owner
+    with private_servers(folder) as servers:      # tests, demo, benchmarks: the servers stop when this process exits
         connect(servers.database_url)
 
     start(folder, owner_pid=None, …)              # `dispatcher dev up`: the servers run until `stop(folder)`
 
-If the environment variables set a server, that server is used, and no private server is started in its place.
+If DISPATCHER_DATABASE_URL or DISPATCHER_AMQP_URL names an existing server, it is used instead of a private one.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Servers:
         amqp_url: RabbitMQ's URL, with the vhost, percent-encoded.
         management_url: The URL of RabbitMQ's management API, without `/api`.
         folder: The server folder, an absolute path.
-        owned: Whether the servers exit with their owner.
-        postgres_source: The origin of PostgreSQL, as text.
-        rabbitmq_source: The origin of RabbitMQ, as text.
+        owned: Whether the servers stop when their owner (the process for which they were started) exits.
+        postgres_source: A text that says where PostgreSQL comes from, such as `installed in /usr/lib/…`.
+        rabbitmq_source: The same for RabbitMQ.
     """
 
     database_url: str
@@ -55,7 +55,7 @@ class Servers:
     rabbitmq_source: str
 
     def environment(self) -> dict[str, str]:
-        """The settings with which our programs use these servers."""
+        """The environment variables that make the dispatcher use these servers."""
         return {DATABASE_URL: self.database_url, AMQP_URL: self.amqp_url, MANAGEMENT_URL: self.management_url}
 
 
@@ -64,7 +64,7 @@ class ServersStatus:
     """The state of a server folder.
 
     Attributes:
-        servers: The servers that were started and not stopped; None if there are none.
+        servers: The servers that were last started in the folder; None if they were stopped, or never started.
         pids: The running processes by name, including the keeper.
         log_folder: The folder of the logs.
     """
@@ -75,8 +75,10 @@ class ServersStatus:
 
     @property
     def running(self) -> bool:
-        """Whether every private server of the folder is running. True if the environment variables set
-        both servers."""
+        """Whether every private server of the folder is running.
+
+        Also True if environment variables name both servers, because then there is no private server.
+        """
         if self.servers is None:
             return False
         wanted = set()
@@ -96,17 +98,18 @@ def start(
 ) -> Servers:
     """Starts the servers and waits until they are ready.
 
-    If servers without an owner already run in the folder, and the caller names no owner, returns these servers.
+    If servers already run in the folder, returns them, provided that they have no owner and `owner_pid` is None.
 
     Args:
         folder: For data, logs and secrets; created if it does not exist, kept from one start to the next.
-        progress: Called with one line of text for each step; may be called from another thread.
-        owner_pid: When this process exits, even by a crash, the servers stop. None: the servers run until `stop`.
+        progress: Called with one line of text for each step, also by other threads.
+        owner_pid: The owner: when this process exits, even by a crash, the servers stop. If None, the servers run until
+            `stop` is called.
         postgres_settings: Settings for a private PostgreSQL, in addition to `postgres.SETTINGS`.
 
     Raises:
-        ServerUnavailable: A server did not start, or the servers belong to a different owner. No process is left
-            running.
+        ServerUnavailable: A server did not start; then no server is left running. Or servers already run in the folder,
+            and these servers or this call have an owner.
     """
     folder = folder.absolute()
     cache.make_writable(folder, "Set a different folder for the private servers.")
@@ -153,10 +156,10 @@ def private_servers(
     *,
     postgres_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Servers]:
-    """Servers that stop at the end of the block, and also if this process is killed.
+    """Starts servers, and stops them at the end of the `with` block. They also stop if this process is killed.
 
     Raises:
-        ServerUnavailable: A server did not start, or the servers belong to a different owner.
+        ServerUnavailable: A server did not start, or servers already run in the folder.
     """
     servers = start(folder, progress=progress, owner_pid=os.getpid(), postgres_settings=postgres_settings)
     try:
@@ -168,7 +171,7 @@ def private_servers(
 def _start_both(
     processes: Processes, progress: Progress, owner_pid: int | None, postgres_settings: Mapping[str, str]
 ) -> Servers:
-    """Starts both servers at the same time. Starts no server in place of a server that an environment variable sets."""
+    """Starts both servers at the same time. Starts none in place of a server that an environment variable names."""
     database_url = _named(DATABASE_URL, processes.folder)
     amqp_url = _named(AMQP_URL, processes.folder)
     if not (database_url and amqp_url):
@@ -181,7 +184,7 @@ def _start_both(
             postgres_url, postgres_source = database.result()
             broker_url, management_url, rabbitmq_source = broker.result()
         except BaseException:
-            # Stop both servers now: otherwise, the pool's exit would wait until the other server has started.
+            # Stop both servers now. Otherwise, the end of the `with` block would wait until the other one has started.
             processes.stop()
             raise
     return Servers(
@@ -198,7 +201,10 @@ def _start_both(
 def _database(
     named: str | None, processes: Processes, progress: Progress, settings: Mapping[str, str]
 ) -> tuple[str, str]:
-    """PostgreSQL's URL, and its origin as text (see `Servers.postgres_source`)."""
+    """Starts PostgreSQL, unless `named` is the URL of an existing server.
+
+    Returns the server's URL, and a text that says where the server comes from.
+    """
     if named:
         return named, _source(DATABASE_URL)
     access, source = postgres.start(processes, progress, settings)
@@ -206,7 +212,10 @@ def _database(
 
 
 def _broker(named: str | None, processes: Processes, progress: Progress, *, disposable: bool) -> tuple[str, str, str]:
-    """RabbitMQ's AMQP URL, its management URL, and its origin as text (see `Servers.rabbitmq_source`)."""
+    """Starts RabbitMQ, unless `named` is the URL of an existing server.
+
+    Returns the AMQP URL, the URL of the management API, and a text that says where the server comes from.
+    """
     if not named:
         (access,), source = rabbitmq.start(processes, progress, disposable=disposable)
         return access.amqp_url, access.management_url, source
@@ -214,7 +223,7 @@ def _broker(named: str | None, processes: Processes, progress: Progress, *, disp
 
 
 def guess_management_url(amqp_url: str) -> str:
-    """The URLs of the management APIs of AMQP servers, with RabbitMQ's default ports."""
+    """Converts AMQP URLs, separated by commas, to the URLs of the management APIs, with RabbitMQ's default ports."""
     return ",".join(map(_management_url_of, addresses(amqp_url)))
 
 
@@ -227,8 +236,11 @@ def _management_url_of(amqp_url: str) -> str:
 
 
 def _named(variable: str, folder: Path) -> str | None:
-    """The URL in the environment variable. None if the variable is not set, or if an earlier `dev up` has set the
-    variable to this folder's own server."""
+    """The URL of an existing server, from the environment variable.
+
+    None if the variable is not set. Also None if it has the URL of this folder's own private server, which an earlier
+    `dispatcher dev up` printed.
+    """
     url = os.environ.get(variable)
     own = {postgres.known_url(folder), rabbitmq.known_url(folder)}
     return url if url and url not in own else None
@@ -243,10 +255,10 @@ def _is_named(source: str) -> bool:
 
 
 def _reuse(servers: Servers, owner_pid: int | None) -> Servers:
-    """Returns the running servers if they have no owner and the caller requests servers without an owner.
+    """Returns the running servers, if the caller may use them: they have no owner, and `owner_pid` is None.
 
     Raises:
-        ServerUnavailable: The servers have an owner, or the caller requests an owner.
+        ServerUnavailable: The servers have an owner, or `owner_pid` is not None.
     """
     if owner_pid is None and not servers.owned:
         return servers
@@ -257,7 +269,7 @@ def _reuse(servers: Servers, owner_pid: int | None) -> Servers:
 
 
 def _recorded(folder: Path) -> Servers | None:
-    """The result of the last start in the folder; None if the servers were stopped."""
+    """The servers that were last started in the folder; None if they were stopped, or never started."""
     try:
         fields = json.loads((folder / "servers.json").read_text())
     except FileNotFoundError:
@@ -266,7 +278,7 @@ def _recorded(folder: Path) -> Servers | None:
 
 
 def _one_at_a_time(progress: Progress) -> Progress:
-    """Makes `progress` thread-safe."""
+    """Returns a function that calls `progress` and that several threads may call at the same time."""
     lock = Lock()
 
     def report(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The configurable behaviour of the SMTP double: faults by step of the dialogue, extensions, limits, latency."""
+"""The configurable behaviour of the local server `smtp_sink`: faults, extensions, limits, latency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Step(StrEnum):
-    """A step of the SMTP dialogue at which a fault can be injected."""
+    """A step of the SMTP dialogue at which the server can inject a fault."""
 
     CONNECT = "connect"
     """In place of the greeting."""
@@ -31,7 +31,7 @@ class Step(StrEnum):
 
 
 class SmtpFault(StrEnum):
-    """A fault that a script injects in place of a reply."""
+    """A fault that the server injects instead of a reply (see `SmtpBehaviour.script`)."""
 
     CLOSE = "close"
     """Close the connection."""
@@ -47,21 +47,22 @@ class SmtpFault(StrEnum):
 
 @dataclass(slots=True)
 class SmtpBehaviour:
-    """The server's behaviour, which may be changed while the server runs.
+    """The local SMTP server's behaviour, which may be changed while the server runs.
 
     Attributes:
-        script: For each step, an `SmtpFault`, or the reply to send; CRLF separates the lines of a reply.
-        times: How many more times the script applies; None for always.
+        script: By step: what the server does instead of its normal reply. Either an `SmtpFault`, or the text of another
+            reply, with CRLF between its lines.
+        times: How many more times the server follows the script; None for always.
         security: `none`, `starttls` or `tls`.
-        tls: The server's TLS context; STARTTLS is not offered without it.
-        login: The user and password without which MAIL is refused; None if no login is needed.
-        login_methods: The methods that AUTH announces.
-        most_sessions: The most open connections. The server refuses further connections with 421; 0 for no limit.
+        tls: The server's TLS context. Without it, the server does not offer STARTTLS.
+        login: The user and password that a client must send before MAIL; None if clients need no login.
+        login_methods: The login methods that the server offers, such as `PLAIN LOGIN`.
+        most_sessions: The most open connections; 0 for no limit. The server refuses further connections with 421.
         latency_seconds: Delay before the answer to an email.
         slow_seconds: Delay before the reply to a recipient whose address begins with `slow`.
-        size_limit: The limit that SIZE announces and the server enforces, in octets; 0 for none.
-        extensions: The extensions in addition to SIZE, STARTTLS and AUTH.
-        strict: Whether the server refuses bare CR or LF, and lines above 998 octets, which a lenient server accepts.
+        size_limit: The largest accepted email, in octets, which the server also announces (SIZE); 0 for no limit.
+        extensions: The extensions that the server announces, in addition to SIZE, STARTTLS and AUTH.
+        strict: Whether the server refuses an email with a bare CR or LF, or with a line of more than 998 octets.
     """
 
     script: dict[Step, str] = field(default_factory=dict)
@@ -78,7 +79,10 @@ class SmtpBehaviour:
     strict: bool = True
 
     def scripted(self, step: Step) -> str | None:
-        """The script's entry for this step; None if there is none, or `times` is used up. Counts `times` down."""
+        """What the server does at this step instead of its normal reply; None for the normal reply.
+
+        If the result is not None, reduces `times` by 1.
+        """
         wanted = self.script.get(step)
         if wanted is None or self.times is None:
             return wanted
@@ -88,9 +92,9 @@ class SmtpBehaviour:
         return wanted
 
     def change(self, document: Mapping[str, Any]) -> None:
-        """Sets the script and the latency from a JSON object: `script` (step to text), `times`, `latency_ms`.
+        """Sets the script and the latency from a JSON object with the fields `script`, `times` and `latency_ms`.
 
-        Fields that the object does not have are reset. Everything else is unchanged.
+        A field that is missing from the object gets its default value. The rest of the behaviour does not change.
         """
         script = {Step(step): text for step, text in document.get("script", {}).items()}
         self.latency_seconds = document.get("latency_ms", 0) / 1000

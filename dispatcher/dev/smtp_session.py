@@ -1,7 +1,8 @@
 """The server's side of one SMTP connection, with injected faults. See `smtp_sink`.
 
-Uses an asyncio protocol, which needs 50 µs of CPU per email, instead of aiosmtpd, which needs 270 µs: on two cores, a
-benchmark must not measure the double. The tests also use aiosmtpd, as an independent check of our adapter.
+Uses an asyncio protocol, which needs 50 µs of CPU per email, instead of aiosmtpd, which needs 270 µs. In a benchmark,
+the server and the dispatcher share two cores, so a slow server would distort the result. The tests also use aiosmtpd,
+as an independent check of our adapter.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _DEFERRALS: Final[Mapping[str, str]] = {
     "closing": "421 4.3.2 closing the connection for",
     "hurried": "421 4.7.28 rate limit exceeded for",
 }
-"""The replies to recipients, by the beginning of the address. A recipient gets the same reply at every attempt."""
+"""The replies to recipients whose address begins with one of these words and a hyphen. A recipient gets the same reply
+at every attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ class Received:
     """One email that the server received.
 
     Attributes:
-        content: The content without dot-stuffing.
-        parameters: The parameters of MAIL FROM.
+        content: The email's content, after the dot-stuffing was removed.
+        parameters: The parameters after the address in MAIL FROM.
     """
 
     sender: str
@@ -50,13 +52,13 @@ class Received:
 
     @property
     def email_id(self) -> str:
-        """The email's id, from its Message-ID; empty if the Message-ID is not one of ours."""
+        """The part of the Message-ID before the @, which is the email's id; empty if there is no Message-ID."""
         found = _MESSAGE_ID.search(self.content)
         return found[1].decode("ascii", "replace") if found else ""
 
 
 class Mailbox(Protocol):
-    """The records and the behaviour that all sessions of a server share."""
+    """The records and the behaviour that all sessions of a server share. See `SmtpSink` for the attributes."""
 
     behaviour: SmtpBehaviour
     greylisted: Counter[str]
@@ -64,11 +66,11 @@ class Mailbox(Protocol):
     sessions: set[SmtpSession]
 
     def accept(self, email: Received) -> str:
-        """Records an accepted email; returns the queue id for the answer."""
+        """Records an accepted email. Returns the queue id with which the server replies."""
         ...
 
     def record_event(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
-        """Records an event of a connection, if the server records such events."""
+        """Records an event of a connection (see `SmtpSink.record_event`), if the server records events."""
         ...
 
 
@@ -97,7 +99,10 @@ class SmtpSession(asyncio.Protocol):
         self._forget()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greets the client (called by asyncio at the start, and again after STARTTLS)."""
+        """Greets the client, or refuses it if too many are connected. asyncio calls this for each new connection.
+
+        asyncio calls this again after STARTTLS, when the client gets no greeting.
+        """
         is_new = self not in self._mailbox.sessions
         self._transport = cast(asyncio.Transport, transport)
         self._mailbox.sessions.add(self)
@@ -123,7 +128,7 @@ class SmtpSession(asyncio.Protocol):
         self._transport.abort()
 
     def freeze(self) -> None:
-        """Sends nothing more, and keeps the connection open."""
+        """Stops replying, and keeps the connection open."""
         self._is_waiting = True
 
     def _process_buffer(self) -> None:
@@ -160,8 +165,8 @@ class SmtpSession(asyncio.Protocol):
         if self._buffer.startswith(b".\r\n"):
             end, after = 0, 3
         else:
-            # The CRLF before the dot belongs to the content. The end of the content may be split between two reads, so
-            # the next search starts 4 octets before the end of the buffer.
+            # The CRLF before the dot belongs to the content. The 5 octets of the end can arrive in two reads, so the
+            # next search starts 4 octets before the end of the buffer.
             found = self._buffer.find(b"\r\n.\r\n", self._searched)
             if found < 0:
                 self._searched = max(0, len(self._buffer) - 4)
@@ -318,7 +323,7 @@ class SmtpSession(asyncio.Protocol):
         self._transport.close()
 
     def _forget(self) -> None:
-        """Resets the session to the state before MAIL."""
+        """Forgets the sender and the recipients, so that the next MAIL can begin."""
         self._sender, self._parameters, self._has_mail = "", "", False
         self._recipients: list[str] = []
 
@@ -341,7 +346,8 @@ class SmtpSession(asyncio.Protocol):
     def _send_reply(self, line: str, step: Step | None) -> None:
         """Sends a reply.
 
-        If it is the reply to an email, and the kernel takes all of it, records the event `answered`.
+        If the reply accepts or refuses an email's content, and the kernel takes the whole reply, records the event
+        `answered`.
         """
         was_open = not self._transport.is_closing()
         self._send(line)
@@ -353,7 +359,7 @@ class SmtpSession(asyncio.Protocol):
             self._transport.write(f"{line}\r\n".encode())
 
     def _act(self, step: Step) -> bool:
-        """Executes the script's entry for this step; returns False if there is none."""
+        """Does what `SmtpBehaviour.script` demands at this step. Returns False if it demands nothing."""
         wanted = self._behaviour.scripted(step)
         if wanted is None:
             return False
@@ -390,7 +396,7 @@ def _decoded(text: str) -> str:
 
 
 def _content_fault(content: bytes) -> str:
-    """How the content violates RFC 5321, section 2.3.8, or RFC 5322, section 2.1.1; empty if it does not."""
+    """The fault by which the content violates RFC 5321, section 2.3.8, or RFC 5322, section 2.1.1; empty if none."""
     ends = content.count(b"\r\n")
     if content.count(b"\n") != ends or content.count(b"\r") != ends:
         return "bare CR or LF"

@@ -2,14 +2,16 @@
 
     python -m dispatcher.dev.smtp_sink --folder FOLDER [--port 0] [--no-eml] [--wire] [--latency-ms 5] [--reply X=TEXT]
 
-prints one line of JSON with its ports and paths, and runs until SIGTERM. It writes to the folder:
+The command prints one line of JSON with the server's ports and paths, and runs until SIGTERM. It writes to the folder:
 
-    ledger.jsonl              every email that it accepted (see `acceptance_ledger`)
+    ledger.jsonl              every email that the server accepted (see `acceptance_ledger`)
     mail/<email id>.<n>.eml   the content of every accepted email
     wire.jsonl                with `--wire`: events of each email and connection (see `SmtpSink.record_event`)
 
-A line of JSON on the control port changes the server's behaviour (see `smtp_behaviour.SmtpBehaviour.change`), and the
-server answers with a line. The reply to a recipient depends on the beginning of its address:
+The server also has a control port. A client that sends a line of JSON to this port changes the server's behaviour (see
+`smtp_behaviour.SmtpBehaviour.change`), and gets a line as the answer.
+
+The reply to a recipient depends on how the recipient's address begins:
 
     refused…      550 5.1.1, always
     greylisted…   451 4.7.1 the first time, then accepted
@@ -53,9 +55,9 @@ class SmtpSink:
 
     Attributes:
         behaviour: Faults, extensions and limits; may be changed while the server runs.
-        received: The accepted emails, if `keeps` is set.
-        commands: How often each command arrived.
-        greylisted: How often each greylisted recipient was deferred.
+        received: The accepted emails; empty unless the argument `keeps` is True.
+        commands: How often each SMTP command arrived, by its name.
+        greylisted: How often each recipient was greylisted (deferred at the first attempt), by address.
         connections: Number of connections since the start.
         sessions: The open connections.
     """
@@ -92,7 +94,7 @@ class SmtpSink:
 
     @property
     def wire_path(self) -> Path:
-        """The path of the record of wire events."""
+        """The path of the file with the events of emails and connections (see `record_event`)."""
         return self._folder / "wire.jsonl"
 
     @property
@@ -155,15 +157,15 @@ class SmtpSink:
         return name
 
     def record_event(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
-        """Records an event of a connection, if `records_wire` is set.
+        """Writes an event of a connection to wire.jsonl, if the constructor's argument `records_wire` is True.
 
         Args:
             connection: The connection's number.
-            event: `began`: the first octet of the content arrived. `read`: the final dot arrived (with `email_id`).
-                `answered`: the kernel took the whole reply while the connection was open. `ended`: the connection was
-                closed (with `by_us`, `by_reset`).
-            email: The email that was read.
-            fields: Fields of the event.
+            event: `began`: the first octet of the content arrived. `read`: the final dot arrived. `answered`: the
+                kernel took the whole reply while the connection was open. `ended`: the connection was closed.
+            email: For `read`: the email. Its id is recorded.
+            fields: For `ended`: `by_us`, whether the server closed the connection, and `by_reset`, whether the
+                connection ended with an error such as a reset.
         """
         if self._wire >= 0:
             ids = {"email_id": email.email_id} if email else {}
@@ -171,7 +173,7 @@ class SmtpSink:
             os.write(self._wire, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves a connection to the control port: changes the behaviour for each line, and answers with a line."""
+        """Serves a connection to the control port: each line sets the behaviour, and gets a line as the answer."""
         while line := await reader.readline():
             try:
                 self.behaviour.change(orjson.loads(line))
@@ -203,7 +205,10 @@ def _write_new(path: str, content: bytes) -> None:
 async def running_sink(
     folder: Path, behaviour: SmtpBehaviour | None = None, *, writes_eml: bool = False, keeps: bool = True
 ) -> AsyncIterator[SmtpSink]:
-    """A sink on this event loop, for tests. By default it keeps the received emails in memory and writes no .eml."""
+    """Runs the local server on this event loop, for tests.
+
+    By default, the server keeps the accepted emails in memory, and writes no `.eml` files.
+    """
     sink = SmtpSink(folder, behaviour, writes_eml=writes_eml, keeps=keeps)
     await sink.start()
     try:
@@ -236,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the server until SIGTERM or SIGINT.
 
     Args:
-        arguments: Without the program's name; None for `sys.argv`.
+        arguments: The command line without the program's name; None for the command line of this process.
     """
     parser = argparse.ArgumentParser(prog="python -m dispatcher.dev.smtp_sink", description="A local SMTP server.")
     parser.add_argument("--folder", type=Path, required=True, help="folder for the ledger and the mail")

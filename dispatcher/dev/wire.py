@@ -1,7 +1,7 @@
-"""Explains why an attempt's outcome is unknown, from the test server's record of requests and the adversary's record
-of disturbances.
+"""Explains why the outcome of an attempt is unknown, after a run of the demo or of tests/chaos.
 
-The explanations, in this order:
+Uses the record of all requests and connections, which the test server (the provider) writes, and the list of
+disturbances: which worker the run killed or froze on purpose, and when. The explanations, in this order:
 
     on the wire   The request reached the provider, but no complete answer reached a running worker. Or a part of the
                   request had arrived when the worker was killed or frozen. Or the provider closed the connection while
@@ -12,8 +12,8 @@ The explanations, in this order:
     without a ledger   The email was leased to a worker that died after its ledger was deleted.
     unexplained   None of these applies: there was no reason to hold the email or to send it again.
 
-An interrupted connection to PostgreSQL explains no unknown outcome: when the host reaches PostgreSQL again, the host's
-in-flight ledger has the email's state.
+An interrupted connection to PostgreSQL is no explanation: when the host reaches PostgreSQL again, the host's in-flight
+ledger still shows whether the email was answered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from uuid import UUID
 EDGE_SECONDS: Final = 3.0
 """How long a worker may take to process an answer: microseconds on an idle machine, seconds during a chaos run."""
 CLOCK_SECONDS: Final = 0.01
-"""Tolerance between the clock readings of two processes."""
+"""How much the times that two processes record may disagree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,9 @@ class Exchange:
 
     Attributes:
         read_at: When the request had arrived completely.
-        answered_at: When the kernel took the whole answer while the connection was open; None if the kernel never took
-            all of it.
-        was_read: Whether the client read the answer: a client that closes a connection with unread octets resets the
-            connection, and the record shows the reset.
+        answered_at: When the kernel took the whole answer while the connection was open; None if this never happened.
+        was_read: Whether the client read the answer. If a client closes a connection before it has read all octets, the
+            record shows a reset of the connection.
     """
 
     email_id: UUID
@@ -51,7 +50,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A request that arrived only in part, so that its email is unknown."""
+    """A request of which only a part arrived. So it is unknown which email the request contained."""
 
     began_at: float
     ended_at: float
@@ -63,7 +62,7 @@ class Wire:
 
     Attributes:
         exchanges: The requests that arrived completely.
-        fragments: The requests that arrived in part.
+        fragments: The requests of which only a part arrived.
         closed_at: The times at which the provider closed connections. A client may send a request before it detects
             that the provider has closed the connection.
     """
@@ -74,17 +73,18 @@ class Wire:
 
     @classmethod
     def of(cls, events: Sequence[Mapping[str, Any]]) -> Wire:
-        """Reads the events of a test server (`HttpDouble.record_event`, `SmtpSink.record_event`)."""
+        """Makes the record from a test server's events (see `HttpDouble.record_event`, `SmtpSink.record_event`)."""
         closed_at = [event["at"] for event in events if event["event"] == "ended" and event["by_us"]]
         return cls(_exchanges(events), _fragments(events), closed_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """A worker was killed, or frozen for a time.
+    """The run killed a worker, or froze it for a time, on purpose.
 
     Attributes:
-        until: The time at which the worker was resumed; infinity if it was never resumed.
+        since: When the worker was killed or frozen, in seconds since 1970.
+        until: When the frozen worker was resumed; infinity if it was killed or never resumed.
     """
 
     pid: int
@@ -164,9 +164,10 @@ def explain(
     """Why this attempt's outcome is unknown.
 
     Args:
-        seen: The requests of this attempt (`requests_of`).
+        seen: The attempt's requests that arrived completely (from `requests_of`).
         disturbances: The disturbances of all workers.
-        used: Fragments that already explain other attempts. The fragment that explains this attempt is added.
+        used: The fragments (partly arrived requests) that explain other attempts. If a fragment explains this attempt,
+            this function adds it.
     """
     own = [each for each in disturbances if attempt.pid in (each.pid, None) and each.until > attempt.started_at]
     if any(_is_unanswered(each, own) for each in seen):
@@ -190,7 +191,7 @@ def _explain_unseen(
 
 
 def _was_cut_off(fragment: Fragment, attempt: RecordedAttempt, disturbance: Disturbance) -> bool:
-    """Whether a fragment began during this attempt and was cut off by the disturbance."""
+    """Whether this fragment (a partly arrived request) began during the attempt, and the disturbance cut it off."""
     begins_within = attempt.started_at - CLOCK_SECONDS <= fragment.began_at <= disturbance.since + EDGE_SECONDS
     return begins_within and fragment.ended_at >= disturbance.since
 
@@ -198,7 +199,12 @@ def _was_cut_off(fragment: Fragment, attempt: RecordedAttempt, disturbance: Dist
 def requests_of(
     attempt: RecordedAttempt, all_attempts: Iterable[RecordedAttempt], seen: Iterable[Exchange]
 ) -> list[Exchange]:
-    """The email's requests that arrived after this attempt began and before the next attempt began."""
+    """The requests that belong to this attempt: they arrived after it began, and before the email's next attempt began.
+
+    Args:
+        all_attempts: All attempts to send the email.
+        seen: All requests with the email that arrived completely.
+    """
     later = [each.started_at for each in all_attempts if each.started_at > attempt.started_at]
     until = min(later, default=math.inf)
     return [each for each in seen if attempt.started_at - CLOCK_SECONDS <= each.read_at < until]
@@ -208,7 +214,7 @@ def _is_unanswered(exchange: Exchange, own: Sequence[Disturbance]) -> bool:
     """Whether no complete answer to this request reached a running worker.
 
     Args:
-        own: The disturbances that may have affected the attempt.
+        own: The kills and freezes of workers that may have affected the attempt.
     """
     answered_at = exchange.answered_at
     if answered_at is None or not exchange.was_read:

@@ -1,4 +1,4 @@
-"""The monitor process: serves its host's status pages, alerts operators, prunes, and delivers events to webhooks.
+"""The monitor process: serves its host's status pages, alerts operators, deletes old data, posts events to webhooks.
 
 No email passes through this process.
 """
@@ -38,8 +38,8 @@ from dispatcher.telemetry import log, metric_files
 from dispatcher.transport.signed_post import trusting_context
 
 IDLE_MARGIN_SECONDS: Final = 30.0
-"""PostgreSQL ends the session of the alerting monitor if it is idle for longer than two probe intervals plus this time.
-Another monitor then alerts."""
+"""One monitor sends the alerts of all hosts. If its database session is idle for longer than two probe intervals plus
+this time, PostgreSQL ends the session, and another monitor sends the alerts."""
 
 
 def run_monitor(settings: Settings, context: ChildContext) -> int:
@@ -96,8 +96,11 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
 
 
 def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
-    """The tasks that fetch providers' events, if they are configured: from a queue, from the mailbox of bounces, and
-    from providers that can be polled. Imports only the configured sources: the parser of bounces takes 40 ms."""
+    """The tasks that fetch providers' events from the configured sources: the queue of SES events, the mailbox of
+    bounces, and providers that must be asked, such as Twilio.
+
+    Imports only the code of these sources, because the import of the bounce parser takes 40 ms.
+    """
     if settings.ses_events_queue_url:
         from dispatcher.events.sqs import QueuePolling
 
@@ -117,7 +120,7 @@ def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
-    """The tasks for alerts: the DLQ probe, and one alert sender per channel. The log is also a channel."""
+    """The tasks for alerts: one checks what can raise an alert, and one per channel sends the alerts."""
     state = AlertState(store)
     checks = AlertChecks(
         settings.dlq,

@@ -1,4 +1,4 @@
-"""The relay process: publishes while it leads, and recovers the emails of its host's dead or frozen workers."""
+"""The relay process: recovers the emails of its host's dead or frozen workers, and publishes while it is the leader."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ LAST_ROUND_SECONDS: Final = 3.0
 """The time limit of the relay's last round, which publishes emails that the exiting workers made due. The next leading
 relay publishes the rest."""
 CLOSE_SECONDS: Final = 1.0
-"""The longest wait for the connection to close, in case RabbitMQ hangs. This loses nothing: each email's message is
-confirmed, or the email is still due."""
+"""The longest wait for the connection to close, in case RabbitMQ hangs. No email is lost if the relay waits no longer:
+each email's message is confirmed, or the email is still due."""
 
 
 def run_relay(settings: Settings, context: ChildContext) -> int:
@@ -48,11 +48,11 @@ def run_relay(settings: Settings, context: ChildContext) -> int:
 def leader_services(
     settings: Settings, publisher: Publisher, workers_here: Callable[[], Collection[str] | None]
 ) -> Callable[[Outbox], Sequence[Service]]:
-    """Returns a factory for the leading relay's services, in the order in which they run.
+    """Returns a function that creates the leading relay's services, in the order in which they run.
 
     Args:
-        publisher: Reports the lengths of the send queues.
-        workers_here: See `LostHosts`.
+        publisher: Reports how many messages are on the send queues.
+        workers_here: Returns the workers whose leases this host's relay settles by their ledgers; None while unknown.
     """
     return lambda outbox: (
         LostCommits(outbox),
@@ -69,8 +69,8 @@ async def _relay(settings: Settings, context: ChildContext) -> None:
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1, lock_seconds=BATCH_LOCK_SECONDS)
     await pool.open()
     name = f"dispatcher relay {settings.host_name}:{os.getpid()}"
-    # If RabbitMQ confirms no message for one queue, this queue's messages must not fill the window: the other lanes
-    # need the window, too.
+    # The window is the most unconfirmed messages of all lanes together. It has room for each lane, so that a lane for
+    # which RabbitMQ confirms no message does not stop the other lanes.
     window = WINDOW * len(settings.lanes)
     publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file, window=window)
     ledgers = LedgerRecovery(settings, pool)

@@ -12,7 +12,7 @@ from dispatcher.store.outbox import DueDeadLetter, Outbox
 from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.25
-"""How often the relay looks for due dead letters. Dead letters are not urgent, so no NOTIFY announces them."""
+"""How often the relay looks for due dead letters. No notification announces them, because they are not urgent."""
 
 
 class DeadLetterPublisher:
@@ -26,10 +26,10 @@ class DeadLetterPublisher:
     async def publish_due(self, outbox: Outbox, *, is_last: bool) -> bool:
         """Publishes a batch of due dead letters. Returns whether there were due dead letters and all were published.
 
-        If no dead letter was due, does nothing for the next POLL_SECONDS.
+        After a call that found no due dead letter, calls within POLL_SECONDS do nothing.
 
         Args:
-            is_last: Whether to publish now, even within these POLL_SECONDS.
+            is_last: Whether the relay is about to exit. If so, looks for due dead letters even within POLL_SECONDS.
 
         Raises:
             BrokerUnavailable: RabbitMQ confirmed no message. All dead letters are still due.
@@ -54,7 +54,9 @@ class DeadLetterPublisher:
 
 
 async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:
-    """Leaves out dead letters whose row is locked. Their due marks cannot be cleared, so every round would publish them
-    again."""
+    """The dead letters whose rows no other transaction locks.
+
+    The due mark of a locked row cannot be cleared, so every round would publish its dead letter again.
+    """
     locked = await outbox.locked.find_locked([row.email_id for row in due])
     return [row for row in due if row.email_id not in locked] if locked else due

@@ -36,7 +36,7 @@ class DomainWaits:
         self._after = THE_START
 
     def set_limits(self, limits: Mapping[str, DomainLimit]) -> None:
-        """Compares the ceilings with those of the last call, and notes the domains whose waits must be shortened."""
+        """Compares the ceilings with those of the last call, and notes for `run_once` which waits to shorten."""
         before = limits if self._limits is None else self._limits
         self._limits = limits
         if limits or before:
@@ -63,8 +63,10 @@ class DomainWaits:
 
 
 def wait_factor(before: DomainLimit, now: DomainLimit) -> float:
-    """The factor by which a change of a domain's ceilings multiplies the waits: from 0 to 1; 1 if no ceiling was
-    raised."""
+    """The factor by which a change of a domain's ceilings multiplies the waits.
+
+    For example, 0.5 if the ceiling was doubled, 1 if no ceiling was raised, and 0 if all ceilings were removed.
+    """
     rates = _factor(before.per_second, now.per_second)
     slots = _factor(before.concurrent, now.concurrent)
     factors = [factor for factor in (rates, slots) if factor is not None]
@@ -72,8 +74,7 @@ def wait_factor(before: DomainLimit, now: DomainLimit) -> float:
 
 
 def _factor(before: float | None, now: float | None) -> float | None:
-    """The factor by which the change of one ceiling multiplies the waits for this ceiling. None if the ceiling was
-    removed."""
+    """The factor by which the change of one ceiling multiplies the waits; None if there is no such ceiling now."""
     if now is None:
         return None
     return 1.0 if before is None else before / now

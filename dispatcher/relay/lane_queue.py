@@ -46,11 +46,11 @@ class LaneQueue:
         return max(self._writer.wait_seconds, self._credit.wait_seconds)
 
     def take(self, emails: int) -> None:
-        """Reduces `room` by the number of emails that the caller will publish. A negative number gives room back."""
+        """Reduces `room` by the number of emails that the caller will publish. A negative number increases `room`."""
         self._credit.take(emails)
 
     async def publish(self, due: Sequence[DuePointer]) -> list[bool]:
-        """Publishes emails for which `take` was called. Returns for each email whether its message was confirmed.
+        """Publishes emails. Returns for each email whether RabbitMQ confirmed its message. Call `take` first.
 
         Raises:
             BrokerUnavailable: RabbitMQ confirmed no message.
@@ -68,5 +68,5 @@ class LaneQueue:
         await self._credit.counted()
 
     async def close(self) -> None:
-        """Cancels a running count of the messages on the queue. Idempotent."""
+        """Stops asking RabbitMQ how many messages are on the queue. Idempotent."""
         await self._credit.close()

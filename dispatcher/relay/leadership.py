@@ -4,10 +4,10 @@
         ▲                                                                        │
         └── disconnected for GIVE_UP_SECONDS, and another relay is ready ────────┘
 
-The leader holds an advisory lock (`store.named_locks`). Every relay that is connected to RabbitMQ also holds a second,
-shared lock, which marks the relay as ready. A leader that cannot reach RabbitMQ ends its session only if another relay
-is ready. If no relay can reach RabbitMQ, the leader stays: it still recovers expired leases, and the lock does not move
-back and forth.
+The leader holds an advisory lock in PostgreSQL (`store.named_locks`). Every relay that is connected to RabbitMQ also
+holds a second, shared lock, which marks the relay as ready. A leader that cannot reach RabbitMQ gives up the lead only
+if another relay is ready. If no relay can reach RabbitMQ, the leader keeps the lead: it still recovers expired leases,
+and the lead does not move back and forth between relays.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ POLL_SECONDS: Final = 1.0
 
 
 class Leadership:
-    """Takes the lead in one session, and decides when to give up the lead."""
+    """Makes this relay the leader, for as long as one database session is open. Decides when to give up the lead."""
 
     def __init__(self, session: AsyncSession, publisher: Publisher, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._session = session
@@ -48,7 +48,7 @@ class Leadership:
         self._opening: asyncio.Task[None] | None = None
 
     async def acquire(self) -> bool:
-        """Connects to RabbitMQ, then tries to take the lead. Returns whether this session leads.
+        """Connects to RabbitMQ, then tries to become the leader. Returns whether this relay is now the leader.
 
         Raises:
             StoreUnavailable: The session is closed.
@@ -63,7 +63,7 @@ class Leadership:
     async def must_release(self) -> bool:
         """Whether this relay must give up the lead, because it cannot reach RabbitMQ and another relay is ready.
 
-        While this relay stays connected to RabbitMQ, sends no query.
+        Sends no query to PostgreSQL while this relay stays connected to RabbitMQ.
 
         Raises:
             StoreUnavailable: The session is closed.

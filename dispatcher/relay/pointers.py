@@ -4,10 +4,10 @@
                     │                  └─▶ no lease has cleared it for a while: the relay clears it, a batch per round
                     └ not confirmed: still due
 
-A worker's lease statement must write the row anyway, and clears the due mark in the same write. While workers keep up,
-this happens milliseconds after the confirm. If the relay cleared the marks first, each row would be written twice, and
-the lease statement would wait for row locks. So the relay remembers each confirmed email with its due time, and skips
-the email while the due time is unchanged. If the email becomes due again, it has a different due time.
+A worker that leases an email must write the email's row anyway, and clears the due mark in the same write. While
+workers keep up, this happens milliseconds after the confirm. If the relay cleared the marks first, each row would be
+written twice, and the worker would wait for row locks. So the relay remembers each confirmed email with its due time,
+and skips the email while the due time is unchanged. If the email becomes due again, it has a different due time.
 
 The relay scans the due rows in one of two ways. In each scan, `Shares` chooses which of the found emails are published:
 
@@ -15,8 +15,8 @@ The relay scans the due rows in one of two ways. In each scan, `Shares` chooses 
 - By tenant: during a backlog, the relay finds the tenants that have due emails. Each batch reads from each tenant only
   as many rows as the tenant has turns. The next batch continues at the due time at which the tenant's last batch ended.
   From time to time, the relay reads all rows before these due times again. So it finds rows that were committed late,
-  with an earlier due time, and forgets emails that are no longer due. It spends at most a share of its time on these
-  reads.
+  with an earlier due time, and forgets emails that are no longer due. It spends at most 1/50 of its time (CHECK_SHARE)
+  on these reads, unless MARK_AFTER_SECONDS have passed since the last one.
 
 The list of remembered emails outlives the database session, but not the process. If a relay exits before it has cleared
 all marks, the next relay publishes the remembered emails again, although their messages are still on the queues and in
@@ -44,7 +44,7 @@ BATCH: Final = 500
 scans by tenant."""
 MARK_AFTER_SECONDS: Final = 5.0
 """How long the relay waits before it clears a due mark itself. Workers that keep up lease the email sooner, and the
-lease also clears the mark. The wait is far below 60 seconds, at which an alert says that emails are not published."""
+lease also clears the mark. The wait is far below the 60 seconds after which an alert reports unpublished emails."""
 CONFIRM_SECONDS: Final = 0.05
 """The longest wait for confirms, while many messages are unconfirmed. The wait is short, because a queue for which
 RabbitMQ confirms no message must not delay the other lanes."""
@@ -68,21 +68,21 @@ class PointerPublisher:
         """
         Args:
             shares: Decides which of the due emails are published now, and returns the queue of each lane.
-            mark_after_seconds: How long to wait for a lease to clear the due mark.
-            check_share: The largest share of time for reading published emails again. But the next such read begins
-                after `mark_after_seconds` at the latest.
+            mark_after_seconds: How long to wait until a lease clears the due mark. Afterwards, the relay clears it.
+            check_share: The relay spends at most this share of its time on reading published emails again. But the next
+                such read never has to wait longer than `mark_after_seconds`.
         """
         self._shares = shares
         self._mark_after_seconds = mark_after_seconds
         self._check_share = check_share
         self._unconfirmed: dict[UUID, datetime] = {}
         self._confirmed = ConfirmedMessages()
-        self._published_until: dict[Tenant, datetime] = {}  # by tenant: the latest due time that is remembered
+        self._published_until: dict[Tenant, datetime] = {}  # by tenant: the latest due time of its published emails
         self._checked_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
         # The state of the scan by tenant.
         self._has_backlog = False
-        # Tenants with due rows that no scan has read since the tenants were last listed.
+        # Tenants that had due rows when the tenants were last listed, and whose rows were not all read since.
         self._waiting: dict[Tenant, None] = {}
         # By tenant: the due time at which the next read begins, and how many rows with this due time were read.
         self._resume_from: dict[Tenant, tuple[datetime, int]] = {}
@@ -97,18 +97,18 @@ class PointerPublisher:
 
     @property
     def wait_seconds(self) -> float:
-        """How long due emails that the last round left out must wait; infinite if that round left out no email."""
+        """The seconds until emails that the last round left out may be published; infinite if there are none."""
         return self._wait_seconds
 
     async def publish_due(self, outbox: Outbox, *, is_last: bool = False) -> int:
         """Starts to publish a batch of due emails. Returns the number of emails in the batch.
 
         Args:
-            is_last: Whether this may be the last call. If so, the relay scans anew. The result 0 then means that no
-                email may be published now.
+            is_last: Whether the relay is about to exit. If so, scans the due rows from the beginning: the result 0 then
+                means that no email may be published now.
 
         Raises:
-            BrokerUnavailable: An earlier batch failed, or RabbitMQ does not report how many messages are on a queue.
+            BrokerUnavailable: An earlier batch could not be published, or RabbitMQ does not report how long a queue is.
                 All unconfirmed emails are still due.
         """
         await self._wait_for_confirms()
@@ -120,20 +120,25 @@ class PointerPublisher:
             new = await self._scan_by_tenant(outbox)
         self._start_publishing(new)
         # Clear due marks that no lease has cleared, at most one batch, so that scans and leases wait only briefly.
-        # Leave out emails that the last check did not find due: a lease has probably cleared their marks already.
+        # Leave out emails that were confirmed shortly before the last check, or later: a lease may still clear their
+        # marks.
         if due := self._confirmed.to_mark(self._checked_at - self._mark_after_seconds, BATCH):
             await self._mark(outbox, due)
         return len(new)
 
     async def wait_confirmed(self) -> None:
-        """Returns when RabbitMQ has confirmed or refused every message. Raises the same errors as `publish_due`."""
+        """Waits until RabbitMQ has confirmed or refused every message.
+
+        Raises:
+            BrokerUnavailable: A batch could not be published. Its emails are still due.
+        """
         if self._calls:
             await asyncio.wait(self._calls)
         self._note_ended()
 
     async def mark_all(self, outbox: Outbox) -> None:
-        """Clears the due marks of all confirmed emails now, in batches. If cancelled, the marks of finished batches
-        stay cleared."""
+        """Clears the due marks of all confirmed emails now, in batches. If this is cancelled, the marks of finished
+        batches stay cleared."""
         left = list(self._confirmed.to_mark(math.inf, len(self._confirmed)).items())
         for start in range(0, len(left), BATCH):
             await self._mark(outbox, dict(left[start : start + BATCH]))
@@ -203,8 +208,8 @@ class PointerPublisher:
     async def _check_published(self, outbox: Outbox) -> None:
         """Reads again all rows that are due no later than the published emails.
 
-        Forgets emails that are no longer due. If a row was committed late, the next read of the row's tenant begins at
-        this row.
+        Forgets emails that are no longer due. If this finds a due row that no earlier read has found, because it was
+        committed late, the next read of the row's tenant begins at this row.
         """
         self._checked_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
@@ -281,7 +286,7 @@ class PointerPublisher:
                 self._list_due_at = self._check_due_at = 0.0
 
     async def _wait_for_confirms(self) -> None:
-        """While many messages are unconfirmed, waits a moment for an answer to one of the batches."""
+        """If more than BATCH emails are unconfirmed, waits for RabbitMQ's answers, but only for CONFIRM_SECONDS."""
         self._note_ended()
         until = time.monotonic() + CONFIRM_SECONDS
         while len(self._unconfirmed) > BATCH and (seconds := until - time.monotonic()) > 0:

@@ -53,11 +53,11 @@ class PublishLoop:
     ) -> None:
         """
         Args:
-            services_of: Creates the leader's services each time this relay takes the lead. They run in the leader's
-                session, before the first round and between rounds.
-            process_slot: The relay's slot in the process table. It shows how long the relay has waited for RabbitMQ's
-                confirms.
-            poll_seconds: The longest wait without a notification.
+            services_of: Called each time this relay becomes the leader; creates the leader's services. The services use
+                the leader's database session, and run before the first round and between rounds.
+            process_slot: The relay's slot in the process table. In it, the loop records how long the relay has waited
+                for RabbitMQ's confirms.
+            poll_seconds: How often to look for due rows if PostgreSQL sends no notification.
             mark_after_seconds: See `PointerPublisher`.
         """
         self._settings = settings
@@ -77,11 +77,14 @@ class PublishLoop:
         self._is_notified = False
 
     def stop(self) -> None:
-        """Makes `run` return as soon as no row is due, or the queues have no more room."""
+        """Makes `run` return as soon as no row is due, or the queues have no room for more messages."""
         self._is_stopping = True
 
     async def run(self) -> None:
-        """Leads, or waits as a standby, until stopped. Reconnects to PostgreSQL after outages."""
+        """Publishes while this relay leads, and otherwise waits as a standby, until `stop` is called.
+
+        Reconnects to PostgreSQL after outages.
+        """
         try:
             while not self._is_stopping:
                 await self._lead_in_a_session()
@@ -113,9 +116,9 @@ class PublishLoop:
             await asyncio.sleep(seconds)
 
     async def _lead(self, session: AsyncSession) -> None:
-        """Waits for the lead. Then publishes until stopped, or until `Leadership.must_release` returns True.
+        """Waits until this relay is the leader. Then publishes until stopped, or until the relay must give up the lead.
 
-        The lead ends with the session.
+        When the caller closes the session, this relay stops being the leader.
         """
         outbox = Outbox(session)
         self._process_slot.confirm.end()
@@ -154,8 +157,8 @@ class PublishLoop:
     async def _publish_round(self, outbox: Outbox, services: Sequence[Periodic]) -> bool:
         """Runs due services, and publishes a batch. Waits if no row was due. Returns whether rows were due.
 
-        After a notification, a round only publishes, so that a new email does not wait for the services. They run in
-        the next round.
+        If a notification of a new email ends the wait, the next round only publishes, so that the email does not wait
+        for the services. The services run in the round after that.
         """
         runs_services, self._is_notified = not self._is_notified, False
         try:
@@ -177,7 +180,7 @@ class PublishLoop:
             await asyncio.sleep(PACE_SECONDS)
             return True
         if not self._pointers.has_unconfirmed and self._dlq.is_open and all(q.is_open for q in self._queues.values()):
-            # No message waits for its confirm, and no queue waits to publish again after a refusal.
+            # No message waits for its confirm, and no queue is in the backoff after a refusal.
             self._process_slot.confirm.end()
         waits = [self._poll_seconds, self._pointers.wait_seconds, *(service.wait_seconds for service in services)]
         self._is_notified = await outbox.wait(min(waits)) and runs_services
@@ -201,7 +204,7 @@ class _ControlsReader:
 
 
 class _Notifications:
-    """Reads the pending notifications, so that they do not accumulate."""
+    """Reads PostgreSQL's pending notifications, so that they do not accumulate."""
 
     interval_seconds = NOTIFICATIONS_SECONDS
 

@@ -1,4 +1,4 @@
-"""Publishes to one queue. While RabbitMQ refuses messages for the queue, waits with a growing backoff.
+"""Publishes to one queue. While RabbitMQ refuses the queue's messages, waits longer and longer before the next try.
 
 Each queue has a separate writer, so that a missing DLQ does not delay emails.
 """
@@ -25,10 +25,10 @@ class QueueWriter:
     ) -> None:
         """
         Args:
-            process_slot: The relay's slot in the process table. It shows how long the relay has waited for RabbitMQ's
-                confirms.
+            process_slot: The relay's slot in the process table. In it, the writer records how long the relay has waited
+                for RabbitMQ's confirms.
             outage: The backoff during an outage of RabbitMQ, shared by all writers.
-            kind: The queue's name in the metrics.
+            kind: The queue's label in the metrics: `send` or `dlq`.
         """
         self._publisher = publisher
         self._process_slot = process_slot
@@ -42,7 +42,7 @@ class QueueWriter:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages may be published to the queue now. False during the backoff."""
+        """Whether messages may be published to the queue now. False for a while after RabbitMQ refused a message."""
         return not self.wait_seconds
 
     @property
@@ -64,7 +64,8 @@ class QueueWriter:
             self._process_slot.note_served()
         if all(answers):
             self._backoff.reset()
-        elif self._closed_at < written_at:  # of several batches in flight, only one refusal counts
+        elif self._closed_at < written_at:
+            # A batch that was published before the last refusal arrived must not lengthen the backoff.
             self._close(answers)
         if self._outage.reset():
             self._log.info("broker.connected")

@@ -76,8 +76,10 @@ class Shares:
 
     @property
     def wait_seconds(self) -> float:
-        """How long emails that the last `allot` left out must wait for room or tokens; infinite if it left out no
-        email."""
+        """The seconds until an email that the last `allot` left out may be published, because there is room or a token.
+
+        Infinite if `allot` left out no email.
+        """
         return self._wait_seconds
 
     @property
@@ -103,7 +105,7 @@ class Shares:
         Each turn reduces the room on the lane's queue, and uses a token if the tenant has a ceiling.
 
         Args:
-            waiting: For each tenant, an upper bound of the number of its due emails.
+            waiting: For each lane and tenant, the number of due emails, or more if the number is unknown.
             most: The most turns.
 
         Raises:
@@ -125,13 +127,13 @@ class Shares:
         return order
 
     def give_back(self, tenant: Tenant, emails: int) -> None:
-        """Gives back unused turns that `allot` returned, and with the turns the room and the tokens."""
+        """Undoes turns from `allot` that the tenant had no email for: gives back their room and tokens."""
         lane, tenant_id = tenant
         self._turns[lane].charge(tenant_id, -emails)
         self._take(lane, tenant_id, -emails)
 
     def _allot_in(self, lane: str, waiting: dict[str, int], most: int) -> list[Tenant]:
-        for tenant_id in waiting.keys() & self._buckets.keys():  # another lane may have taken tokens
+        for tenant_id in waiting.keys() & self._buckets.keys():  # another lane may have used the tenant's tokens
             waiting[tenant_id] = min(waiting[tenant_id], int(self._buckets[tenant_id].tokens))
         turns = self._turns.get(lane)
         if turns is None:
@@ -143,7 +145,7 @@ class Shares:
         return [tenants[tenant_id] for tenant_id in order]
 
     def _allowed(self, tenant_id: str, emails: int) -> int:
-        """How many of these emails may be published now, given the tenant's pause and ceiling."""
+        """How many of the tenant's due emails its ceiling allows now; 0 if the tenant is paused."""
         if self._controls.pause_of_tenant(tenant_id) is not None:
             return 0
         bucket = self._buckets.get(tenant_id)

@@ -13,8 +13,8 @@ BATCH: Final = 500
 """The most emails per round: as many as the relay publishes between two rounds. So if 100,000 emails are scheduled for
 the same second, they do not delay emails that are already due."""
 WAKE_SECONDS: Final = 0.25
-"""The longest wait before the relay looks for waiting emails again, because an email that is due sooner may have been
-enqueued."""
+"""The longest wait until the relay looks for waiting emails again. It is short, because an application may enqueue an
+email for an earlier time."""
 PACE_SECONDS: Final = 0.02
 """The shortest wait after a batch that was not full. Emails that become due during the wait share one statement."""
 EXPIRE_SECONDS: Final = 1.0
@@ -37,11 +37,11 @@ class WaitingEmails:
         woken = await self._outbox.wake(BATCH)
         if woken == BATCH:
             return 0.0
-        return PACE_SECONDS if woken else WAKE_SECONDS  # if none was woken, other transactions lock all rows
+        return PACE_SECONDS if woken else WAKE_SECONDS  # if no email was woken, other transactions lock the due rows
 
 
 class ExpiredEmails:
-    """Cancels emails that have expired before they were sent, and held emails that have expired."""
+    """Cancels pending, waiting and held emails whose `expires_at` has passed."""
 
     interval_seconds = EXPIRE_SECONDS
 
@@ -49,7 +49,7 @@ class ExpiredEmails:
         self._outbox = outbox
 
     async def run_once(self) -> float:
-        """Cancels a batch of emails. Returns the seconds until the next round."""
+        """Cancels a batch of expired emails. Returns the seconds until the next round."""
         cancelled = await self._outbox.cancel_expired(BATCH)
         metrics.CANCELLED.add(len(cancelled), "expired")
         for email in cancelled:

@@ -46,4 +46,4 @@ def pgbouncer(folder: Path, database_url: str, *, mode: str) -> Iterator[str]:
 
 
 def _fetch(folder: Path) -> None:
-    debian.fetch("pgbouncer", folder, unless_installed="pgbouncer", remedy="Install pgbouncer.", progress=print)
+    debian.fetch("pgbouncer", folder, even_if_installed="pgbouncer", remedy="Install pgbouncer.", progress=print)

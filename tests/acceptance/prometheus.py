@@ -36,7 +36,7 @@ def programs() -> Path:
     def build(folder: Path) -> None:
         fetched = folder / "all"
         fetched.mkdir()
-        debian.fetch("prometheus", fetched, unless_installed="prometheus", remedy=REMEDY, progress=print)
+        debian.fetch("prometheus", fetched, even_if_installed="prometheus", remedy=REMEDY, progress=print)
         for name in ("prometheus", "promtool"):
             shutil.move(fetched / "usr/bin" / name, folder / name)
         # Delete the rest of the package. Three quarters of it are the scripts of the web pages.

@@ -42,7 +42,7 @@ class Clock:
 
 def _library() -> Path:
     def build(folder: Path) -> None:
-        debian.fetch("libfaketime", folder, unless_installed="libfaketime", remedy=REMEDY, progress=print)
+        debian.fetch("libfaketime", folder, even_if_installed="libfaketime", remedy=REMEDY, progress=print)
 
     return next(cache.obtain("libfaketime-debian", build).rglob("libfaketimeMT.so.1"))
 

@@ -48,7 +48,7 @@ def environment_with_curl() -> dict[str, str]:
         return {"PATH": os.environ["PATH"]}
 
     def fetch(folder: Path) -> None:
-        debian.fetch("curl", folder, unless_installed="curl", remedy="Install curl.", progress=print)
+        debian.fetch("curl", folder, even_if_installed="curl", remedy="Install curl.", progress=print)
 
     root = cache.obtain(f"curl-{debian.system()}", fetch)
     libraries = ":".join(map(str, debian.library_folders(root)))

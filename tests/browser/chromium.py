@@ -69,7 +69,7 @@ def find(progress: Callable[[str], None] = print) -> Chromium:
             PACKAGE,
             folder,
             also=MORE_PACKAGES,
-            unless_installed=r"chromium\S*|fonts-inter",
+            even_if_installed=r"chromium\S*|fonts-inter",
             remedy=REMEDY,
             progress=lambda words: progress(f"Chromium: {words}"),
         )

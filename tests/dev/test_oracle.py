@@ -49,14 +49,14 @@ BAD: dict[str, Records] = {
     "sent or cancelled, and not completed": with_row(SENT, Row("a", "sent")),
     'sent after "cancelled"': replace(GOOD, cancelled_at={SENT: 100.0}),
     '"cancelled", but it has another status': replace(GOOD, cancelled_at={FAILED: 1000.0}),
-    '"too late" that was never on its way': replace(GOOD, too_late=frozenset({FAILED})),
+    '"too late", but never leased': replace(GOOD, too_late=frozenset({FAILED})),
     "cancelled without a request": with_row(STRANGER, CANCELLED),
     "expired without an expiry": with_row(STRANGER, replace(CANCELLED, reason="expired")),
     "failed and accepted": replace(GOOD, accepted={**GOOD.accepted, FAILED: 1}),
     "accepted and never enqueued": replace(GOOD, accepted={**GOOD.accepted, STRANGER: 1}),
     "accepted more than once": replace(GOOD, accepted={**GOOD.accepted, SENT: 2}),
-    "dead without a dead letter": replace(GOOD, dlq_entries=[DlqEntry(FAILED, "failed")]),
-    "alive with a dead letter": replace(GOOD, dlq_entries=[*GOOD.dlq_entries, DlqEntry(SENT, "failed")]),
+    "failed or held without a dead letter": replace(GOOD, dlq_entries=[DlqEntry(FAILED, "failed")]),
+    "dead letter with a wrong status": replace(GOOD, dlq_entries=[*GOOD.dlq_entries, DlqEntry(SENT, "failed")]),
     "on the DLQ and not garbage": replace(GOOD, unknown_messages=[b"a message of ours"]),
     "failed without a refusal": replace(GOOD, refused_keys=frozenset()),
     "refused and not failed": replace(GOOD, refused_keys=frozenset({"a", "b"})),
@@ -261,7 +261,7 @@ def test_one_fragment_explains_one_email() -> None:
 def test_a_held_email_that_failed_when_its_host_was_back_keeps_the_dead_letter_of_its_recovery() -> None:
     records = replace(GOOD, dlq_entries=[*GOOD.dlq_entries, DlqEntry(FAILED, "held")])
 
-    assert "alive with a dead letter" in judge(records).violations
+    assert "dead letter with a wrong status" in judge(records).violations
     assert judge(replace(records, expired_leases={FAILED: 1})).is_good
 
 
