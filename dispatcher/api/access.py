@@ -162,7 +162,8 @@ class AccessControl:
         """Replaces the keys in memory. `keys` includes revoked keys."""
         self._keys = {key.key_id: key for key in keys}
         self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in self._keys}
-        # `is_open` never becomes True again: even if a restore has emptied the table of keys, requests need a key.
+        # Once a key has existed, requests need a key: `is_open` stays False, even if a restore of the database has
+        # emptied the table of keys.
         self.is_open = self.is_open and not keys
 
     async def run(self) -> None:

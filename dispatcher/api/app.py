@@ -81,7 +81,8 @@ def make_app(
     app.add_middleware(ErrorMiddleware, refusals=refusals)
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
-    if ops is not None:  # first, because routes are tried in order, and operators' open pages send the most requests
+    if ops is not None:
+        # Add this route first: routes are tried in order, and operators' open pages send the most requests.
         _mount(app, ops, ops.paths[0])
     _add(app, "POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE)
     _add(app, "POST", "/v1/sms", enqueueing.create_sms, enqueue_operations.CREATE_SMS)
@@ -129,15 +130,16 @@ def make_app(
         fast["POST", path] = endpoint
     _add_pages(app, access)
     if ops is not None:
-        for path in ops.paths[1:]:  # last, so that a path that operators choose in a setting hides no path of the API
+        # Add these routes last: a path that an operator chose in a setting must not hide a path of the API.
+        for path in ops.paths[1:]:
             _mount(app, ops, path)
     return FastRoutes(app, fast)
 
 
 def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: Operation) -> None:
     # The first route serves requests. The second route only adds the operation to the OpenAPI document: if it served
-    # requests, FastAPI would resolve each request's dependencies. Even without dependencies, that takes longer than an
-    # enqueue.
+    # requests, FastAPI would resolve each request's dependencies. Even if a request has no dependencies, this step
+    # takes longer than an enqueue.
     app.add_route(path, endpoint, methods=[method], include_in_schema=False)
     app.add_api_route(
         path,
@@ -192,7 +194,8 @@ async def _on_http_exception(refusals: RefusalCounter, request: Request, error: 
     code = _CODES.get(error.status_code, "malformed-request")
     headers = dict(error.headers or {})
     detail = None
-    if "Allow" in headers:  # Starlette lists only the methods of the first route with this path, and not of all routes
+    if "Allow" in headers:
+        # Starlette lists only the methods of the first route with this path. List the methods of all routes with it.
         headers["Allow"] = ", ".join(sorted(_methods(request)))
         detail = f"The path supports {headers['Allow']}."
     return await _on_problem(refusals, request, Problem(code, detail, headers=headers))

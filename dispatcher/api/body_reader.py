@@ -72,7 +72,7 @@ class BodyReader:
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_bytes:
             raise self._too_large()
-        body = bytearray()  # grows in place; joining chunks would need twice the memory
+        body = bytearray()  # grows in place: a list of chunks, joined at the end, would need twice the memory
         self._charge(context, min(MIN_CHARGED_BYTES, self._memory.max_per_caller))
         async for chunk in request.stream():
             if len(body) + len(chunk) > self._max_bytes:
@@ -82,8 +82,8 @@ class BodyReader:
                 self._charge(context, len(body))
         length = len(body)
         if length >= LARGE_BYTES:
-            # The values of smaller bodies are not counted: a smaller body is parsed without yielding to the event loop,
-            # so only one such body is parsed at a time.
+            # Count and charge the values only of a large body. A smaller body is parsed without yielding to the event
+            # loop, so only one such body is parsed at a time.
             values = await run_off_loop(length, lambda: count_values(body))
             if values > MAX_VALUES:
                 detail = f"The body has more than {MAX_VALUES:,} JSON values. Send fewer emails per request."

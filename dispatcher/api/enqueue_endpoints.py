@@ -83,7 +83,7 @@ class EnqueueEndpoints:
                 made = await run_off_loop(
                     len(body), lambda: self._drafts(batch_items(parse(body)), caller, traceparent)
                 )
-                self.access.charge_batch(caller.key, len(made) - 1)  # `authenticate` has counted the first email
+                self.access.charge_batch(caller.key, len(made) - 1)  # `authenticate` has charged the first email
                 drafts = [item for item in made if isinstance(item, Draft)]
                 answers = iter(await self._enqueue(drafts, caller) if drafts else [])
                 enqueueing.note(len(drafts))

@@ -37,7 +37,8 @@ class ErrorMiddleware:
             return
         except Exception as error:
             if is_started:
-                problem_of(error)  # only to log the error: a response has already begun
+                # `problem_of` logs the error. Its problem cannot be sent, because a response has already begun.
+                problem_of(error)
                 raise
             response = self._response(error)
         else:

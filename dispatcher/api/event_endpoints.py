@@ -142,14 +142,16 @@ class EventEndpoints:
             if sms is not None and sms.reply is not None:
                 change = opt_out if sms.reply is twilio.Reply.STOP else opt_in
                 await change(self.pool, sms.number, sms.message_id)
-        return Response("<Response/>", media_type="text/xml")  # no content, so that Twilio sends no SMS as an answer
+        # The response has no content: Twilio would send the content to the recipient as an SMS.
+        return Response("<Response/>", media_type="text/xml")
 
     async def _twilio_form(self, request: Request, url: str) -> dict[str, str]:
         assert self.twilio is not None
         if request.url.query:
             url = f"{url}?{request.url.query}"
         if not request.headers.get(twilio.SIGNATURE_HEADER):
-            self.twilio.verify({}, url, b"")  # refuses a request without a signature before its body is read
+            # `verify` refuses a request without a signature. Call it here, before the body is read.
+            self.twilio.verify({}, url, b"")
         async with self.bodies.read(request, Providers()) as body:
             return self.twilio.verify(request.headers, url, body)
 

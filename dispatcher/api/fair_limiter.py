@@ -30,7 +30,7 @@ class FairLimiter:
             Problem: `overloaded`; nothing was acquired.
         """
         acquired = self._acquired.get(name, 0) + amount
-        # Both problems close the connection, because part of the request's body may be unread.
+        # Each `Problem` below closes the connection, because a part of the request's body may be unread.
         if acquired > self.max_per_caller:
             detail = (
                 "This caller has too many requests or too much data in progress. Send fewer requests in parallel, or "

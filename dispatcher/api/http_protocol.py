@@ -106,9 +106,11 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._static_paths = static_paths
         self._timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
-        self._overhead_bytes = 0  # bytes outside the body, since the request began or since the last byte of the body
+        # Received bytes of headers, chunk sizes and empty lines, since the last complete head, the last piece of a
+        # body, or the last complete request.
+        self._overhead_bytes = 0
         self._is_in_head = True
-        self._body_bytes = 0  # bytes of the body since its rate was last checked
+        self._body_bytes = 0  # bytes of the body that arrived since its rate was last checked
         self._small_chunks_left = 0
         self._request_deadline = 0.0
         self._unanswered: deque[RequestResponseCycle] = deque()
@@ -131,7 +133,8 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._abandon_unanswered()
         self.resume_writing()
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # uvicorn leaves this timer running if the client reset the connection
+        # Stop uvicorn's keep-alive timer: if the client has reset the connection, uvicorn leaves the timer running.
+        self._unset_keepalive_if_required()
         # The next lines break reference cycles, so that the memory is freed without the garbage collector.
         self.pipeline.clear()
         self.headers = []
@@ -141,7 +144,9 @@ class StrictHttpProtocol(HttpToolsProtocol):
         """Passes input to the parser, and refuses a request whose head is too large."""
         if self._lingering.is_closing():
             return
-        self._overhead_bytes += len(data)  # the parser's callbacks reset this count to 0
+        # Count all bytes here. When the parser finds the end of a head, or a piece of a body, its callback sets the
+        # count back to 0.
+        self._overhead_bytes += len(data)
         if self._overhead_bytes > MAX_HEAD_BYTES and self._is_in_head and self._has_endless_head(data):
             self._refuse("headers-too-large", f"The limit is {MAX_HEAD_BYTES:,} bytes.")
             return
@@ -149,14 +154,15 @@ class StrictHttpProtocol(HttpToolsProtocol):
         if self._overhead_bytes > MAX_HEAD_BYTES:
             self._refuse("headers-too-large", f"The limit is {MAX_HEAD_BYTES:,} bytes.")
         elif self._timer is None and self._is_in_head and not self._unanswered:
-            # The client has sent only empty lines, and uvicorn has cancelled its keep-alive timer.
+            # The client has sent only empty lines, and uvicorn has cancelled its keep-alive timer. So start a timer
+            # here: without a timer, the client could keep the connection for ever.
             self._set_timer(self._timeouts.head_seconds)
 
     def _has_unread_request(self) -> bool:
         return not self._is_in_head or self._overhead_bytes > 0
 
     def _has_endless_head(self, data: bytes) -> bool:
-        # One read may contain a head and the beginning of a large body. Only the head counts here.
+        # One read can contain a head and the beginning of a large body. Only the bytes of the head count here.
         end = data.find(b"\r\n\r\n")
         return end < 0 or self._overhead_bytes - len(data) + end > MAX_HEAD_BYTES
 
@@ -184,7 +190,8 @@ class StrictHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._static_paths and self.url.startswith(self._static_paths):
             self.cycle.default_headers = []
-        self.headers = self._trailers  # from now on, any further header (a trailer) is refused
+        # A header that arrives after the body (a trailer) would be appended to this list, which refuses it.
+        self.headers = self._trailers
         self._unanswered.append(self.cycle)
 
     def _check_framing(self) -> None:
@@ -300,8 +307,8 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _abandon_unanswered(self) -> None:
-        # Mark every unanswered request as disconnected. uvicorn marks only the last request, and an earlier request
-        # would write to the closed transport.
+        # Mark every unanswered request as disconnected. uvicorn marks only the last request. Without the mark, an
+        # earlier request would write to the closed transport.
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()

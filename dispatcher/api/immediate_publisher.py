@@ -136,7 +136,8 @@ class ImmediatePublisher:
         if self._queued + len(direct) > MAX_QUEUED:
             return
         self._queued += len(direct)
-        for draft in drafts:  # queues only the pointer to the email, because the content may be large
+        # Queue only the pointer to each email, because the email's content may be large.
+        for draft in drafts:
             due_at = insertion.due_at.get(draft.email_id)
             if due_at is not None and (lane := direct.get(draft.email_id)):
                 self._credits[lane].take(1)
@@ -190,7 +191,8 @@ class ImmediatePublisher:
             return
         published = [confirmed[index] for index in message_of]
         refused = {lane for (lane, _, _), routed in zip(batch, published, strict=True) if not routed}
-        for lane in refused:  # RabbitMQ returned or rejected a message; other lanes are still published
+        # RabbitMQ returned or rejected at least one message of each of these lanes. Pause only these lanes.
+        for lane in refused:
             self._pause([lane], f'RabbitMQ did not route every message to the queue "{self._queues[lane]}".')
         recovered = [lane for lane in {lane for lane, _, _ in batch} - refused if self._outages[lane].reset()]
         if recovered:
@@ -226,8 +228,8 @@ class ImmediatePublisher:
         try:
             await self._store.mark_published(due)
         except DispatcherError as error:
-            # These emails keep their due marks, so the relay publishes them again. The workers then find that the
-            # emails are already leased or finished.
+            # The emails in `due` keep their due marks, so the relay publishes them again. This is harmless: workers
+            # find that the emails are already leased or finished.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=0)
 
 

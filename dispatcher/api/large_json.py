@@ -142,14 +142,15 @@ def _text_end(body: bytes | bytearray, start: int) -> int:
     position = body.find(b"\\", start + 1, quote) if quote >= 0 else start + 1
     if position < 0:
         return quote  # the common case: no backslash before the first quote
-    step = 64  # small at first, because most strings are short, and each step is copied
+    # Small at first: the loop copies a piece of this size, and most strings are short.
+    step = 64
     while True:
         piece = _without_escapes(body[position : position + step])
         if (found := piece.find(b'"')) >= 0:
             return position + found
         if position + step >= len(body):
             return len(body)
-        # A backslash at the piece's end begins an escape: the next piece begins with this backslash.
+        # If the piece ends with a backslash, the backslash begins an escape. So the next piece begins with it.
         position += step - piece.endswith(b"\\")
         step = min(8 * step, _STEP_BYTES)
 
@@ -182,8 +183,8 @@ def _count_wide(body: bytearray, begin: int, end: int) -> int:
         if body.find(b"\\", start, until) >= 0:
             escapes = body.count(rb"\u", start, min(end, until + 1))
             is_wide = is_wide or escapes > 0
-            # An escape such as \u00e4 takes six characters, and stands for one. In \\u, the first backslash escapes the
-            # second, so the `u` does not belong to an escape.
+            # An escape such as \u00e4 takes six characters, and stands for one. But \\u does not begin such an escape:
+            # its first backslash escapes the second.
             count -= 5 * (escapes - body.count(rb"\\u", start, min(end, until + 2)))
     return count if is_wide else 0
 
@@ -238,7 +239,8 @@ def _whole_characters(piece: bytes) -> int:
     if escape >= 0 and escape + (6 if marked[escape + 1 : escape + 2] == b"u" else 2) > size:
         size = escape
     if _HIGH_SURROGATE.match(marked, size - 6, size):
-        return size - 6  # the piece ends with a high surrogate: its low surrogate is in the next piece
+        # The piece ends with a high surrogate. Leave it to the next piece, which also contains its low surrogate.
+        return size - 6
     for lead in range(size - 1, size - 4, -1):
         if piece[lead] >= 0xC0:
             length = 2 + (piece[lead] >= 0xE0) + (piece[lead] >= 0xF0)

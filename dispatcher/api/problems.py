@@ -176,9 +176,9 @@ def pointer_of(field: str, prefix: str = "") -> str:
         field: The field as `InvalidEmail` names it, such as `to[1]`.
         prefix: The pointer to the email in the body, such as `/emails/3`.
     """
-    if field == "email":  # this is how `InvalidEmail` names the whole document
+    if field == "email":  # `InvalidEmail` uses this name for the whole document
         return f"#{prefix}"
-    if field.startswith("headers."):  # the header's name may contain dots
+    if field.startswith("headers."):  # do not split the header's name, because it can contain dots
         steps = ["headers", field.removeprefix("headers.")]
     else:
         steps = [name or index for name, index in _STEP.findall(field)]

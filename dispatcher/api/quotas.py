@@ -112,8 +112,8 @@ class Quotas:
             except StoreBusy:
                 chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
-                # The statement may have succeeded, although its answer was lost. The database then has the unused
-                # recipients back already. If this process kept them, too, the quota could be exceeded.
+                # Do not keep the surplus. The statement may have succeeded, although its answer was lost: the surplus
+                # would then be both here and in the database, and the quota could be exceeded.
                 pass
 
     async def close(self) -> None:
@@ -146,7 +146,7 @@ class Quotas:
                 except StoreUnavailable:
                     chunk.failed_at = self._clock()
                     raise
-                # If the day ended during the refill, the old chunk is void, and another refill may be needed.
+                # Check again: if the day ended during the refill, the chunk is void, and another refill is needed.
         return True
 
     async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
@@ -156,7 +156,7 @@ class Quotas:
         left for this request.
         """
         asked_at = self._clock()
-        # Take this process's chunk out of use during the statement. Otherwise, concurrent requests could use up the
+        # Take this process's chunk out of use while the statement runs. Otherwise, concurrent requests could use up the
         # chunk, and the refill would be too small for this request.
         set_aside, chunk.remaining = chunk.remaining if asked_at < chunk.day_ends_at else 0, 0
         needed = recipients - set_aside

@@ -102,7 +102,8 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
             other users may write to the run directory.
     """
     if settings.metrics:
-        with suppress(OSError):  # only metrics need the run directory, and `metric_files.begin` logs the error
+        # Ignore an error here: only metrics need the run directory, and `metric_files.begin` logs the error.
+        with suppress(OSError):
             make_run_dir(settings.run_dir)
     sys.setswitchinterval(SWITCH_SECONDS)
     _return_freed_blocks()
@@ -245,7 +246,8 @@ async def serve(
         background_tasks = [asyncio.create_task(work.run()) for work in (access, immediate_publisher, refusals)]
         background_tasks += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
         server = _server(settings, app, refusals, () if ops is None else ops.static_paths)
-        gc.freeze()  # excludes the objects created at startup, which are never freed, from garbage collection
+        # Exclude all objects that exist now from garbage collection, because they are never freed.
+        gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         _log_start(listener, access)
         await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *background_tasks])
@@ -293,7 +295,7 @@ async def _ops_page(settings: Settings, access: AccessControl, jobs: OperatorJob
     if not settings.ops:
         yield None
         return
-    from dispatcher.api.ops_page.application import OpsMount, make_ops_app  # loads Jinja2
+    from dispatcher.api.ops_page.application import OpsMount, make_ops_app  # imported late, because it loads Jinja2
     from dispatcher.api.ops_page.site import Site
 
     pool = make_pool(

@@ -26,8 +26,8 @@ from dispatcher.providers.capabilities import capability_gap
 KEY_HEADER: Final = "Idempotency-Key"
 _KEY_NAMES: Final = f"{KEY_HEADER} or message_key"
 MAX_BATCH_EMAILS: Final = 1000
-# RFC 8941, section 3.3.3: a quoted string, as the draft of the Idempotency-Key header requires. A key without quotes is
-# accepted, too, because many clients send such keys.
+# The draft of the Idempotency-Key header requires a quoted string (RFC 8941, section 3.3.3). The pattern also allows a
+# key without quotes, because many clients send such keys.
 _CHARACTER: Final = r'(?:[!#-\[\]-~]|\\["\\])'
 _BETWEEN: Final = f"{{0,{MAX_KEY_CHARACTERS - 2}}}"
 KEY_PATTERN: Final = (

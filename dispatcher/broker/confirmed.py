@@ -23,7 +23,7 @@ class ConfirmedMessages:
     """
 
     def __init__(self) -> None:
-        self._since: dict[UUID, _Since] = {}  # ordered by the local time of `_Since`
+        self._since: dict[UUID, _Since] = {}  # in the order of the local times, oldest first
 
     def __len__(self) -> int:
         return len(self._since)

@@ -47,8 +47,8 @@ _DEFAULTS: Final = {
     "stack_timeout": CONNECT_SECONDS,
     "connection_attempts": 1,
     "heartbeat": 10,
-    # This timeout is a last resort. RabbitMQ may block publishers for hours. During that time, its heartbeats show that
-    # it works.
+    # A last resort: pika closes a connection that RabbitMQ has blocked for this long. The time can be long, because
+    # heartbeats distinguish a RabbitMQ that blocks publishers from a RabbitMQ that is dead.
     "blocked_connection_timeout": 600.0,
 }
 """Defaults that the query of a URL may override, such as `?heartbeat=10`."""
@@ -110,7 +110,8 @@ async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = No
     try:
         nodes = parameters(amqp_url, name=name, ca_file=ca_file)
     except OSError as error:
-        # The file with the certificates was valid when the settings were read, so it is probably being replaced now.
+        # The file was valid when the settings were read, so it is probably being replaced now. Callers retry after a
+        # BrokerUnavailable.
         raise BrokerUnavailable(f"DISPATCHER_CA_FILE cannot be loaded ({type(error).__name__}).") from error
     return await _first_opened(random.sample(nodes, len(nodes)))
 
@@ -190,7 +191,8 @@ class Connection:
             BrokerUnavailable: The connection cannot be opened.
         """
         try:
-            async with asyncio.timeout(CONNECT_SECONDS + 1):  # pika has no timeout for a silent name server
+            # pika has no timeout of its own for a name server that does not answer.
+            async with asyncio.timeout(CONNECT_SECONDS + 1):
                 await first_of(self._opened, self.lost)
         except BaseException as error:
             self.abort()

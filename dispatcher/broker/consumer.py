@@ -117,9 +117,10 @@ class Consumer:
         self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         self._check_seconds = check_seconds
         self._generation = 1
-        # By delivery tag, ascending: an integer with one bit for each open part of the message.
+        # The open messages, in the order of their delivery tags. The value has one bit for each open part of a message.
         self._outstanding: dict[int, int] = {}
-        # By delivery tag, for each open message with a rejected or requeued part: whether to requeue the message.
+        # The open messages that have a rejected or requeued part, by delivery tag. The value: whether to requeue the
+        # message.
         self._refused: dict[int, bool] = {}
         self._session: _Session | None = None
         self._lanes_lock = asyncio.Lock()
@@ -191,7 +192,8 @@ class Consumer:
             del self._outstanding[tag]
         acks = [(prefix[-1], True)] if prefix else []
         acks += [(tag, False) for tag in sorted(done.difference(prefix))]
-        # If the channel is closing, RabbitMQ redelivers the messages, and `run` soon opens a new channel.
+        # Ignore an error: it means that the channel is closing. RabbitMQ then redelivers the messages, and `run` soon
+        # opens a new channel.
         if acks and self._session is not None:
             with suppress(exceptions.AMQPError):
                 self._session.channel.ack(acks)
@@ -235,7 +237,7 @@ class Consumer:
     async def _update_lanes(self) -> None:
         """Starts and cancels consumers, so that exactly the lanes without a pause are consumed."""
         if self._session is not None:
-            # If the connection is lost, `run` opens a new connection and consumes exactly these lanes.
+            # Ignore a lost connection: `run` opens a new connection, and consumes exactly the lanes without a pause.
             with suppress(BrokerUnavailable):
                 await self._consume_lanes(self._session)
 
@@ -258,7 +260,8 @@ class Consumer:
         async with self._lanes_lock:
             for lane in session.lanes:
                 try:
-                    with suppress(BrokerUnavailable):  # a queue that cannot be reached now may still exist
+                    # If the check fails, keep the consumer, because the queue may still exist.
+                    with suppress(BrokerUnavailable):
                         await find(session.connection, self._queues[lane])
                 except TopologyError:
                     await session.cancel([lane])
@@ -275,7 +278,8 @@ class Consumer:
         """
         self._stopping.set()
         if self._session is not None:
-            with suppress(BrokerUnavailable):  # the connection is lost, which stops deliveries, too
+            # Ignore a lost connection: without the connection, no more deliveries arrive, either.
+            with suppress(BrokerUnavailable):
                 await self._consume_lanes(self._session)
 
     async def close(self) -> None:
@@ -378,7 +382,7 @@ class Consumer:
         requeue = self._refused.pop(tag)
         del self._outstanding[tag]
         if self._session is not None:
-            with suppress(exceptions.AMQPError):  # see `ack`
+            with suppress(exceptions.AMQPError):  # ignored for the same reason as in `ack`
                 self._session.channel.raw.basic_nack(delivery_tag=tag, requeue=requeue)
 
     def _void(self) -> None:
@@ -433,8 +437,9 @@ class _Session:
         tag = f"{self._name} {lane}"
         if self._given_up or tag in self._lanes:
             return
-        await find(self.connection, queue)  # on a separate channel: RabbitMQ closes the channel if the queue is missing
-        # RabbitMQ applies a prefetch count to each consumer that starts afterwards.
+        # `find` uses a separate channel, because RabbitMQ closes the channel on which it reports a missing queue.
+        await find(self.connection, queue)
+        # RabbitMQ applies a prefetch count only to consumers that start afterwards, so set the count first.
         await self.channel.call(self.channel.raw.basic_qos, prefetch_count=prefetch)
         consumer = {"queue": queue, "on_message_callback": receive, "consumer_tag": tag}
         self._lanes[tag] = lane
@@ -449,7 +454,8 @@ class _Session:
             return
         *others, last = tags
         try:
-            for tag in others:  # from this call on, pika returns all deliveries of the consumer to RabbitMQ
+            # As soon as `basic_cancel` is called, pika returns all further deliveries of the consumer to RabbitMQ.
+            for tag in others:
                 self.channel.raw.basic_cancel(consumer_tag=tag, callback=lambda _: None)
         except exceptions.AMQPError as error:
             raise self.channel.fault(error) from error

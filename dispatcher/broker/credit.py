@@ -113,7 +113,7 @@ class QueueCredit:
         try:
             found = await self._count_ready()
         except TopologyError:
-            found = 0  # the queue is missing, which the publisher reports when it publishes the next message
+            found = 0  # the queue is missing: the publisher reports this when it publishes the next message
         except BrokerUnavailable as fault:
             self._fault = fault
             self._counted_at = time.monotonic()
@@ -127,6 +127,7 @@ class QueueCredit:
             self._interval = COUNT_SECONDS if taken else min(2 * self._interval, LONGEST_COUNT_SECONDS)
             self._target = max(LEAST_EMAILS if ready else EMPTY_EMAILS, round(self._rate * TARGET_SECONDS))
         self._ready = ready
-        self._published -= published  # keep emails that were published meanwhile: RabbitMQ may not have counted them
+        # Keep the emails that were published during the count, because RabbitMQ may not have counted them.
+        self._published -= published
         self._messages -= messages
         self._counted_at = began_at

@@ -85,7 +85,8 @@ def _delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
     header_end = header_at + 7 + octets
     body_at = header_end + 8
     kind, _, octets = _FRAME.unpack_from(buffer, header_end + 1)
-    # pika must handle a body in several frames. This is rare, because our publisher never splits a body.
+    # If the body has several frames, pika must read the delivery. This is rare, because our messages usually fit into
+    # one frame.
     if kind != spec.FRAME_BODY or octets != body_octets:
         return None
     body_end = body_at + octets

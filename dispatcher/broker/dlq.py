@@ -10,9 +10,10 @@ many messages would not preserve the order: a quorum queue returns them in any o
 `x-delivery-count` of every message; the limit of the DLQ is a million (see `topology.DELIVERY_LIMIT`).
 
 A concurrent scan would find an empty queue, so only one caller scans at a time (`ops.dead_letters`). A scan must read
-all messages: a quorum queue puts returned messages behind messages that were returned before, so a scan of only the
-first messages would move them to the end. If a process dies during a scan, no message is lost: RabbitMQ closes the
-channel and returns its messages to the queue.
+all messages, to preserve their order. A quorum queue delivers returned messages in the order in which they were
+returned, and after one scan, all messages are returned messages. If the next scan read only the first messages, they
+would come back behind all others. If a process dies during a scan, no message is lost: RabbitMQ closes the channel and
+returns its messages to the queue.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ class DeadLetterQueue:
     async def _return_messages(self, scan: DlqScan, depth_now: Callable[[], Awaitable[int]]) -> None:
         unread = scan.depth - sum(window.received for window in scan.windows)
         expected = max(0, unread)
-        # Close one window after the other: if two windows returned their messages at the same time, the order would be
-        # lost.
+        # Close one window after the other. If two windows returned their messages at the same time, the order of the
+        # messages would be lost.
         for window in scan.windows:
             expected += await window.close()
             await _wait_until_returned(expected, depth_now)
@@ -227,7 +228,8 @@ class _ScanWindow:
             for tag in others[at : at + _ACKS_AT_ONCE]:
                 self.channel.raw.basic_ack(tag)
             # RabbitMQ passes at most 32 commands of a channel to a quorum queue at a time, and drops all further
-            # commands if the channel closes meanwhile. So wait for an answer after a few acks.
+            # commands if the channel closes meanwhile. So after a few acks, send a command that changes nothing, and
+            # wait for the answer.
             await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
             await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -196,7 +196,8 @@ class _Node:
         cut.start()
         try:
             connection.connect()
-            if is_late.is_set():  # the timer fired before the connection had a socket
+            # If the timer fired before the connection had a socket, `_cut` had nothing to shut down.
+            if is_late.is_set():
                 raise self._timeout()
             connection.request("GET", f"{self._path}/{path}", headers=self._headers)
             reply = connection.getresponse()
@@ -210,7 +211,7 @@ class _Node:
             raise BrokerUnavailable(f"{self.label} cannot be reached: {words.lower()}.") from error
         finally:
             cut.cancel()
-            # Wait until the timer's thread has ended: the caller may fork, and no thread may run then.
+            # Wait until the timer's thread has ended: the caller may fork, and no other thread may run at a fork.
             cut.join()
             connection.close()
         # A reply that the timer has cut off may look complete.
@@ -244,7 +245,7 @@ def is_count(value: object) -> TypeGuard[int]:
 def _cut(connection: HTTPConnection, is_late: threading.Event) -> None:
     """Sets `is_late`, and shuts down the socket, so that a read in another thread returns immediately."""
     is_late.set()
-    with suppress(OSError, AttributeError):  # not connected yet, or already closed
+    with suppress(OSError, AttributeError):  # the connection has no socket yet, or its socket is already closed
         connection.sock.shutdown(socket.SHUT_RDWR)
 
 

@@ -96,7 +96,8 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         self._frame_buffer += data_in
         while self._frame_buffer:
             self._take_deliveries()
-            if is_incomplete_delivery(self._frame_buffer):  # pika must not read only some of a delivery's frames
+            # Wait for the rest: pika must not read the frames of a delivery before all of them have arrived.
+            if is_incomplete_delivery(self._frame_buffer):
                 return
             consumed, value = self._read_frame()
             if not value:
@@ -116,7 +117,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             at = delivery.end
             self.frames_received += 3
             consume(channel, delivery, delivery, delivery.body)
-            if self._frame_buffer is not buffer:  # `consume` has ended the connection, and this buffer is void
+            if self._frame_buffer is not buffer:  # `consume` has ended the connection, so `buffer` is no longer valid
                 return
         self._trim_frame_buffer(at)
 
@@ -129,7 +130,8 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         try:
             return super()._read_frame()
         except UNREADABLE:
-            # Type, channel and size of the frame; class, weight and body size of the message (AMQP 0-9-1, 4.2).
+            # The frame begins with its type, channel and size. A header frame continues with the class, weight and body
+            # size of the message (AMQP 0-9-1, section 4.2).
             kind, channel, size = struct.unpack_from(">BHL", self._frame_buffer)
             if kind != spec.FRAME_HEADER:
                 raise

@@ -151,8 +151,8 @@ class Publisher:
         if stream is None:
             return BrokerUnavailable(f"RabbitMQ cannot be reached {within}.")
         if stream.connection.is_blocked:
-            # Keep this connection. RabbitMQ would accept a new connection, too, and then buffer a second window of
-            # messages.
+            # Keep the blocked connection. RabbitMQ would accept a new connection, too, but it would then buffer a
+            # second window of messages.
             return BrokerUnavailable(
                 "RabbitMQ blocks publishers: it is short of memory or disk space.",
                 remedy="See the alarm in RabbitMQ's log or on its management page. No email is lost.",
@@ -268,7 +268,8 @@ class _Stream:
         method = answer.method
         confirmed = isinstance(method, spec.Basic.Ack)
         if method.multiple:
-            # The numbers of unanswered messages ascend with gaps, because a quorum queue confirms in any order.
+            # The numbers of the unanswered messages ascend, but they have gaps, because a quorum queue confirms in any
+            # order. So take the numbers that exist.
             numbers = list(takewhile(lambda number: number <= method.delivery_tag, self._unanswered))
         else:
             numbers = [method.delivery_tag]

@@ -28,8 +28,8 @@ DELIVERY_LIMIT: Final = 1_000_000
 PostgreSQL counts the attempts. With RabbitMQ 4's default of 20, RabbitMQ would dead-letter a whole prefetch window of
 harmless emails after 20 workers died."""
 _INIT: Final = "Run `dispatcher init`."
-# An example: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr'
-# but current is none
+# An example of RabbitMQ's text: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum'
+# of type 'longstr' but current is none
 _DIFFERENCE: Final = re.compile(
     r"inequivalent arg '(?P<argument>[^']+)' for .*: received (?P<ours>.+) but current is (?P<theirs>.+)"
 )
@@ -93,8 +93,8 @@ class Topology:
         if queue != self.dlq:
             arguments |= {"x-dead-letter-exchange": self.exchange, "x-dead-letter-routing-key": self.dlq}
             if self.queue_type == "quorum":
-                # A dead letter leaves the send queue only after the DLQ has confirmed it. This needs `reject-publish`,
-                # and RabbitMQ 3.10.
+                # With `at-least-once`, a dead letter leaves the send queue only after the DLQ has confirmed it. This
+                # strategy needs `reject-publish` and RabbitMQ 3.10 or newer.
                 arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
         return arguments
 

@@ -55,8 +55,8 @@ def command(address: str | None, *, share_port: bool) -> int:
 def api_settings() -> Settings:
     """The API's settings. Reads providers' own settings only if the API needs them, because providers load slowly."""
     settings = load_settings(*API_NEEDS)
-    # Two parts of the API need providers' own settings: the operators' page (the folders of captured emails and SMS),
-    # and the verification of Twilio's callbacks (Twilio's token).
+    # Two parts of the API need providers' own settings. The operators' page needs the folders of captured emails and
+    # SMS. The check of Twilio's callbacks needs Twilio's token.
     if settings.sms_providers or (settings.ops and CAPTURE in settings.providers):
         return read_settings(*API_NEEDS, reads_own=True)
     return settings

@@ -160,7 +160,7 @@ def volatility(folder: Path, mounts: str) -> str | None:
         if folder.is_relative_to(cleaned):
             return f"the system deletes old files in {cleaned}"
     # Each line begins with a device, a mount point and a type. If several mount points contain the folder, the longest
-    # of them counts. If several lines have this mount point, the last line counts.
+    # path counts. If several lines have this mount point, the last line counts.
     entries = [line.split()[1:3] for line in mounts.splitlines() if len(line.split()) > 2]
     enclosing = [(len(mount_point), kind) for mount_point, kind in entries if folder.is_relative_to(mount_point)]
     _, kind = max(reversed(enclosing), key=lambda each: each[0], default=(0, ""))
@@ -208,7 +208,9 @@ def _check_sessions(settings: Settings) -> Iterator[Finding]:
         yield passed("PostgreSQL sessions", "each connection keeps its session, as locks and notifications require")
     except ConfigurationError as error:
         yield failed("PostgreSQL sessions", error)
-        return  # `time_commit` changes session settings, and a shared session would pass them on to other clients
+        # Leave out `time_commit`: it changes settings of its session. If the session is shared, other clients would get
+        # these settings.
+        return
     try:
         seconds = asyncio.run(time_commit(settings.database_url, name="dispatcher doctor"))
         yield passed("PostgreSQL commits", f"connected and committed a small write in {seconds:.2f} s")

@@ -72,7 +72,8 @@ class EnvFile:
 
     def _apply(self, lines: Mapping[str, FileLine]) -> None:
         _set_environment(self._overridden)
-        # NAME in the file also overrides NAME_FILE in the environment, and vice versa: a setting may not have both.
+        # NAME in the file also overrides NAME_FILE in the environment, and vice versa, because only one of the two
+        # variables is allowed.
         counterparts = {_counterpart_of(name) for name in lines} - lines.keys()
         self._overridden = {name: os.environ.get(name) for name in (*lines, *counterparts)}
         self._lines = lines
@@ -211,8 +212,8 @@ def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if is_service:
             from setproctitle import getproctitle
 
-            # Call setproctitle once before the environment changes: in its first call, it uses the environment to find
-            # the memory of the process title.
+            # In its first call, the module setproctitle uses the environment to find the memory of the process title.
+            # So call any of its functions before the environment changes.
             getproctitle()
         with log_startup_errors() if is_service else nullcontext():
             file.read()
@@ -220,7 +221,7 @@ def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
 
 _OPTION: Final[Any] = click.Option(
     ["--env-file"],
-    type=click.Path(readable=False, path_type=Path),  # `_read` reports an unreadable file
+    type=click.Path(readable=False, path_type=Path),  # `_read` checks whether the file can be read
     metavar="PATH",
     envvar=VARIABLE,
     expose_value=False,

@@ -82,7 +82,8 @@ class NonBlankText(click.ParamType[str]):
         return str(value)
 
 
-# Use choices instead of free text: a misspelt value would select nothing, as if no email had failed.
+# Use choices instead of free text. A misspelt value would select nothing, and the output would look as if no email had
+# failed.
 _OPTIONS: Final = {
     "status": click.option(
         "--status", type=click.Choice(["failed", "held"]), help="Only this status.  [default: both]"

@@ -96,12 +96,12 @@ def fields_table(record: Record) -> Table:
 
 
 def _email(row: Record) -> dict[str, Any]:
-    # The answer with which a provider accepts an email is not an error.
+    # If the email is sent, the column `last_error` contains the provider's answer, which is not an error.
     answer = "answer" if row["status"] == Status.SENT else "last_error"
     names = {"last_error": answer, "settled_at": "status since"}
     fields = {names.get(name, name): value for name, value in row.items() if name not in _EXPLAINED}
     if row["status"] not in (Status.FAILED, Status.HELD, Status.CANCELLED):
-        del fields["status since"]  # in this status, `settled_at` belongs to an earlier status
+        del fields["status since"]  # in every other status, `settled_at` belongs to an earlier status
     return {**fields, **_explained_fields(row)}
 
 

@@ -116,7 +116,8 @@ def _run(arguments: Sequence[str] | None) -> int | None:
     except OSError as error:
         if _raised_in(error) is not click.echo.__code__:
             raise
-        raise unwritten(error) from error  # click writes the help and the version with `echo`
+        # click prints the help and the version with `echo`, so stdout cannot be written.
+        raise unwritten(error) from error
     flush_data()
     return result
 
@@ -148,7 +149,7 @@ def _exit_at_once(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     except (OSError, ValueError):
-        return  # the interpreter reports the error when it exits
+        return  # the interpreter then exits with its clean-up, and reports the error
     os._exit(code)
 
 

@@ -162,7 +162,7 @@ def _roles(settings: Settings) -> list[Role]:
     from dispatcher.supervisor.supervised import Role
     from dispatcher.worker.process import run_worker
 
-    # If another thread holds a lock at the fork, the lock stays locked in the child for ever.
+    # No other thread may run now: a lock that another thread holds at the fork stays locked in the child for ever.
     assert threading.active_count() == 1, f"threads before the fork: {threading.enumerate()}"
     return [
         Role("worker", partial(run_worker, settings), count=settings.workers),

@@ -182,7 +182,7 @@ def _longest_word(cells: Iterable[str]) -> int:
 def _wrapped(cell: str, width: int) -> list[str]:
     if _width(cell) <= width:
         return [cell]
-    characters = width * len(cell) // _width(cell)  # fewer if some characters are two columns wide
+    characters = width * len(cell) // _width(cell)  # fewer than `width` if some characters are two columns wide
     return wrap(cell, max(characters, 1), break_on_hyphens=False) or [""]
 
 

@@ -140,7 +140,8 @@ def _change(
     settings = load_settings("database_url")
     found, email_ids = run_with_session(verb, lambda session: _find(session, selection, names), settings)
     if not email_ids and selection.lane is not None:
-        # Refuse an unknown lane only if it has no emails: an old lane that is no longer in the settings may have some.
+        # Check the lane's name only if the lane has no emails: a lane that was removed from the settings can still have
+        # emails.
         known_lane(selection.lane, "--lane")
     if act is None or dry_run or not names:
         _show(found, len(email_ids), as_json=as_json and dry_run)

@@ -114,8 +114,8 @@ def examine(
         else:
             usable.append(name)
     reading.mistakes += _wrong_channels(settings)
-    # From here on, the providers of emails and of SMS are in one list: routing reads each provider's channel from that
-    # provider's capabilities.
+    # From here on, the providers of emails and of SMS are in one list, because routing reads a provider's channel from
+    # the provider's capabilities.
     providers = tuple(dict.fromkeys(name for name in configured if name in usable))
     unset = [name for name in needs if name in _REMEDIES and reading.origins[_variable(name)].text is None]
     if settings.sms_providers:

@@ -167,7 +167,8 @@ def url(*schemes: str) -> Callable[[str], str]:
             beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
             raise ValueError(f"must be a URL that begins with {beginnings}, such as {example}")
         if "@" in parts.path + parts.fragment and "@" not in parts.netloc:
-            # Otherwise a part of the password would be parsed as the host, and appear in every error.
+            # Refuse such a URL. Otherwise, a part of the password would be parsed as the host, and every error would
+            # show that part.
             raise ValueError("has a / or # in the user or password; write them as %2F and %23")
         return text
 
@@ -203,7 +204,8 @@ def database_url(text: str) -> str:
         return text
     parts = re.fullmatch(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", text, re.DOTALL)
     before, hosts, after = parts.groups() if parts else ("", text, "")
-    if before.count("@") > 1:  # libpq would treat the part after the first @ as the host, and repeat it in errors
+    if before.count("@") > 1:
+        # libpq would treat the text after the first @ as the host. Its errors would show a part of the password.
         raise ValueError("has an @ in the user or password; write it as %40")
     for host in hosts.split(","):
         url("postgresql", "postgres")(f"{before}{host}{after}")

@@ -285,7 +285,7 @@ class Conformance(ChannelConformance):
 
         assert isinstance(outcome, Accepted if is_able else Rejected)
         assert place.times().total() == is_able
-        # Routing assumes that a refusal without a code comes from the adapter itself, and tries the next provider.
+        # If the adapter itself refuses the email, the outcome must have no code: routing then tries the next provider.
         assert isinstance(outcome, Accepted) or (outcome.code, left) == (None, 0)
 
     async def test_an_email_sent_at_the_same_time_as_a_refused_one_arrives(self, place: Place) -> None:
@@ -305,7 +305,7 @@ class ContentConformance(Conformance):
         await send(place, email)
         outcome, _ = await send(place, email)
 
-        # A provider with idempotency keys would refuse a second request that differs from the first.
+        # If the second request differed from the first, a provider with idempotency keys would refuse it.
         assert isinstance(outcome, Accepted)
         assert len(set(place.contents())) == 1
 

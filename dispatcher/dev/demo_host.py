@@ -36,8 +36,8 @@ READY_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 40.0
 SETTINGS: Final = {
     "DISPATCHER_PROVIDERS": "smtp",
-    # The prefetch window is small, so that both workers get emails even in a small demo. The window is still far
-    # larger than the number of connections.
+    # The prefetch window is small, so that each worker gets emails even in a small demo. The window is still far
+    # larger than the number of connections, so no connection waits for emails.
     "DISPATCHER_PREFETCH": "64",
     # The lease length matters only if the in-flight ledger fails. With the ledger, the relay recovers a killed worker's
     # emails immediately.

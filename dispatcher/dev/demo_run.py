@@ -221,7 +221,8 @@ class _DemoRun:
             self._faults.append(f"`dispatcher run` exited with code {code} instead of 0")
         try:
             return self._report(seconds)
-        except DispatcherError as error:  # a server is unreachable; the new error also names the earlier faults
+        except DispatcherError as error:
+            # A server is unreachable. The new error also contains the faults that the demo found before.
             raise DispatcherError("\n".join([*self._faults, str(error)])) from error
 
     def _check_progress(self) -> None:

@@ -246,8 +246,8 @@ def explain_held(records: Records) -> list[Held]:
 def _explained(
     email_id: UUID, own: Sequence[RecordedAttempt], seen: Sequence[Exchange], records: Records, used: set[Fragment]
 ) -> Held:
-    # A held email may have no uncertain attempt: if the provider's refusal arrives after recovery has held the email,
-    # the attempt is recorded as refused, and the email stays held.
+    # Explain the uncertain attempts. If there is none, explain all attempts: if the provider's refusal arrives after
+    # recovery has set the email to held, the attempt is recorded as refused, and the email stays held.
     unknown = [each for each in own if each.outcome == "uncertain"] or own
     whys = {explain(each, requests_of(each, own, seen), records.wire, records.disturbances, used) for each in unknown}
     if email_id in records.unledgered:

@@ -20,7 +20,8 @@ from dispatcher.errors import ServerUnavailable
 
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.05
-# The longest wait until keeper.json lists a new process. A process that exits immediately might never be listed.
+# The longest wait until keeper.json lists a new process. The wait needs a limit, because a process that exits
+# immediately might never be listed.
 LAUNCH_SECONDS = 2.0
 LAUNCH_POLL_SECONDS = 0.005
 

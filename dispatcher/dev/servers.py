@@ -184,7 +184,8 @@ def _start_both(
             postgres_url, postgres_source = database.result()
             broker_url, management_url, rabbitmq_source = broker.result()
         except BaseException:
-            # Stop both servers now. Otherwise, the end of the `with` block would wait until the other one has started.
+            # Stop both servers now. Otherwise, the end of the `with` block would wait until the other server has
+            # started.
             processes.stop()
             raise
     return Servers(

@@ -165,8 +165,8 @@ class SmtpSession(asyncio.Protocol):
         if self._buffer.startswith(b".\r\n"):
             end, after = 0, 3
         else:
-            # The CRLF before the dot belongs to the content. The 5 octets of the end can arrive in two reads, so the
-            # next search starts 4 octets before the end of the buffer.
+            # The CRLF before the dot belongs to the content. The 5 octets of the end mark can arrive in two reads, so
+            # the next search starts 4 octets before the end of the buffer.
             found = self._buffer.find(b"\r\n.\r\n", self._searched)
             if found < 0:
                 self._searched = max(0, len(self._buffer) - 4)

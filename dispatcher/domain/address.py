@@ -153,14 +153,14 @@ def _split_spec(spec: str) -> tuple[str, str]:
 def _check_local(local: str) -> None:
     if not local:
         raise ValueError("has nothing before the @")
-    # All characters of an encoded word are allowed, but some mail software decodes the word. The author of the encoded
-    # word would then choose the resulting address.
+    # An encoded word has only characters that are allowed here. But some mail software would decode the word, and send
+    # the email to the address that results.
     if "=?" in local:
         raise ValueError("has the start of an encoded word (RFC 2047) before the @, which is not allowed")
     if local.startswith(".") or local.endswith(".") or ".." in local:
         raise ValueError("has a dot at the start or end of the part before the @, or two dots in a row")
-    # `encode` replaces each non-ASCII character with "?", which the pattern allows. The code below checks the non-ASCII
-    # characters.
+    # Check only the ASCII characters here: `encode` replaces each other character with "?", which the pattern allows.
+    # The code below checks the other characters.
     if not _ASCII_LOCAL.fullmatch(local.encode("ascii", "replace").decode()):
         raise ValueError("has a character before the @ that email addresses do not allow")
     if local.isascii():
@@ -191,8 +191,8 @@ def _check_label(label: str) -> None:
         raise ValueError("has a hyphen at the start or end of a part of its domain")
     if not all(_is_allowed_in_host(character) for character in label) or not _is_composed(label):
         raise ValueError("has a character after the @ that domain names do not allow")
-    # Punycode is never shorter than the label. The encoding takes quadratic time, so the label's own length is checked
-    # first.
+    # Check the label's own length first: the encoding to Punycode takes quadratic time, and its result is never shorter
+    # than the label.
     if len(label) > MAX_LABEL_OCTETS or _label_octets(label) > MAX_LABEL_OCTETS:
         raise ValueError(f"has a part longer than {MAX_LABEL_OCTETS} bytes in its domain")
 

@@ -91,7 +91,7 @@ def key(field: str, value: object, longest: int = MAX_KEY_CHARACTERS) -> str:
     if not text.isprintable():
         raise InvalidEmail(field, "contains an unprintable character")
     if text != text.strip():
-        # HTTP removes outer spaces, so two different keys would become the same key.
+        # HTTP removes spaces at both ends of a header's value, so two different keys would become the same key.
         raise InvalidEmail(field, "starts or ends with a space; remove it")
     return text
 

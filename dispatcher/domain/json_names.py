@@ -23,10 +23,12 @@ def has_duplicate_name(text: bytes | bytearray, value: object) -> bool:
         value: The parsed text.
     """
     names = _count_names(value)
-    # Each name is followed by a colon. The count stops early, because a hostile text may have millions of colons.
+    # In the text, a quote and a colon end each name. If there are as many such ends as names in the value, no name was
+    # lost as a duplicate. The count stops early, because a hostile text can have millions of colons.
     if sum(1 for _ in islice(_NAME_END.finditer(text), names + 1)) == names:
         return False
-    # Some colons may be inside strings. Without escape sequences, each quote starts or ends a string.
+    # Some of these ends can be inside strings, so find the strings. If `\\` and `\"` are removed, each remaining quote
+    # starts or ends a string.
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
     return sum(bool(string[1]) for string in _STRING.finditer(plain)) != names
 

@@ -129,7 +129,7 @@ def _content_type_fault(content_type: object) -> str | None:
     # Parameters are not allowed: SendGrid refuses them, and the MIME code sets charset and boundary itself.
     if not _CONTENT_TYPE.fullmatch(content_type):
         return "must be a MIME type without parameters, such as application/pdf"
-    # RFC 2046 (5.1, 5.2.1) forbids base64 for these types.
+    # RFC 2046 (5.1, 5.2.1) forbids base64 for these types, but attachments are sent in base64.
     if content_type.lower().startswith(("multipart/", "message/")):
         return "cannot be a multipart or message type; use application/octet-stream"
     return None

@@ -42,8 +42,8 @@ class RetryLimits(NamedTuple):
         """
         step = REDELIVERY_WAITS[min(self.redeliveries, len(REDELIVERY_WAITS) - 1)]
         spread = step * REDELIVERY_SPREAD
-        # The wait must not be shorter than the provider asks for. So the provider's number is a lower bound, and the
-        # spread is only added to it. If that number is NaN, `max` returns its first argument.
+        # The wait must not be shorter than the provider asks for. So `retry_after` is a lower bound, and the spread is
+        # only added to it. If `retry_after` is NaN, `max` returns its first argument.
         wait = max(step - spread, retry_after or 0.0) + 2 * spread * random()
         return wait if wait < self.redeliver_seconds else None
 
@@ -72,7 +72,7 @@ class RetryPolicy:
             random: Returns a number from 0 up to, but not including, 1, such as `random.random`.
         """
         asked = 0.0 if retry_after is None else retry_after
-        # Not written as `asked > …`: a NaN from the provider must end the retries, too.
+        # A NaN from the provider must end the retries, too. `asked > self.cap_seconds` would be False for NaN.
         if next_attempt > self.max_attempts or not asked <= self.cap_seconds:
             return None
         doublings = min(max(0, next_attempt - 2), _MAX_DOUBLINGS)

@@ -58,8 +58,8 @@ def scrub(words: str) -> str:
 
 
 def _may_have_credential(words: str) -> bool:
-    # `_CREDENTIAL` ignores case, so its `s` also matches a long s (U+017F). The search below would not find a
-    # credential with a long s.
+    # `_CREDENTIAL` ignores case, so its `s` also matches a long s (U+017F), but the search below would not find a
+    # credential with a long s. So return True for any text that is not ASCII.
     if not words.isascii():
         return True
     lowered = words.lower()

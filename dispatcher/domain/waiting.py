@@ -207,14 +207,14 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
         return None
     due_seconds = (facts.now - facts.due_at).total_seconds()
     # There are two reasons for a due time in the future. Either a worker postponed the email after it had leased the
-    # email. Or the HTTP API publishes the message itself, and the relay publishes it at the due time if that fails.
+    # email. Or the HTTP API publishes the message itself; the relay publishes it at the due time if the API has failed.
     if due_seconds < 0 and facts.was_leased:
         words = "A worker postponed the email: it could not use a suitable provider, or had no memory for the email."
         return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
     if not facts.has_relay:
         return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
-    # If many emails are due, a due email might wait in PostgreSQL for a long time, because the relay keeps the queues
-    # short.
+    # If other emails are ahead, a long wait is normal: the relay keeps the queues short, so many due emails wait in
+    # PostgreSQL.
     if due_seconds > MARKED_SECONDS and not facts.ahead:
         words = f"RabbitMQ has not confirmed the email's message for {due_seconds:.0f} s. Run `dispatcher doctor`."
         return WaitExplanation(WaitReason.UNPUBLISHED, words)

@@ -84,7 +84,9 @@ class Settlement:
         return result_of(attempt, outcome, decision, is_pinned=key_seconds is not None)
 
     async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> BatchOutcome[set[UUID]]:
-        """Records results. The answers of the returned outcome are the ids of the emails whose lease was still valid.
+        """Records results.
+
+        `answers` of the result contains the ids of the emails whose lease was still valid.
 
         If PostgreSQL refuses a result, records the result without the provider's texts. If PostgreSQL refuses the
         shorter result, too, reports the error.
@@ -104,7 +106,7 @@ class Settlement:
     async def release(self, path: Path, leases: Collection[FoundLease]) -> BatchOutcome[set[UUID]]:
         """Releases leases that have not changed since they were found.
 
-        The answers of the returned outcome are the ids of the released emails.
+        `answers` of the result contains the ids of the released emails.
         """
         by_id: Mapping[UUID, FoundLease] = {lease.email_id: lease for lease in leases}
 

@@ -239,7 +239,8 @@ class Attempts:
         """Makes one attempt and returns its outcome. Sets `email.provider` to the provider that was tried.
 
         Args:
-            bulk: The attempt that `begin` returned, whose outcome is handled first. None to make a new attempt.
+            bulk: The attempt that `begin` returned. This method awaits its outcome, and tries another provider only if
+                the provider of that attempt did not accept the email. None: this method begins the first attempt, too.
 
         Raises:
             NoRoute, TryLater, DomainFull, LeaseExpired, CancelledError: The email was not sent, or the provider is

@@ -137,8 +137,8 @@ async def _verify_database(settings: Settings, identity: WorkerIdentity) -> None
 
     Raises:
         ConfigurationError: PostgreSQL refuses the connection, or the URL leads to a pooler that shares sessions. (`run`
-            checked both when it started, but a reload may have changed the URL.) If this process is a replacement, the
-            old worker keeps running.
+            made the same checks when it started, but a reload may have changed the URL.) If this process is a
+            replacement, the old worker keeps running.
     """
     try:
         await verify_sessions(settings.database_url, name=identity.worker)

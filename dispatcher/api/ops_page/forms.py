@@ -94,7 +94,7 @@ async def read_form(request: Request) -> Form:
         )
     except ValueError:  # too many fields, or not UTF-8
         raise PageError(400, "The form could not be read.", "Use the forms on these pages.") from None
-    # Browsers send line ends of text areas as CR LF.
+    # Browsers send the line ends of a text area as CR LF. Change them to LF.
     form = Form([(name, value.replace("\r\n", "\n").replace("\0", "")) for name, value in pairs])
     request.state.form = form
     return form

@@ -99,7 +99,8 @@ class OpenIdIssuer:
             metadata = await self._read_metadata(deadline)
         offered = metadata.get("scopes_supported", ["email"])
         scopes = ["openid", "email", self._settings.ops_oidc_claim]
-        # Some issuers put a claim into the token only if the scope of the same name is requested.
+        # Some issuers put a claim into the token only if the scope of the same name is requested. So request this scope
+        # for our claims, if the issuer offers it.
         wanted = [name for name in scopes if name == "openid" or (isinstance(offered, list) and name in offered)]
         client = self._client(metadata, " ".join(dict.fromkeys(wanted)))
         url: str = client.create_authorization_url(

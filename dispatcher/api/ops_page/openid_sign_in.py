@@ -121,7 +121,7 @@ class _OpenIdSignIn:
             message = f"The issuer did not sign you in: {cut(given['error'], 100)}."
             raise PageError(403, message, "Sign in again, or ask the administrator of the issuer.")
         code = given.get("code", "")
-        # RFC 9207: the answer may name its issuer. A code of another issuer must not be redeemed.
+        # The answer can name its issuer (RFC 9207). Refuse a code of another issuer.
         if not code or len(code) > MAX_CODE_CHARACTERS or given.get("iss", self._own) != self._own:
             raise PageError(403, "The issuer's answer is not valid.", "Sign in again.")
         return visitor_of(await self._issuer.claims(code, pending), self._site.settings), target_of(pending.target)

@@ -56,8 +56,7 @@ def client_address(request: Request) -> str:
     client = request.scope.get("client")
     address = client[0] if client else ""
     if address in LOOPBACKS:
-        # A client can send this header, too. The proxy adds its own line after the client's line, so the last line
-        # counts.
+        # Use the last address. A client can send this header, too, but the proxy adds its own entry after the client's.
         forwarded = request.headers.getlist("x-forwarded-for")
         address = (forwarded[-1].rpartition(",")[2].strip() if forwarded else "") or address
     try:

@@ -32,7 +32,8 @@ def routes(site: Site) -> list[Route]:
             request,
             visitor,
             "overview.html",
-            # After a fault, the page may show the age of its figures, so it must be rendered for each refresh.
+            # After a fault, do not share the rendered page between refreshes: it can show the age of its figures, which
+            # grows.
             shared=None if answer.fault else answer.value,
             overview=answer.value,
             stale_seconds=answer.age_seconds if answer.fault and answer.age_seconds > STALE_SECONDS else None,

@@ -64,7 +64,8 @@ class Rendering:
         """The HTML of a template."""
 
         def refresh(name: str) -> Markup:
-            if request.method != "GET":  # the answer to a form must not refresh itself: that would send the form again
+            if request.method != "GET":
+                # The answer to a form must not refresh itself: a refresh would send the form again.
                 return Markup('id="{}"').format(name)
             return _REFRESH.format(name, self._url_of(request), REFRESH_SECONDS)
 

@@ -89,7 +89,8 @@ class Sessions:
         if found is None:
             return None
         visitor = self._visitor(found)
-        # If the visitor may change something, a page that refreshes itself must not keep the session alive.
+        # An automatic refresh of a page keeps the session alive only if the visitor is not allowed to change anything.
+        # The session of any other visitor must end when nobody uses it.
         is_used = not is_refresh or (visitor is not None and not visitor.may_act)
         if is_used and found.idle_seconds > min(TOUCH_SECONDS, self._settings.ops_idle_seconds / 4):
             async with session(self._pool) as connection:
@@ -120,8 +121,8 @@ class Sessions:
                 idle_seconds=self._settings.ops_idle_seconds,
             )
         if is_refresh:
-            # If a session has ended in the meantime, `self._open` is a new object. Then this change of the old object
-            # has no effect, and the ended session does not return.
+            # If a session has ended in the meantime, `_delete` has replaced `self._open`. `pages` is then the old
+            # object, so its change has no effect, and the ended session does not return.
             pages.clear()
             pages.update({each.token_hash: _OpenPage(each, now, last[each.token_hash]) for each in found})
         return next((each for each in found if each.token_hash == token_hash), None)

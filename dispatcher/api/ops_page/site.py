@@ -43,7 +43,7 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
         "font-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
     "X-Frame-Options": "DENY",
-    # With `no-referrer`, browsers would send `Origin: null` with forms. `is_cross_site` needs the origin.
+    # With `no-referrer`, browsers would send `Origin: null` with forms, but `is_cross_site` needs the origin.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -134,7 +134,8 @@ class Site:
             try:
                 self._check_origin(request)
                 if request.method == "POST":
-                    await read_form(request)  # before the request takes a slot, so that a slow client delays no page
+                    # Read the form before the request takes a slot, so that a slow client delays no page.
+                    await read_form(request)
                 async with self._slot() if takes_slot else nullcontext():
                     response = await endpoint(request)
             except Exception as error:  # noqa: BLE001 - the edge of the page: every error becomes a page
@@ -219,7 +220,8 @@ class Site:
     async def _paused(self) -> list[Pause]:
         try:
             return await self.pauses.get(self.session)
-        except StoreUnavailable:  # show no pauses, so that the page about this error can be rendered
+        except StoreUnavailable:
+            # Show no pauses. An error here would prevent the page that reports the unavailable database.
             return []
 
     def url(self, path: str, **parameters: object) -> str:
