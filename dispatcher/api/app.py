@@ -195,7 +195,8 @@ async def _on_http_exception(refusals: RefusalCounter, request: Request, error: 
     headers = dict(error.headers or {})
     detail = None
     if "Allow" in headers:
-        # Starlette lists only the methods of the first route with this path. List the methods of all routes with it.
+        # Starlette lists only the methods of the first route with this path. List the methods of all routes with this
+        # path.
         headers["Allow"] = ", ".join(sorted(_methods(request)))
         detail = f"The path supports {headers['Allow']}."
     return await _on_problem(refusals, request, Problem(code, detail, headers=headers))

@@ -106,8 +106,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._static_paths = static_paths
         self._timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
-        # Received bytes of headers, chunk sizes and empty lines, since the last complete head, the last piece of a
-        # body, or the last complete request.
+        # Bytes that arrived after the parser last reported a complete head, a piece of a body, or the end of a request.
         self._overhead_bytes = 0
         self._is_in_head = True
         self._body_bytes = 0  # bytes of the body that arrived since its rate was last checked

@@ -92,7 +92,7 @@ def _load(text: bytearray) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        # orjson's messages quote nothing from the body, so the response may contain them.
+        # orjson's messages quote nothing from the body, so it is safe to put them into the response.
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_duplicate_name(text, value):

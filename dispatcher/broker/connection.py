@@ -110,7 +110,7 @@ async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = No
     try:
         nodes = parameters(amqp_url, name=name, ca_file=ca_file)
     except OSError as error:
-        # The file was valid when the settings were read, so it is probably being replaced now. Callers retry after a
+        # The CA file was valid when the settings were read, so it is probably being replaced now. Callers retry after
         # BrokerUnavailable.
         raise BrokerUnavailable(f"DISPATCHER_CA_FILE cannot be loaded ({type(error).__name__}).") from error
     return await _first_opened(random.sample(nodes, len(nodes)))

@@ -127,7 +127,7 @@ class QueueCredit:
             self._interval = COUNT_SECONDS if taken else min(2 * self._interval, LONGEST_COUNT_SECONDS)
             self._target = max(LEAST_EMAILS if ready else EMPTY_EMAILS, round(self._rate * TARGET_SECONDS))
         self._ready = ready
-        # Keep the emails that were published during the count, because RabbitMQ may not have counted them.
+        # Subtract only the emails that were published before the count. RabbitMQ may not have counted later emails.
         self._published -= published
         self._messages -= messages
         self._counted_at = began_at

@@ -214,7 +214,7 @@ class _Node:
             # Wait until the timer's thread has ended: the caller may fork, and no other thread may run at a fork.
             cut.join()
             connection.close()
-        # A reply that the timer has cut off may look complete.
+        # A reply that the timer has cut off can look complete, so check the timer, too.
         if is_late.is_set():
             raise self._timeout()
         return answer

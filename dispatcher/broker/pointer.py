@@ -30,7 +30,7 @@ MAX_BODY_OCTETS: Final = 64 * 1024
 TRACEPARENT: Final = "traceparent"
 
 _HEX: Final = "[0-9A-Fa-f]"
-# The pattern has no repeated group and no ignore-case flag, because these take twice the time.
+# A pattern with a repeated group or with the ignore-case flag would take twice the time.
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 
 

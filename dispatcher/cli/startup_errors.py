@@ -22,7 +22,7 @@ def log_startup_errors() -> Iterator[None]:
     """
     from dispatcher.telemetry import log
 
-    # The settings may be invalid, so logging is configured before they are read.
+    # Configure logging before the settings are read, because the settings may be invalid.
     form = os.environ.get(f"{PREFIX}LOG_FORMAT", "")
     log.configure("info", form if form in LOG_FORMATS else "auto")
     try:

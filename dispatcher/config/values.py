@@ -62,7 +62,8 @@ class Listener:
 
 def whole(lowest: int, highest: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        # No setting needs more than ten digits, and Python refuses to convert thousands of digits.
+        # No setting needs more than ten digits. Check the length first, because `int` refuses thousands of digits with
+        # an error of its own.
         if not text.isascii() or not text.isdigit() or len(text) > 10 or not lowest <= int(text) <= highest:
             raise ValueError(f"must be a whole number from {lowest} to {highest}")
         return int(text)
@@ -430,7 +431,7 @@ def run_folder(text: str) -> Path:
         return Path("/var/lib/email-dispatcher")
     try:
         return path_of(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "email-dispatcher"
-    except ValueError:  # a user without a home, as in containers
+    except ValueError:  # the user has no home directory, as in some containers
         return Path("/var/lib/email-dispatcher")
 
 

@@ -355,7 +355,7 @@ class ContentConformance(Conformance):
         text, html = message.get_body(("plain",)), message.get_body(("html",))
         assert text is not None
         assert html is not None
-        # In MIME, a line of text always ends with CRLF (RFC 2046, section 4.1.1).
+        # In MIME, each line of a text ends with CRLF (RFC 2046, section 4.1.1), so compare the texts with LF.
         assert text.get_content().replace("\r\n", "\n") == ".\nHällo\n..\n"
         assert html.get_content().replace("\r\n", "\n") == "<p>Hällo</p>\n" * 3000
         arrived = [(part.get_filename(), part.get_payload(decode=True)) for part in message.iter_attachments()]

@@ -157,7 +157,7 @@ def _bodies(customer: Customer, subject: str, order: str, random: Random) -> dic
     lines = [f"{count}: article {random.randint(100, 999)}" for count in range(1, random.randint(2, 12))]
     bodies = {}
     if kind != "html":
-        # Without dot-stuffing, a line with only a dot would end the email in SMTP.
+        # The line with only a dot tests dot-stuffing: without dot-stuffing, this line would end the email in SMTP.
         bodies["text"] = "\n".join([customer.greeting, "", f"{subject}.", "", *lines, ".", "", "Example Shop, ☎ 0100"])
     if kind != "text":
         items = "".join(f"<li>{line}</li>\n" for line in lines)

@@ -71,7 +71,7 @@ def _names_recipient_or_subject(folded: str, email: OutgoingEmail) -> bool:
 
 def words_without_echo(words: str, email: OutgoingEmail) -> str:
     """The provider's scrubbed text, without anything that repeats a part of the email."""
-    # `scrub` may have cut the last word. The code below would not find the rest of the word in the email, so remove it.
+    # `scrub` may have cut the last word. Remove a word that was cut: the code below finds only whole words.
     words = _CUT.sub("…", words)
     folded = words.casefold()
     for name in [each for each in _names(email) if len(each) >= NAME_CHARACTERS and each.casefold() in folded]:

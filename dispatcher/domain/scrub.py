@@ -33,7 +33,7 @@ _CREDENTIAL_PARTS: Final = ("bearer", "basic", "aws4-", "sg.", "re_", "akia", "a
 _ENCODED: Final = re.compile(r"=\?[^?\s]{1,40}\?[bq]\?[^?\s]*(?:\?=)?", re.IGNORECASE)
 """An encoded word (RFC 2047): a subject or a name."""
 _SPACES: Final = re.compile(r" {2,}")
-# A quoted local part may contain spaces, and a domain may be an address in brackets.
+# A quoted local part can contain spaces, and a domain can be an IP address in brackets.
 _WORD: Final = re.compile(r"""<?(?:"[^"<>]{0,64}")?[^\s<>()\[\],;:"]+(?:\[[^\[\]]{0,64}\])?>?""")
 
 

@@ -32,8 +32,8 @@ def routes(site: Site) -> list[Route]:
             request,
             visitor,
             "overview.html",
-            # After a fault, do not share the rendered page between refreshes: it can show the age of its figures, which
-            # grows.
+            # After a fault, do not share a rendered page between refreshes: the page can show the age of its figures,
+            # which grows.
             shared=None if answer.fault else answer.value,
             overview=answer.value,
             stale_seconds=answer.age_seconds if answer.fault and answer.age_seconds > STALE_SECONDS else None,
