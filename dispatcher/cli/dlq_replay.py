@@ -240,8 +240,8 @@ def run_replay(
     """Runs a replay until it ends, is stopped, or is interrupted; returns the exit code.
 
     Args:
-        resumed_by: The options given with `--resume`; an option that is None keeps its earlier value. None for a new
-            replay, which is not resumed.
+        resumed_by: The options given with `--resume`: who resumes the replay (None: this user) and why, the new rate
+            (None: the earlier rate), and `force`. None for a new replay, which is not resumed.
     """
     try:
         ended, skipped = run_with_dlq("dlq", partial(_run_replay, replay_id, resumed_by), settings)

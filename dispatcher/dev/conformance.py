@@ -82,7 +82,8 @@ class ContentPlace(Place, Protocol):
 
 
 class TextPlace(Place, Protocol):
-    """The environment of a test of SMS or similar texts: an adapter, and a test server that stores every text."""
+    """The environment of a test of texts (SMS, or a similar channel): an adapter, and a test server that stores every
+    text."""
 
     def texts(self) -> list[str]:
         """The texts that arrived, in order."""

@@ -165,8 +165,11 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
 
 
 def _code(finding: _Finding) -> str | None:
-    """The first code that is not vague, from the servers' words or the notice's status. If every code is vague, the
-    first code; an SMTP reply code is the last choice."""
+    """Returns the first enhanced status code that is not vague.
+
+    The codes in the servers' words come before the notice's status. If all these codes are vague, returns the first of
+    them. If there is none, returns the first SMTP reply code of a bounce or a deferral.
+    """
     codes = [*ENHANCED.findall(finding.words), *([finding.status] if finding.status else [])]
     replies = REPLY.findall(finding.words) if finding.kind in (EventKind.BOUNCED, EventKind.DEFERRED) else []
     return next((code for code in codes if not is_vague(code)), None) or next(iter((*codes, *replies)), None)
@@ -286,8 +289,8 @@ def _of_feedback(part: Message, known: Known) -> Iterator[_Finding]:
     assert isinstance(report, Message)
     kind = _FEEDBACK.get(field(report, "Feedback-Type").lower(), EventKind.ACCEPTED)
     addresses = {_address_in(str(value)) for value in report.get_all("Original-Rcpt-To", [])}
-    # A report often conceals the recipient. If the email has several recipients, only one of them has complained, and
-    # the report does not say which recipient.
+    # A report often conceals the recipient. If the email has several recipients, such a report does not show which
+    # recipient complained, so the event names no recipient.
     found = [each for each in known if each in addresses] or known
     recipient = found[0] if len(found) == 1 and len(addresses) <= 1 else None
     yield _Finding(kind, recipient, is_sent_to=recipient is not None)

@@ -63,7 +63,8 @@ class EventBatcher:
             if len(batch) == 1:
                 _fail(batch, error)
                 return
-            # An email is locked. Store the requests one by one, so that only the requests about this email fail.
+            # Another transaction has locked an email of this batch. Store the requests one by one, so that only the
+            # requests about this email fail.
             for each in batch:
                 await self._store([each])
         except BaseException as error:
@@ -72,7 +73,7 @@ class EventBatcher:
                 raise
         else:
             for _, committed in batch:
-                if not committed.done():  # a disconnected client has cancelled its future
+                if not committed.done():  # the future is cancelled if the client has disconnected
                     committed.set_result(None)
 
 

@@ -42,8 +42,8 @@ def load_json(text: bytes | bytearray | str) -> Any:
     except orjson.JSONDecodeError:
         tolerated = text if isinstance(text, str) else text.decode("utf-8", "replace")
     try:
-        # Converts an integer of more than 64 bits to a float, as orjson does, because Python refuses to convert
-        # thousands of digits to an integer.
+        # `_whole_number` converts a very long integer to a float, as orjson does. Python's `int` raises an error for
+        # thousands of digits.
         return json.loads(tolerated, strict=False, parse_int=_whole_number)
     except (ValueError, RecursionError):
         raise EventsUnreadable("The request is not JSON, or is nested too deep.") from None

@@ -121,7 +121,8 @@ class EventIntake:
         try:
             return await store_events(self._pool, rows, self._rules)
         except StatementRefused as error:
-            # An event cannot cause this error. So leave out no event: the source must keep all events.
+            # The statement, a table or a privilege causes this error, and never an event. So leave out no event: with
+            # StoreUnavailable, the source keeps all events for a later try.
             if (getattr(error.__cause__, "sqlstate", None) or "").startswith(_STATEMENT_FAULTS):
                 raise StoreUnavailable(error.message) from error
             raise

@@ -145,7 +145,7 @@ def _event(given: Mapping[str, Any]) -> tuple[ProviderEvent] | Skipped:
             return Skipped.MALFORMED
         return Skipped.IGNORED if name in _IGNORED else Skipped.UNKNOWN_KIND
     email_id, happened_at = fields.email_id(given.get("email_id")), fields.epoch(given.get("timestamp"))
-    if email_id is None:  # another program may use an argument with the same name
+    if email_id is None:  # not our email: another program may use an argument with this name
         return Skipped.FOREIGN
     if happened_at is None:
         return Skipped.MALFORMED
@@ -166,7 +166,7 @@ def _event(given: Mapping[str, Any]) -> tuple[ProviderEvent] | Skipped:
 
 
 def _bounce(given: Mapping[str, Any], code: str | None) -> Bounce:
-    if given.get("type") == "blocked":  # whatever the code is: SendGrid reports blocks with permanent codes, too
+    if given.get("type") == "blocked":  # ignore the code: SendGrid reports some blocks with permanent codes
         return Bounce.BLOCKED
     # If `type` is missing, the bounce may be a block, which must not count as a hard bounce.
     if given.get("type") != "bounce":

@@ -224,7 +224,7 @@ class _Certificates:
         if (known := self._usable(url)) is not None:
             return known
         async with self._lock:
-            if (known := self._usable(url)) is not None:  # another request has fetched the certificate
+            if (known := self._usable(url)) is not None:  # another request fetched the certificate during the wait
                 return known
             if time.monotonic() < self._fetched_at + self._interval_seconds:
                 raise SourceUnavailable(

@@ -162,7 +162,7 @@ def parse_inbound(form: Mapping[str, str]) -> InboundSms | None:
     sid, number = form.get("MessageSid", ""), form.get("From", "")
     if not SID.fullmatch(sid) or not NUMBER.fullmatch(number):
         return None
-    # With Twilio's Advanced Opt-Out, `OptOutType` is the keyword that Twilio found, in any language.
+    # With Twilio's Advanced Opt-Out, `OptOutType` is STOP, START or HELP, even if the SMS is in another language.
     word = (form.get("OptOutType") or form.get("Body", "").strip()[:20].strip(" .!")).upper()
     reply = Reply.STOP if word in _STOP else Reply.START if word in _START else None
     return InboundSms(sid, number, reply)

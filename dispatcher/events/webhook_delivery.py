@@ -190,9 +190,9 @@ class WebhookDelivery:
             await self._round(session, webhook)
             self._wake.set()
         except StoreUnavailable as error:
-            # Nothing was saved, so the next round posts the same events again. Wait before the next round: if
-            # PostgreSQL can be read but not written (its disk is full), the receiver would otherwise get these events
-            # without end.
+            # Nothing was saved, so the next round posts the same events again. Wait before that round. Otherwise, while
+            # PostgreSQL can be read but not written (for example because its disk is full), the receiver would get
+            # these events without end.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=self._retry_seconds)
             await asyncio.sleep(self._retry_seconds)
         except Exception as error:  # noqa: BLE001 - one webhook must not delay the others
@@ -353,7 +353,8 @@ def settle(
     if any(result.reaction is Reaction.GONE for result in failed):
         state = WebhookState.DISABLED
     if any(each.due_at is None and (delivered_at or each.failed_at) <= each.failed_at for each in refused):
-        # The receiver has accepted nothing since it refused this event for the first time, about 27 hours ago.
+        # The receiver refused one of these events for the first time about 27 hours ago, and has accepted nothing
+        # since. So disable the webhook.
         state = WebhookState.DISABLED
     return Deliveries(
         position=_handled(webhook.position, posts, results, end, is_working=is_working),

@@ -30,7 +30,7 @@ def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
             finish = functools.partial(found.set_result, work())
         except Exception as error:  # noqa: BLE001 - becomes the future's exception
             finish = functools.partial(found.set_exception, error)
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # raised if the loop is closed
             loop.call_soon_threadsafe(settle, finish)
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -151,8 +151,8 @@ class Ledger:
             finished_at: When the answer arrived, in Unix seconds.
         """
         at = HEADER_BYTES + slot * SLOT_BYTES
-        # The answer's checksum includes the attempt's checksum. The relay may read a slot while the worker reuses it
-        # for the next email, and must not combine one email's answer with another email's attempt.
+        # The relay may read a slot while the worker reuses the slot for the next email. The answer's checksum includes
+        # the attempt's checksum, so that the relay never combines one email's answer with another email's attempt.
         (wire_checksum,) = CHECKSUM.unpack_from(self._map, at + WIRE_AT + WIRE.size)
         self._write(at + ANSWER_AT, pack_answer(outcome, finished_at), begun=wire_checksum)
         self._map[at] = ANSWERED
@@ -225,8 +225,8 @@ def _create(path: Path, header: bytes, slots: int) -> mmap.mmap:
     descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     whole = header.ljust(INODE_AT, b"\0") + INODE.pack(os.fstat(descriptor).st_ino)
-    # Write the whole file instead of only setting its size: a full filesystem then causes an error here, and not SIGBUS
-    # later.
+    # Write the whole file, so that a full filesystem causes an error here. If only the size were set, a later write
+    # could end the process with SIGBUS.
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(whole.ljust(HEADER_BYTES, b"\0") + bytes(slots * SLOT_BYTES))

@@ -33,7 +33,7 @@ RENDERING: Final = struct.Struct("<16sq")
 RENDERING_AT: Final = 200
 RENDERINGS: Final = 12
 NOT_RENDERING: Final = bytes(RENDERING.size)
-# the database's id, and a checksum; unset before the first lease
+# the database's id; zeros before the first lease. A checksum follows.
 DATABASE: Final = struct.Struct("<16s")
 DATABASE_AT: Final = RENDERING_AT + RENDERINGS * RENDERING.size
 

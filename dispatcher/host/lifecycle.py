@@ -47,10 +47,10 @@ def set_on_signals(stop: asyncio.Event, *numbers: signal.Signals) -> None:
     loop = asyncio.get_running_loop()
 
     def handle(_number: int, _frame: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the process is about to exit
+        with suppress(RuntimeError):  # raised if the loop is closed: the process is about to exit
             loop.call_soon_threadsafe(stop.set)
 
-    # Not loop.add_signal_handler: a closing loop removes its handlers, and a late signal would then kill the process.
+    # Do not use loop.add_signal_handler. A closing loop removes its handlers, so a late signal would kill the process.
     for number in numbers:
         signal.signal(number, handle)
 

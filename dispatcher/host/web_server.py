@@ -99,7 +99,7 @@ class WebServer:
 
     async def _wait(self, backoff: Backoff, error: OSError | UnicodeError) -> None:
         seconds = backoff.next_wait(lambda: 1.0)
-        # Use only the system's text, such as "address already in use". asyncio's message has more text before it.
+        # Report only the end of asyncio's message: the system's text, such as "address already in use".
         words = getattr(error, "strerror", None) or str(error)
         self._log.error(
             "http.bind_failed",
@@ -121,7 +121,7 @@ class WebServer:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # These errors concern only this connection, and no code awaits this task to handle them.
+        # Ignore these errors: they concern only this connection, and no code awaits this task.
         with suppress(OSError, TimeoutError, asyncio.CancelledError):
             has_slot = self._open < CONNECTIONS or self._end_oldest()
             self._open += 1

@@ -40,7 +40,8 @@ class AlertState:
     def __init__(self, store: AlertStore) -> None:
         self.is_alone = False
         self._store = store
-        # The keys are pairs of an alert's kind and a channel. The value None means that the alert is resolved.
+        # By an alert's kind and a channel. In `_unsaved`, None means that the channel has announced the end of the
+        # alert.
         self._sent: dict[tuple[Kind, str], _Entry] = {}
         self._unsaved: dict[tuple[Kind, str], _Entry | None] = {}
         self._lock = asyncio.Lock()
@@ -62,7 +63,7 @@ class AlertState:
                 get_log().info("store.connected")
             now = time.monotonic()
             self._sent = {(one.kind, one.channel): _Entry(one.raised_at, now - one.age_seconds) for one in announced}
-            # Notices that a channel sent during the query are newer than the query's answer.
+            # A notice that a channel sent during the query is newer than the query's answer, so this notice counts.
             for key, entry in self._unsaved.items():
                 self._set(*key, entry)
             return is_ours

@@ -59,7 +59,7 @@ def by_management(management: Management, queue: str, *, lag_seconds: float) -> 
     Args:
         lag_seconds: If the figures are missing, the returned function tries once more after this time.
     """
-    # Do not use the loop's default executor: when the process exits, it would wait for a call that hangs.
+    # Do not use the loop's default executor. When the process exits, the loop would wait for a call that hangs.
     thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
 
     async def ask() -> int:

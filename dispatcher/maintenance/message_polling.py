@@ -123,8 +123,8 @@ class MessagePolling:
         asked = _up_to(MAX_REQUESTS, rows)
         events, last, refusal = await self._ask(session, asked)
         if events:
-            # StoreBusy: another transaction has locked a row, so an event was not stored. The monitor asks about this
-            # message again when it reaches the next age.
+            # StoreBusy: another transaction has locked an email, so the event about this email was not stored. When the
+            # message reaches the next age, the monitor asks the provider about the message again.
             with suppress(StoreBusy):
                 await self._sink.store(events)
         if last is not None:

@@ -121,7 +121,7 @@ def parse_name(text: str) -> CapturedName | None:
     if found is None:
         return None
     captured_ns = int(found[2])
-    # Python's datetime cannot represent a later time than this limit.
+    # Python's datetime cannot represent a later time than this limit, the end of the year 9999.
     return CapturedName(text, found[1], captured_ns) if captured_ns < 253_402_300_799 * 10**9 else None
 
 

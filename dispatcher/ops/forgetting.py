@@ -131,8 +131,8 @@ class Forgetting:
     async def _forget_contents(self) -> None:
         """Finds the emails to the address that still have their content, and erases those that are finished."""
         local = self._address.rpartition("@")[0]
-        # PostgreSQL preselects emails by the local part, but only if this part is plain ASCII. With other letters,
-        # PostgreSQL would miss emails: it treats fewer forms of a letter as equal than Python does, and JSON escapes
+        # PostgreSQL preselects emails by the address's local part, but only if the local part is plain ASCII. With
+        # other letters, PostgreSQL would miss emails: Python treats more forms of a letter as equal, and JSON escapes
         # some characters.
         part = local if _PLAIN_LOCAL.fullmatch(local) else ""
         after: UUID | None = _FIRST
@@ -183,7 +183,7 @@ class Forgetting:
             for row in await self._erase(email_ids[start : start + self._batch]):
                 erased = _Erased(*row)
                 if self._act is None and is_by_event and erased.had_content:
-                    continue  # this dry run has already counted the email, because it has content
+                    continue  # this dry run has already counted every email with content
                 self._count(erased)
 
     async def _erase(self, email_ids: Sequence[UUID]) -> list[tuple[Any, ...]]:

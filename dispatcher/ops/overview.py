@@ -142,7 +142,7 @@ class OverviewReader:
 
     async def _read_all(self) -> Overview:
         days, trends = await self._days.get(), await self._trends.get()
-        if trends.fault is not None:  # after this error, `SharedReading` returns the last Overview
+        if trends.fault is not None:  # `SharedReading` handles the error: it returns the last Overview
             raise StoreUnavailable(trends.fault)
         async with self._open_session() as session:
             return await read_overview(session, self._settings, days.value, trends.value)

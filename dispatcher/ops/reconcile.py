@@ -78,8 +78,9 @@ async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None
 
     Raises the errors of `dead_letters.scan`.
     """
-    # Read the rows before the queue. Every dead letter that these rows require was published before, so it is on the
-    # queue unless it was lost. A dead letter that is published later is not reported as a difference.
+    # Read the rows before the queue. Every dead letter that these rows require was published before this read. So if
+    # such a dead letter is not on the queue, it was lost. A dead letter that is published later is not reported as a
+    # difference.
     announced = await find_dead_lettered(session)
     found = await _compare(session, dlq, announced)
     if act and found.count:

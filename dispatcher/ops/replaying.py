@@ -221,7 +221,7 @@ async def run(
     async with named_lock(session, f"replay {replay_id}") as is_ours:
         if not is_ours:
             raise ReplayBusy(f"Another process is running replay {replay_id}.")
-        # `create` has saved the overlaps, too, but other replays may have begun since.
+        # Save the overlaps again, because other replays may have begun since `create` saved them.
         await replays.save_overlaps(session, replay_id)
         sweeper = _Sweeper(session, dlq)
 
@@ -269,7 +269,7 @@ async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tu
         settled += 1
         await note(email_id, outcome)
         if seconds := await pace.seconds():
-            # A sweep delays the replay. The replay does not catch up, because that would cause a burst.
+            # If a sweep has delayed the replay, do not catch up, because that would cause a burst.
             next_at = max(next_at + seconds, loop.time() - seconds)
             await _sleep_until(next_at, session, replay.replay_id)
     return settled, locked

@@ -69,8 +69,8 @@ async def _relay(settings: Settings, context: ChildContext) -> None:
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1, lock_seconds=BATCH_LOCK_SECONDS)
     await pool.open()
     name = f"dispatcher relay {settings.host_name}:{os.getpid()}"
-    # The window is the most unconfirmed messages of all lanes together. It has room for each lane, so that a lane for
-    # which RabbitMQ confirms no message does not stop the other lanes.
+    # The window limits the unconfirmed messages of all lanes together. It grows with the number of lanes. So if
+    # RabbitMQ confirms no message of one lane, the window still has room for the other lanes.
     window = WINDOW * len(settings.lanes)
     publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file, window=window)
     ledgers = LedgerRecovery(settings, pool)

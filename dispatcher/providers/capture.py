@@ -40,7 +40,8 @@ class CaptureProvider:
     """
 
     name = NAME
-    # Four copies of an attachment, because the whole rendered email is in memory at once.
+    # The whole rendered email is in memory at once. So up to four copies of an attachment are in memory at the same
+    # time.
     capabilities = Capabilities(copies=4, delivers=False)
     settings: type[CaptureSettings] = CaptureSettings
     _suffix = "eml"

@@ -127,7 +127,7 @@ class DeadWorkers:
             self._settlement.judge(attempt, *histories.get(attempt.email_id, (0, None, None)))
             for attempt in ledger.attempts
         ]
-        # The worker, or an earlier settlement that was interrupted, may have recorded some of these results already.
+        # Leave out results that are already recorded: by the worker, or by an earlier settlement that was interrupted.
         missing = [result for result in results if not await store.is_recorded(result)]
         if not missing:
             return [], set()
@@ -151,8 +151,8 @@ class DeadWorkers:
             except StatementRefused:
                 released, suspects = 0, {}  # count no crash; release the suspects like the other emails
             leases = await find_leases(connection, ledger.worker)
-        # If a suspect (an email that was being rendered) is still leased, another transaction has locked its row. A
-        # later settlement counts the crash.
+        # Do not release a suspect (an email that was being rendered) that is still leased. Another transaction has
+        # locked its row, so a later settlement counts the crash.
         free = [lease for lease in leases if lease.email_id not in unrecorded | suspects.keys()]
         outcome = await self._settlement.release(ledger.path, free)
         is_all = len(free) == len(leases) and not (unrecorded or outcome.locked or outcome.refused)

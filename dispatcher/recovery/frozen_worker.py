@@ -80,7 +80,7 @@ class FrozenWorkers:
             ledger = by_worker[worker]
             try:
                 await self._settle(ledger, [lease for lease in expired if lease.worker == worker])
-            except StoreBusy as error:  # do not delay the other workers; the next round tries this worker again
+            except StoreBusy as error:  # go on with the other workers; the next round tries this worker again
                 get_log().error("ledger.delayed", file=ledger.path.name, reason=error.message)
 
     async def _settle(self, ledger: LivingLedger, expired: Sequence[FoundLease]) -> None:
@@ -101,7 +101,8 @@ class FrozenWorkers:
                 result = self._settlement.judge(attempt, lease.attempt_base, lease.pinned_seconds, lease.limits)
                 results.append(result._replace(expired_at=lease.expired_at))
         released = await self._settlement.release(ledger.path, unnamed)
-        # Do not record under the worker's name: the worker may continue, record the same attempts, and count them, too.
+        # Use another name than the worker's: the worker may continue, and record and count the same attempts under its
+        # own name.
         name = f"{ledger.slot}:relay"
         recorded = await self._settlement.record(LeaseStore(self._pool, worker=name, slot=name), ledger.path, results)
         ids = set().union(*recorded.answers)

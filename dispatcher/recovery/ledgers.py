@@ -52,7 +52,7 @@ class LedgerRecovery:
         database_id = await self._find_database_id()
         paths = sorted(self._folder.glob(f"*{SUFFIX}"))
         ledgers = [found for path in paths if (found := self._read(path, database_id))]
-        # Leases of a ledger that cannot be settled are left to `lost_host`.
+        # Leave out workers whose ledgers cannot be settled: `lost_host` settles their leases.
         self._workers_here = frozenset(ledger.worker for ledger in ledgers if ledger.path not in self._reported)
         living = [ledger for ledger in ledgers if not await self._dead.settle(ledger.path)]
         await self._frozen.settle_when_due(living)

@@ -30,7 +30,7 @@ class DomainWaits:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._limits: Mapping[str, DomainLimit] | None = None
-        # The previous leader may have left emails that still wait for a removed ceiling.
+        # Look for emails that wait for a removed ceiling, because the previous leader may have left such emails.
         self._look_until = time.monotonic() + LATE_SECONDS
         self._factors: dict[str, float] = {}  # by domain: the factor by which to multiply the waits of its emails
         self._after = THE_START

@@ -80,7 +80,7 @@ class PointerPublisher:
         self._published_until: dict[Tenant, datetime] = {}  # by tenant: the latest due time of its published emails
         self._checked_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
-        # The state of the scan by tenant.
+        # The following fields are the state of `_scan_by_tenant`.
         self._has_backlog = False
         # Tenants that had due rows when the tenants were last listed, and whose rows were not all read since.
         self._waiting: dict[Tenant, None] = {}
@@ -119,9 +119,9 @@ class PointerPublisher:
         if self._has_backlog:
             new = await self._scan_by_tenant(outbox)
         self._start_publishing(new)
-        # Clear due marks that no lease has cleared, at most one batch, so that scans and leases wait only briefly.
-        # Leave out emails that were confirmed shortly before the last check, or later: a lease may still clear their
-        # marks.
+        # Usually, a lease clears the due mark. Clear the mark here only if RabbitMQ confirmed the message at least
+        # `mark_after_seconds` before the last check, and this check found the email still due. Clear at most one batch
+        # of marks, so that scans and leases wait only briefly.
         if due := self._confirmed.to_mark(self._checked_at - self._mark_after_seconds, BATCH):
             await self._mark(outbox, due)
         return len(new)
@@ -259,7 +259,9 @@ class PointerPublisher:
 
     def _start_publishing(self, rows: list[DuePointer]) -> None:
         by_lane: dict[str, list[DuePointer]] = {}
-        latest: dict[Tenant, datetime] = {}  # each tenant's rows are in the order of their due times
+        # By tenant: the latest due time. The rows of a tenant are in the order of their due times, so its last row sets
+        # it.
+        latest: dict[Tenant, datetime] = {}
         for row in rows:
             by_lane.setdefault(row.lane, []).append(row)
             self._unconfirmed[row.email_id] = latest[row.tenant] = row.due_at

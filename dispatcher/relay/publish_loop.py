@@ -130,7 +130,7 @@ class PublishLoop:
                 await asyncio.sleep(STANDBY_SECONDS)
             await outbox.listen()
             self._outage.reset()
-            self._is_notified = False  # the services run before the first batch
+            self._is_notified = False  # so that the services run before the first batch
             self._log.info("relay.leading")
             domain_waits = DomainWaits(outbox)
             reader = _ControlsReader(outbox, self._shares, domain_waits)
@@ -142,9 +142,9 @@ class PublishLoop:
                     self._log.warning("relay.handed_over")
                     await self._pointers.mark_all(outbox)
                     return
-            # The exiting workers may have released emails since the last round. Publish as many emails as the queues
-            # have room for; the next leader publishes the rest. Repeat this after RabbitMQ has counted the messages
-            # once more, because the queues may have room again.
+            # Workers that exit may have released emails since the last round. Publish as many emails as the queues have
+            # room for; the next leader publishes the rest. After RabbitMQ has counted the messages once more, the
+            # queues may have room again, so repeat this once.
             for _ in range(2):
                 while await self._publish_round(outbox, services):
                     pass
@@ -180,7 +180,8 @@ class PublishLoop:
             await asyncio.sleep(PACE_SECONDS)
             return True
         if not self._pointers.has_unconfirmed and self._dlq.is_open and all(q.is_open for q in self._queues.values()):
-            # No message waits for its confirm, and no queue is in the backoff after a refusal.
+            # No message waits for its confirm, and no queue is in the backoff after a refusal. So the relay no longer
+            # waits for RabbitMQ.
             self._process_slot.confirm.end()
         waits = [self._poll_seconds, self._pointers.wait_seconds, *(service.wait_seconds for service in services)]
         self._is_notified = await outbox.wait(min(waits)) and runs_services

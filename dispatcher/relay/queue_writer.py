@@ -65,7 +65,8 @@ class QueueWriter:
         if all(answers):
             self._backoff.reset()
         elif self._closed_at < written_at:
-            # A batch that was published before the last refusal arrived must not lengthen the backoff.
+            # The batch was published after the last refusal arrived. A refusal of an earlier batch does not lengthen
+            # the backoff.
             self._close(answers)
         if self._outage.reset():
             self._log.info("broker.connected")

@@ -37,7 +37,7 @@ class WaitingEmails:
         woken = await self._outbox.wake(BATCH)
         if woken == BATCH:
             return 0.0
-        return PACE_SECONDS if woken else WAKE_SECONDS  # if no email was woken, other transactions lock the due rows
+        return PACE_SECONDS if woken else WAKE_SECONDS  # none woken: other transactions lock the rows, so wait longer
 
 
 class ExpiredEmails:

@@ -250,7 +250,7 @@ class CircuitBreaker:
         return Blame.EMAIL if self.state is BreakerState.CLOSED else Blame.PROVIDER
 
     def time_out(self, trial: int, reason: str) -> None:
-        """Notes that the email was sent, and that no answer arrived in time."""
+        """Notes that an attempt is uncertain: the provider may have accepted the email, but no answer arrived."""
         self.abandon(trial)
         if self._is_old(trial):
             return
@@ -347,7 +347,7 @@ class CircuitBreaker:
             return
         if not for_longer and self._opens.failures:
             self._opens.failures -= 1
-        # Half of the wait is random. So if several workers saw the same failure, they probe one after another.
+        # Half of the wait is random, so that workers that saw the same failure probe at different times.
         longest = self._opens.next_wait(lambda: 1.0)
         # The wait is never shorter than a pause that the provider has asked for.
         seconds = max(longest * (0.5 + 0.5 * self._jitter()), self._until - self._clock())

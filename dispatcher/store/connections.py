@@ -349,7 +349,8 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
                 except (pg.ReadOnlySqlTransaction, StoreUnavailable) as error:
                     if _is_read_only(error):
                         # This session stays read-only, even after the server accepts writes again, or after another
-                        # server has replaced this server. The pool would keep the session for an hour.
+                        # server has replaced this server. So close the session: the pool would otherwise keep it for an
+                        # hour.
                         await connection.close()
                     raise
         except (psycopg.OperationalError, StoreUnavailable) as error:

@@ -57,7 +57,7 @@ def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
 
 
 def _role(role: str, name: str, about: str, grants: bytes) -> Role:
-    # PostgreSQL truncates a longer name, and would grant the rights to a different role.
+    # PostgreSQL would truncate a longer name, and grant the rights to a different role.
     if not name or not name.isprintable() or len(name.encode()) > MAX_NAME_OCTETS:
         raise ValueError(f"{name!r} is not a valid name for a role")
     quoted = '"' + name.replace('"', '""') + '"'

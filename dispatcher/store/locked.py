@@ -165,7 +165,8 @@ class LockedRows:
             "email_ids": [str(email_id) for email_id in sorted(email_ids)[:MAX_NAMED]],
             "lock_holders": [describe_holder(*row) for row in rows],
         }
-        # A commit that waits for a standby keeps its rows locked. An operator should not end the session.
+        # All these sessions wait for a standby to confirm a commit, and keep the rows locked until then. Log a
+        # different event, because an operator should not end these sessions.
         if rows and all(is_committing for *_, is_committing in rows):
             self._log.warning("store.commits_waiting", **fields)
         else:

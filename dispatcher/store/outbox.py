@@ -354,7 +354,8 @@ class Outbox:
         try:
             return len(await self._fetch("republish_overtaken", parameters))
         except StatementRefused:
-            # PostgreSQL cannot read one of the emails. When the queue is empty, `republish_lost` handles all of them.
+            # PostgreSQL cannot read one of the emails, so the statement changes none of them. When the send queue is
+            # empty, `republish_lost` makes the other emails due again.
             return 0
 
     async def make_partitions(self) -> list[str]:

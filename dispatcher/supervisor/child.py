@@ -38,8 +38,8 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
         _reset_signals()
         # Stop counting in the inherited metrics files, because they belong to the parent.
         metric_files.end()
-        # The parent sends SIGABRT to a process whose loop hangs. faulthandler then prints the traceback. It also does
-        # so if a library crashes.
+        # The parent sends SIGABRT to a process whose loop hangs. faulthandler then prints the traceback. It also prints
+        # the traceback if a library crashes.
         with suppress(OSError, RuntimeError, ValueError):
             faulthandler.enable(sys.stderr)
         setproctitle(f"dispatcher: {title}")
@@ -97,7 +97,8 @@ def _reset_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     # A terminal sends these signals to its whole process group: on Ctrl-C, when the terminal closes, or when a process
-    # in the background uses it. Only the parent reacts to them. When the parent drains or dies, this process drains.
+    # in the background uses the terminal. Ignore them here, because only the parent must react to them. When the parent
+    # drains or dies, this process drains.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

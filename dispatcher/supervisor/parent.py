@@ -123,7 +123,8 @@ class Parent:
         signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
         for number in HANDLED_SIGNALS:
             signal.signal(number, lambda *_: None)
-        # The process that started us may have blocked these signals, and signal masks are inherited.
+        # Unblock these signals: the process that started us may have blocked them, and a process inherits blocked
+        # signals.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
 
     def _wait(self) -> list[int]:

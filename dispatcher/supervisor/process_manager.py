@@ -108,8 +108,8 @@ class ProcessManager:
                 self._start(process, held)
 
     def _start(self, process: Process, held: Sequence[int]) -> None:
-        # Freeze the parent's objects. The children's garbage collectors then do not write to them, and their memory
-        # pages stay shared (copy-on-write).
+        # Freeze the parent's objects, so that the children's garbage collectors do not write to them. The memory pages
+        # of these objects then stay shared (copy-on-write).
         gc.freeze()
         process.process_slot.begin()
         parent = os.getpid()

@@ -59,7 +59,7 @@ class RollingReplacement:
     def _is_replaced(self, old: Process) -> bool:
         if self._new is not None:
             return old not in self._manager.processes
-        # The new process uses the same slot, and starts when the old process has ended.
+        # The process restarts in its own slot. After the old process has ended, `ending` is None again.
         return old.ending is None
 
     def _begin_next(self) -> None:
@@ -80,7 +80,8 @@ class RollingReplacement:
 
     def _reason_to_replace(self, process: Process) -> Ending | None:
         if process.pid is None or process.ending is not None:
-            # The process is stopping, or waits for its start. In both cases, the next process has the new generation.
+            # The process is stopping, or waits for its start. In both cases, the next process has the new generation,
+            # so this process need not be replaced.
             return None
         if process.generation < self._manager.generation:
             return Ending.RELOADED

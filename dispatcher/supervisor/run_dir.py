@@ -55,7 +55,8 @@ def _fault_above(folder: Path, *, holds_it: bool) -> RunDirFault | None:
     if folder.is_symlink() and folder.stat(follow_symlinks=False).st_uid not in (os.geteuid(), 0):
         return RunDirFault(f"is reached by another user's symbolic link, {folder}", "Set a path without that link.")
     mode = folder.stat().st_mode
-    # With the sticky bit, other users cannot rename an existing entry, but they can create a missing one.
+    # In a folder that every user may write to, other users can create a missing entry. The sticky bit only keeps them
+    # from renaming an existing entry.
     if mode & stat.S_IWOTH and (holds_it or not mode & stat.S_ISVTX):
         return RunDirFault(f"is in {folder}, which every user of this host may write to", "Set a folder elsewhere.")
     return None

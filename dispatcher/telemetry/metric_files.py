@@ -128,7 +128,7 @@ def read(path: Path) -> list[Metric]:
         size = path.stat().st_size
         with path.open("rb") as file:
             used = int.from_bytes(file.read(4), sys.byteorder, signed=True)
-        # prometheus-client treats a negative length as an empty file.
+        # Check the length here, because prometheus-client treats a file with a negative length as empty.
         found = list(MultiProcessCollector.merge([str(path)], accumulate=False)) if 0 < used <= size else []
     except FileNotFoundError:
         raise
@@ -252,7 +252,7 @@ def _prepare(path: Path, *, keep: bool) -> None:
             return
     fresh = path.with_suffix(".new")
     try:
-        # Write the pages instead of only allocating them: some file systems allocate pages without disk space.
+        # Write the pages, because some file systems reserve no disk space for pages that are only allocated.
         fresh.write_bytes(bytes(FIRST_OCTETS))
         fresh.chmod(0o600)
         # A scrape sees either the complete new file or the previous file.

@@ -66,7 +66,8 @@ class Spans:
     """Creates and delivers the spans of a process."""
 
     def __init__(self, instance: str) -> None:
-        # If the endpoint fails, the SDK would print an error on stderr for each batch.
+        # Turn off the SDK's log. Otherwise, while the endpoint fails, the SDK would print an error on stderr for each
+        # batch.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
         self._exporter = _CountingExporter(OTLPSpanExporter())
         self._provider = TracerProvider(resource=_resource(instance), shutdown_on_exit=False)
@@ -88,7 +89,7 @@ class Spans:
             start_time=int(attempted.started_at * _NANOSECONDS),
         )
         _set_status(span, attempted.error_type)
-        # If the clock was set back during the attempt, the end would be before the start.
+        # If the clock was set back during the attempt, `finished_at` may be earlier than `started_at`.
         span.end(int(max(attempted.started_at, attempted.finished_at) * _NANOSECONDS))
 
     def begin_enqueue(self, traceparent: str | None) -> OpenSpan:

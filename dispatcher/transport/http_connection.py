@@ -83,8 +83,8 @@ class HttpConnection(asyncio.Protocol):
     @property
     def can_write(self) -> bool:
         """Whether the connection can still send octets, as far as the asyncio transport knows."""
-        # When the transport begins to close, `is_open` stays true until the next iteration of the loop, in which
-        # asyncio calls `connection_lost`.
+        # Check both: after the transport has begun to close, `is_open` stays true until asyncio calls
+        # `connection_lost`, in the next iteration of the loop.
         return self.is_open and self._transport is not None and not self._transport.is_closing()
 
     def start_request(self, octets: bytes) -> None:
@@ -93,8 +93,8 @@ class HttpConnection(asyncio.Protocol):
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
         self._octets = 0
-        # The timer of an earlier request might still fire, and must not end this request. So set no deadline here;
-        # `response_done` sets it.
+        # The timer of an earlier request might still fire, and must not end this request. So this request has no
+        # deadline until `response_done` sets it.
         self._deadline = math.inf
         self._done = self.loop.create_future()
         self._transport.write(octets)
@@ -119,7 +119,8 @@ class HttpConnection(asyncio.Protocol):
                 self._drained = self.loop.create_future()
                 await self._drained
             else:
-                # Yield to the loop for other emails: the system may take megabytes without a pause.
+                # Yield to the loop, so that other emails need not wait while the system takes megabytes without a
+                # pause.
                 await asyncio.sleep(0)
 
     def response_done(self, deadline: float) -> asyncio.Future[None]:

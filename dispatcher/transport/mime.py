@@ -228,9 +228,10 @@ def _has_long_line(octets: bytes) -> bool:
 
 def _attachment_part(file: OutgoingAttachment) -> Message:
     content_type = checked_type(file.content_type)
-    # RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for multipart/* and message/*, and without Base64, servers might
-    # change the bytes. The prefixes below have no slash, because the library's generator confuses a type such as
-    # `message-delivery/status`, which does not exist, with `message/delivery-status`.
+    # Base64 protects the bytes from changes by servers. But RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for
+    # multipart/* and message/*, so send such an attachment as application/octet-stream. The prefixes below have no
+    # slash, because the library's generator would take a type such as `message-delivery/status`, which does not exist,
+    # for `message/delivery-status`.
     if content_type.lower().startswith(("message", "multipart")):
         content_type = "application/octet-stream"
     part = MIMEBase(*content_type.split("/"))

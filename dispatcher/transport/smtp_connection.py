@@ -84,7 +84,7 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) ->
     protocol = await _connected(server, context)
     try:
         extensions = await _negotiated(protocol, server, context)
-        # An unread surplus reply would later count as the reply to MAIL.
+        # Read surplus replies now. Otherwise, a surplus reply would later count as the reply to MAIL.
         await protocol.read_available()
         protocol.check()
     except SmtpConnectionLost as broke:
@@ -202,7 +202,7 @@ async def _start_tls(
 async def _log_in(protocol: SmtpProtocol, extensions: Mapping[str, str], server: SmtpServer) -> None:
     methods = {"plain": _plain, "login": _login, "cram-md5": _cram_md5}
     offered = extensions.get("auth", "").lower().split()
-    # One method, one attempt: more attempts with the same password could lock the account.
+    # Try only one method, and only once: more attempts with the same password could lock the account.
     method = next((method for name, method in methods.items() if name in offered), None)
     if method is None:
         raise ProviderFault(

@@ -222,7 +222,7 @@ class SmtpProtocol(asyncio.Protocol):
         self._transport.write(b"QUIT\r\n")
         timer = self._loop.call_later(QUIT_SECONDS, self._transport.abort)
         self.closed.add_done_callback(lambda _: timer.cancel())
-        # From now on, replies are ignored.
+        # Because a fault is set, replies are ignored from now on.
         self._fault = SmtpConnectionLost("we closed the connection")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -105,10 +105,11 @@ SES."""
 
 def reply_of(code: int, text: str) -> SmtpReply:
     """Parses a reply from its basic code and the text after the code."""
-    # Keep a first line that is empty, because in a reply to EHLO, the extensions begin on the second line.
+    # Keep an empty first line: in a reply to EHLO, the extensions begin on the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
-    # RFC 2034, section 4: an enhanced code has the same class as the basic code. Otherwise it is ordinary text.
+    # RFC 2034, section 4: an enhanced code has the same class as the basic code. A code of another class is ordinary
+    # text.
     if found is None or found[1][0] != str(code)[0]:
         return SmtpReply(code, "", text)
     return SmtpReply(code, found[1], text[found.end() :].lstrip(" \t"))
@@ -160,8 +161,8 @@ def _transient_reason(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Conce
     words = reply.text[:1000]
     if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
         return Reason.RECIPIENT_DEFERRED, Concern.EMAIL
-    # Ignore the text of a refusal of RCPT. Usually, such a refusal concerns the recipient. But if the server refuses
-    # many recipients in this way, the cause is the server.
+    # A refusal of RCPT usually concerns only the recipient, so ignore the reply's text. But if the server refuses many
+    # recipients in this way, the server is the cause.
     if phase is SmtpPhase.RCPT and not reply.closes:
         return Reason.RECIPIENT_DEFERRED, Concern.EITHER
     is_throttled = reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words)

@@ -115,9 +115,9 @@ class LedgerAttempt(Attempt):
             policy=email.policy,
         )
         email.on(EmailEvent.MARK)
-        # This second check is needed because the process may have been frozen just before it wrote the slot. Then the
-        # relay has read a ledger without this slot, and may have released the email to another worker (see
-        # `host.ledger`). The first check only avoids writing a slot for a lease that has already ended.
+        # Check again, because the process may have been frozen just before it wrote the slot. Then the relay has read a
+        # ledger without this slot, and may have released the email to another worker (see `host.ledger`). The first
+        # check only avoids writing a slot for a lease that has already ended.
         if not self._may_send():
             self.mark_not_sent()
             raise LeaseExpired

@@ -85,8 +85,8 @@ class LeaseStage:
 
     def take(self, delivery: Delivery) -> None:
         """Queues a message from RabbitMQ. Rejects the message if it contains no valid pointer."""
-        # RabbitMQ may still deliver messages after the worker has cancelled its consumers, but no more emails are
-        # leased.
+        # RabbitMQ may still deliver messages after the worker has cancelled its consumers. Ignore these messages,
+        # because the worker leases no more emails.
         if self._is_stopped:
             return
         try:
@@ -253,8 +253,8 @@ class LeaseStage:
     async def _settle_all(self, arrivals: Sequence[Arrival]) -> None:
         try:
             unleased = await self._store.find_unleased([pointer.email_id for _, pointer in arrivals])
-            # This worker owns leases that are not in its window: PostgreSQL executed the lease statement, and the reply
-            # was lost.
+            # This worker owns leases of emails that are not in its window: PostgreSQL executed the lease statement, but
+            # the reply was lost. Release these leases.
             tokens = {i: found.our_token for i, found in unleased.items() if i not in self._window.emails}
             if orphans := {i: token for i, token in tokens.items() if token is not None}:
                 await self._store.release_unlocked(orphans)
@@ -314,16 +314,17 @@ class LeaseStage:
         if pointer.email_id in put_back:
             return True
         if found.status is Status.PENDING and not found.is_left_out:
-            # The email was released between the two queries: the next delivery can lease it. Requeue with a delay if
-            # this worker still waits for the reply to its release statement, or if another transaction locks the row.
+            # The email was released between the two queries, so a worker can lease it at the next delivery. Requeue the
+            # message. Wait before that if this worker still waits for the reply to its release statement, or if another
+            # transaction locks the row.
             if pointer.email_id in self._window.emails or pointer.email_id in self._store.locked:
                 self._requeue_later(delivery)
             else:
                 asyncio.get_running_loop().call_soon(self._broker.requeue, delivery)
             return False
-        # In all other cases, this worker need not send the email. Either the email is finished or not due yet. Or
-        # another worker has leased the email: that worker, or recovery, will finish it. Or no worker may lease the
-        # email, for example because an event proved that it was sent: the relay will finish it.
+        # In all other cases, ack the message, because this worker need not send the email. The email may be finished,
+        # or not due yet. Another worker may have leased the email: that worker, or recovery, will finish it. Or no
+        # worker may lease the email, for example because an event proved that it was sent: the relay will finish it.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True

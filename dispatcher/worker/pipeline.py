@@ -138,7 +138,7 @@ class Pipeline:
         await self.release.finish()
 
     async def _report(self) -> None:
-        # Report once a second, which costs less than once per email. Prometheus samples a gauge less often than that.
+        # Report once a second, which costs less than a report per email. Prometheus reads the gauge less often, anyway.
         acked = 0
         while True:
             metrics.IN_FLIGHT.set(len(self.window.emails))

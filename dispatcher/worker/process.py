@@ -221,8 +221,8 @@ def _prefetch_count(window: int, settings: Settings) -> int:
     """
     emails = window + int(window * PREFETCH_HEADROOM)
     if window < settings.prefetch:
-        # A provider's ceiling has reduced the window. Assume full bundles, because prefetched emails beyond the window
-        # would only wait.
+        # A provider's ceiling has reduced the window. Assume full bundles, so that RabbitMQ does not deliver more
+        # emails than the window needs: the others would only wait here.
         return math.ceil(emails / settings.bundle_emails)
     # Assume one email per message: at low load, each message points to only one email, and with a slow provider, many
     # emails must be in flight at the same time.

@@ -98,8 +98,8 @@ class RecordStage:
             if bare != ended.result:
                 await self._record_or_split([ended._replace(result=bare)])
                 continue
-            # The email counts as in flight until its result is committed. A drain does not wait for such an email,
-            # because recovery settles it when its lease expires.
+            # The email counts as in flight until its result is committed. A drain does not wait for this email, because
+            # recovery settles it when its lease expires.
             ended.email.on(EmailEvent.REFUSE)
             asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._inbox.add, ended)
 
@@ -113,7 +113,7 @@ class RecordStage:
         while True:
             try:
                 if batch[0].email.state is EmailState.IN_DOUBT and await self._store.is_recorded(batch[0].result):
-                    # The reply was lost, so the worker does not know which leases it still has. It treats the lease of
+                    # Because the reply was lost, the worker does not know which leases it still has. Treat the lease of
                     # a deferred email as lost.
                     self._close(batch, (), 0.0)
                     break

@@ -57,8 +57,8 @@ class Window:
         if room is None:
             busy = len(self.emails) - self._count(EmailState.WAITING)
             return min(self._prefetch - busy, ledger_room)
-        # Emails on the wire do not count: if the provider has failed, their answers may be missing until the deadline,
-        # and a probe need not wait for the deadline.
+        # Do not count emails on the wire. If the provider has failed, their answers may not arrive before the deadline,
+        # and a probe need not wait so long.
         return max(0, min(room - self._count(EmailState.PREPARING) - self._count(EmailState.STOPPED), ledger_room))
 
     def urgent_room(self) -> int:

@@ -141,6 +141,7 @@ def _described(file: OutgoingAttachment) -> Document:
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which Resend refuses")
-    # Attachments are sent in Base64, which RFC 2046, sections 5.1 and 5.2.1, forbids for message/* and multipart/*.
+    # Attachments are sent in Base64. RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for message/* and multipart/*, so
+    # such an attachment is sent as application/octet-stream.
     is_composite = content_type.lower().startswith(("message/", "multipart/"))
     return {"content_type": "application/octet-stream" if is_composite else content_type, "filename": filename}

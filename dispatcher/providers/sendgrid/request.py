@@ -127,7 +127,7 @@ def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]
     Raises:
         UnrenderableEmail: See `body_of`.
     """
-    common: Document = {"custom_args": {"email_id": email.email_id}}  # not `str(…)`: orjson encodes a UUID faster
+    common: Document = {"custom_args": {"email_id": email.email_id}}  # no `str(…)`: orjson encodes a UUID faster
     if email.template_id is not None and email.template_data:
         common["dynamic_template_data"] = dict(email.template_data)
     if len(email.to) == 1 and not (email.cc or email.bcc) and is_plain(email.to[0]):  # the usual case
@@ -235,8 +235,8 @@ def _described(file: OutgoingAttachment) -> Document:
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which SendGrid refuses")
-    # SendGrid encodes every attachment in Base64, which RFC 2046, sections 5.1 and 5.2.1, forbids for message/* and
-    # multipart/*.
+    # SendGrid encodes every attachment in Base64. RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for message/* and
+    # multipart/*, so such an attachment is sent as application/octet-stream.
     is_composite = content_type.lower().startswith(("message/", "multipart/"))
     return {
         "type": "application/octet-stream" if is_composite else content_type,

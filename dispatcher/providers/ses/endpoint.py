@@ -72,7 +72,7 @@ def read_models() -> Any:
     The files take 10 MB of memory. If the parent calls this before the fork, all workers share this memory.
     """
     loader = botocore.session.Session().get_component("data_loader")
-    # A different release of botocore may have fewer files, and does not need the missing files.
+    # A botocore release that lacks some of these files does not need them, so a missing file is no error.
     with suppress(DataNotFoundError):
         for name in _MODELS:
             loader.load_service_model(SERVICE, name)
@@ -142,7 +142,8 @@ def _prepared(
             SERVICE,
             region_name=region,
             endpoint_url=endpoint_url,
-            # Use dummy credentials, because the search for the account's own credentials may take seconds.
+            # Use dummy credentials, because this client sends nothing. A search for the account's own credentials could
+            # take seconds.
             aws_access_key_id="none",
             aws_secret_access_key="none",  # noqa: S106
             config=Config(parameter_validation=False),

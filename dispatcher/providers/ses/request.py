@@ -133,8 +133,8 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     elif _is_simple(email):
         request["Content"] = {"Simple": _simple(email)}
     else:
-        # SES takes the names of sender and recipients from the MIME message. The other fields are only the envelope,
-        # which includes Bcc, so they contain addresses without names.
+        # For a raw email, SES takes the names of the sender and the recipients from the MIME message. The other fields
+        # are only the envelope, which includes Bcc, so they contain addresses without names.
         mime = _mime(email)
         request |= {
             "Content": {"Raw": {"Data": _placeholder_for(Base64Body(mime.body), files)}},
