@@ -59,8 +59,8 @@ def up(folder: Path, as_json: bool) -> int:
     their settings again. The servers keep their data when they are stopped and started again.
 
     Unless DISPATCHER_PROVIDERS is set, the provider is `capture`, which delivers nothing: it writes emails to the
-    folder `mail` below --folder. Unless DISPATCHER_SMS_PROVIDERS is set, the provider of SMS is `sms-capture`, which
-    writes SMS to the folder `sms` below --folder.
+    folder `mail` below --folder. Unless DISPATCHER_SMS_PROVIDERS is set, the provider `sms-capture` writes SMS to the
+    folder `sms` below --folder.
 
     The settings allow `dispatcher api` to work without an API key (DISPATCHER_API_ALLOW_ANONYMOUS=on), and to serve the
     operators' page (DISPATCHER_OPS=on).

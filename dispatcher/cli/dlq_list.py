@@ -42,9 +42,9 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
       dispatcher dlq list --json | jq -r '.emails[].email_id'
 
     \b
-    JSON:           {"emails": [{"email_id": …, "status": …, "error_type": …, …}], "total": 1, "next_before": null}
-      with --by     {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
-      with --poison {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
+    JSON: {"emails": [{"email_id": …, "status": …, "error_type": …, …}], "total": 1, "next_before": null}
+    JSON with --by: {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
+    JSON with --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
 
     With `--by domain`, an email counts once for each domain of its recipients. Emails whose content was deleted have no
     recipients any more: they are in the group `-`.

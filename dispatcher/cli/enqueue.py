@@ -68,8 +68,8 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
 @click.option(
     "--on-uncertain",
     type=click.Choice([policy.value for policy in OnUncertain]),
-    help="What to do if the outcome of an attempt is unknown: `hold` the email for an operator, or `resend` it. After "
-    "`resend`, the recipient may get the email twice.  [default: DISPATCHER_ON_UNCERTAIN]",
+    help="What to do if the outcome of an attempt is unknown: `hold` the email for an operator, or `resend` it. With "
+    "`resend`, the recipient might get the email twice.  [default: DISPATCHER_ON_UNCERTAIN]",
 )
 @click.option(
     "--erase-after-sending", is_flag=True, help="Delete the content (such as a one-time code) after the email is sent."

@@ -103,7 +103,7 @@ class Whom(click.ParamType[str]):
     "--until",
     type=PastInstant(),
     metavar="AGE|TIME",
-    help="Only emails enqueued before this time. It has the same formats as in --since.",
+    help="Only emails enqueued before this time. Write the time as in --since.",
 )
 @click.option(
     "--provider", type=ProviderName(), metavar="NAME", help="Only emails whose last attempt used this provider."
@@ -144,12 +144,12 @@ def command(status: str | None, limit: int, cursor: UUID | None, as_json: bool, 
     one exception: if the email has `erase_after_sending`, the hashes are erased together with the content. The sender
     and the tags of every email are deleted together with its content: by default, after 30 days.
 
-    For each page, the command reads a limited number of emails. If it stops at this limit, the page has fewer than
-    --limit emails, `was_cut` is true, and more emails may match: --cursor continues the search.
+    For each page, the command reads a limited number of emails. If it reaches this limit before it has found --limit
+    emails, the page ends early, and `was_cut` is true. --cursor continues the search.
 
     An early release stored no hashes, so --to and --domain do not find its emails. If the database still has such
-    emails, --to and --domain find only emails that were enqueued at `recipients_since` or later. Otherwise,
-    `recipients_since` is null.
+    emails, --to and --domain find only emails that were enqueued at `recipients_since` or later. `recipients_since` is
+    null if the database has no such emails, or if the search uses neither --to nor --domain.
 
     \b
     JSON: {"emails": [{"email_id": …, "status": …, "recipients": ["a•••@example.org"], …}], "next_cursor": null,

@@ -131,9 +131,9 @@ def confirm_(**options: Any) -> int:
     number of selected emails and the ids of a few, and asks for confirmation. The dead letters of confirmed emails are
     removed from the DLQ. The command is safe to repeat.
 
-    Exit codes: 0 all selected emails have the status `sent`, some perhaps already before; 1 no selected email has the
-    status `sent`; 2 confirmation needs a terminal or --yes; 3 only some have the status `sent`, or RabbitMQ was
-    unreachable, so that dead letters remain on the DLQ.
+    Exit codes: 0 all selected emails now have the status `sent`; 1 no selected email has the status `sent`; 2
+    confirmation needs a terminal or --yes; 3 only some have the status `sent`, or RabbitMQ was unreachable, so that
+    dead letters remain on the DLQ.
     """
     from dispatcher.ops.verdicts import confirm as decide
 

@@ -50,7 +50,9 @@ def command() -> None:
 
 
 @command.command("create")
-@click.option("--name", required=True, help="The application or operator that uses the key, as `keys list` shows it.")
+@click.option(
+    "--name", required=True, help="The application or operator that uses the key. `keys list` shows this name."
+)
 @click.option(
     "--tenant",
     "tenant_id",
@@ -122,7 +124,7 @@ def create(*, as_json: bool, **options: Any) -> int:
       dispatcher keys create --name ann --all-tenants --scope operate
       dispatcher keys create --name shop --from-address no-reply@example.com --per-second 50 --recipients-per-day 10000
 
-    A key with the scope send needs --from-domain, --from-address or --from-anywhere.
+    The scope send needs --from-domain, --from-address or --from-anywhere.
     """
     from dispatcher.store.api_keys import insert_key
 

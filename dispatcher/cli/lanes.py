@@ -124,9 +124,11 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
       dispatcher lanes set --from @news.example.com bulk
 
     All hosts apply a new share within two seconds. While the most urgent lane has emails, its share is at least 20 %,
-    even if its weight is small. A new policy, or a new lane for a sender, applies only to emails that are enqueued from
-    now on, because both are stored with each email when it is enqueued. If an email or its API key names a lane, that
-    lane is used instead of the sender's lane.
+    even if its weight is small.
+
+    A new policy applies only to emails that are enqueued from now on, because the policy is stored with each email when
+    it is enqueued. The same is true of a sender's new lane. If an email or its API key names a lane, that lane is used
+    instead of the sender's lane.
     """
     from dispatcher.ops import lanes
 
@@ -167,8 +169,9 @@ def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
       dispatcher lanes unset bulk
       dispatcher lanes unset --from otp@example.com
 
-    The lane then has its default weight, and the settings of each host apply to its emails. A sender whose lane was
-    deleted sends in the lane normal, unless its domain has a lane, or the email or its API key names one.
+    A lane without its own share and policy has its default weight, and the settings of each host apply to its emails. A
+    sender without a lane sends in the lane normal, unless the sender's domain has a lane, or the email or its API key
+    names one.
     """
     from dispatcher.ops import lanes
 

@@ -68,8 +68,11 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
       cancelled  cancelled or expired before it was sent
 
     Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL is unreachable, the command fails. If RabbitMQ
-    is unreachable, `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that
-    workers have received but not acked.
+    is unreachable, the command shows everything except the queues, stderr says why, and the exit code is 3. Queue
+    counts do not include messages that workers have received but not acknowledged.
+
+    The following paragraphs explain fields of the JSON. The end of this text shows an example. If RabbitMQ is
+    unreachable, `queues` is null.
 
     `domains` lists the recipient domains whose ceilings make emails wait (see `dispatcher domains`). For each domain,
     `waiting` is the number of emails that wait, counted up to 10,000.
@@ -91,9 +94,9 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     `vanished_hosts` lists a host in two cases: the host has leases, but no worker with a PostgreSQL session; or its
     monitor has not reported for DISPATCHER_ALERT_AFTER_SECONDS, and did not shut down cleanly.
 
-    Within `settled_in_seconds`, another host marks the vanished host's emails `held`, or resends them (see
-    DISPATCHER_ON_UNCERTAIN). This figure is null if the vanished host has no leases. `silent_seconds` is the time since
-    the monitor of the vanished host last reported. This figure is null if the monitor shut down cleanly, or if it still
+    `settled_in_seconds` is the longest time until another host marks the vanished host's emails `held`, or resends them
+    (see DISPATCHER_ON_UNCERTAIN). It is null if the vanished host has no leases. `silent_seconds` is the time since the
+    monitor of the vanished host last reported. It is null if the monitor shut down cleanly, or if the monitor still
     reports and only the workers have vanished.
 
     `unready` is a text that says which processes of this host's `dispatcher run` do not work, and why. The text comes

@@ -41,8 +41,9 @@ def command() -> None:
       dispatcher suppressions add ann@example.org --reason "closed account"
       dispatcher suppressions remove ann@example.org --reason "mailbox works again" --replay
 
-    A hard bounce, a complaint or an unsubscribe adds the recipient automatically (see DISPATCHER_SUPPRESS_ON). The
-    entries contain no addresses, only keyed hashes and masked forms such as `a•••@example.org`.
+    A hard bounce, a complaint or an unsubscribe suppresses the recipient automatically (see DISPATCHER_SUPPRESS_ON).
+    The database does not store the addresses of suppressed recipients, only keyed hashes and masked forms such as
+    `a•••@example.org`.
     """
 
 

@@ -278,8 +278,8 @@ def enable(number: int, act: Act | None) -> int:
 def disable(number: int, act: Act | None) -> int:
     """Post nothing to a webhook until `webhooks enable`. Its events wait.
 
-    Events older than DISPATCHER_RETAIN_EVENTS_DAYS are deleted, and the webhook never gets them. An alert reminds
-    operators of disabled webhooks.
+    Waiting events that are older than DISPATCHER_RETAIN_EVENTS_DAYS are deleted: the webhook never gets them. An alert
+    reminds operators of disabled webhooks.
 
     \b
     Example:
