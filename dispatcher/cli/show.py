@@ -76,8 +76,8 @@ def command(
     that points to no email.
 
     For an email, the command shows the status, and why the email is not sent yet; a timeline of everything that
-    happened to the email; every attempt; events from providers; operators' actions; replays; and the email's dead
-    letter on the DLQ, with RabbitMQ's x-death header.
+    happened to the email; every attempt; events from providers; operators' actions; and replays. It also shows the
+    email's dead letter on the DLQ, with RabbitMQ's x-death header.
 
     `dispatcher show` and `dispatcher dlq show` are the same command.
 
