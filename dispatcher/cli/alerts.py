@@ -35,9 +35,9 @@ def command() -> None:
     Example:
       dispatcher alerts test
 
-    The monitor of `dispatcher run` raises an alert when the DLQ is not empty, when it cannot check the DLQ, and for
-    other faults. Every alert is logged. It is also sent by webhook and email if the DISPATCHER_ALERT_… settings
-    configure them.
+    The monitor of `dispatcher run` raises an alert when the DLQ is not empty, when the monitor cannot check the DLQ,
+    and for other faults. Every alert is logged. If the DISPATCHER_ALERT_… settings configure a webhook or email
+    addresses, every alert is also sent there.
     """
 
 

@@ -31,7 +31,7 @@ def command(address: str | None, *, share_port: bool) -> int:
       curl -i http://127.0.0.1:8025/v1/emails -H 'Authorization: Bearer ed_…' -H 'Idempotency-Key: hello-1' \\
            -H 'Content-Type: application/json' \\
            -d '{"from": "me@example.com", "to": "you@example.org", "subject": "Hello", "text": "It works."}'
-      dispatcher api --address 127.0.0.1:8025 --share-port   # once per CPU core
+      dispatcher api --address 127.0.0.1:8025 --share-port   # start one such process per CPU core
 
     The API responds after the email is committed to PostgreSQL. It then publishes the email's message to RabbitMQ
     itself, without waiting for the relay.
@@ -43,7 +43,7 @@ def command(address: str | None, *, share_port: bool) -> int:
     The process speaks plain HTTP: put a proxy with TLS in front of it. On SIGTERM or Ctrl-C it finishes the requests in
     progress, then exits.
 
-    Pages: /docs, /openapi.json, /healthz.
+    Pages: /docs, /openapi.json, /healthz; with DISPATCHER_OPS=on also /ops, the operators' page.
 
     Exit codes: 0 stopped; 1 the API cannot listen at the address, or the Python extra is missing; 78 settings or tables
     are invalid, or there is no key.

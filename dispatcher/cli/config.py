@@ -55,8 +55,8 @@ def command(as_json: bool, example: bool) -> int:
     overrides the environment. To read a secret such as DISPATCHER_AMQP_URL from a file, set
     DISPATCHER_AMQP_URL_FILE to the file's path instead.
 
-    The command reports every mistake that would stop `dispatcher run`. It opens no connection: for checks of the
-    servers, use `dispatcher doctor`.
+    The command reports every mistake that would stop `dispatcher run`. It opens no connection: to check the servers,
+    use `dispatcher doctor`.
 
     Exit codes: 0 `dispatcher run` accepts these settings, 78 settings are missing or invalid.
     """

@@ -38,7 +38,7 @@ _COLUMNS: Final = 96
     metavar="N",
     default=1,
     show_default=True,
-    help="Seed of the generated emails.",
+    help="The seed of the generated emails: the same seed generates the same emails.",
 )
 @click.option(
     "--workers",
@@ -73,8 +73,9 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
       4. kills a worker with SIGKILL when half of the emails are finished;
       5. compares the database with the SMTP server's records.
 
-    No email leaves this machine, and no process keeps running. If DISPATCHER_DATABASE_URL or DISPATCHER_AMQP_URL is
-    set, the demo uses that server: it creates its own database and queues there, and deletes them at the end.
+    No email leaves this machine. At its end, the demo stops every process that it has started. If
+    DISPATCHER_DATABASE_URL or DISPATCHER_AMQP_URL is set, the demo uses that server: it creates its own database or
+    queues there, and deletes them at the end.
 
     Exit codes: 0 no email was lost or duplicated; 1 the counts do not match, or the demo could not run.
     """

@@ -39,8 +39,8 @@ def command() -> None:
       dispatcher dev status
       dispatcher dev down
 
-    The servers listen on the loopback interface only. If DISPATCHER_DATABASE_URL is set, the command uses that
-    PostgreSQL, and starts none. If DISPATCHER_AMQP_URL is set, the command uses that RabbitMQ, and starts none. Server
+    The servers listen on the loopback interface only. If DISPATCHER_DATABASE_URL is set, the command does not start a
+    PostgreSQL, but uses the PostgreSQL at this URL. If DISPATCHER_AMQP_URL is set, the same applies to RabbitMQ. Server
     programs that are not installed are downloaded once into DISPATCHER_CACHE_DIR (~/.cache/email-dispatcher).
     """
 
@@ -55,11 +55,15 @@ def up(folder: Path, as_json: bool) -> int:
     Example:
       eval "$(dispatcher dev up)" && dispatcher init && dispatcher run
 
-    `dispatcher run` and `dispatcher api` need no other settings. Unless DISPATCHER_PROVIDERS is set, the provider is
-    `capture`, which delivers nothing, and writes emails to the folder `mail` below --folder. Likewise, `sms-capture`
-    writes SMS to the folder `sms`. `dispatcher api` needs no API key, because DISPATCHER_API_ALLOW_ANONYMOUS is on. It
-    serves the operators' page, because DISPATCHER_OPS is on. If the servers are already running, the command prints
+    `dispatcher run` and `dispatcher api` need no other settings. If the servers are already running, the command prints
     their settings again. The servers keep their data when they are stopped and started again.
+
+    Unless DISPATCHER_PROVIDERS is set, the provider is `capture`, which delivers nothing: it writes emails to the
+    folder `mail` below --folder. Unless DISPATCHER_SMS_PROVIDERS is set, the provider `sms-capture` writes SMS to the
+    folder `sms` below --folder.
+
+    The settings allow `dispatcher api` to work without an API key (DISPATCHER_API_ALLOW_ANONYMOUS=on), and to serve the
+    operators' page (DISPATCHER_OPS=on).
     """
     from dispatcher.dev import servers
 

@@ -21,7 +21,8 @@ PARTS: Final = {
 
 @click.group("dlq", cls=LazyGroup, parts=PARTS, brief=("list", "show"))
 def command() -> None:
-    """Inspect and replay dead letters: failed emails, held emails, and poison messages (which point to no email).
+    """Inspect and replay dead letters: messages about failed or held emails, and poison messages (which point to no
+    email).
 
     \b
     Examples, in the order of an investigation:
@@ -31,7 +32,7 @@ def command() -> None:
       dispatcher dlq replay --error-type refused --reason "IP is off the blocklist"
       dispatcher dlq reconcile                    # do the DLQ and the database agree?
 
-    Failed and held emails stay in the database. Each has a dead letter on the DLQ, the dead-letter queue in RabbitMQ.
-    While the DLQ is not empty, the monitor raises an alert. None of these commands sends an email with the status
-    `sent` again.
+    Failed and held emails stay in the database. Each of these emails has a dead letter on the DLQ, the dead-letter
+    queue in RabbitMQ. While the DLQ is not empty, the monitor raises an alert. None of these commands sends an email
+    with the status `sent` again.
     """

@@ -30,7 +30,7 @@ _EXAMPLES_SHOWN: Final = 5
 @audit_options()
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
 def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -> int:
-    """Remove dead letters from the DLQ for good. Sends nothing.
+    """Remove dead letters from the DLQ for good. The command sends nothing.
 
     \b
     Examples:
@@ -45,8 +45,8 @@ def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -
     If an earlier discard was interrupted, dead letters of discarded emails may still be on the DLQ. To remove these
     dead letters, give the same filter together with --discarded.
 
-    A poison message (p-…) points to no email. Discarding a poison message deletes its bytes; to keep the bytes, first
-    run `dispatcher show p-… --export FILE`.
+    A poison message (p-…) points to no email. If you discard a poison message, its bytes are deleted. To keep the
+    bytes, first run `dispatcher show p-… --export FILE`.
 
     Exit codes: 0 done, 1 nothing to discard, 2 confirmation needs a terminal or --yes.
     """

@@ -36,21 +36,20 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
     \b
     Examples:
       dispatcher dlq list --by error_type --newer-than 1d
-      dispatcher dlq list --by domain --error-type timeout
+      dispatcher dlq list --by domain --error-type timeout_before_send
       dispatcher dlq list --provider ses --text "not verified" --limit 200
       dispatcher dlq list --poison
       dispatcher dlq list --json | jq -r '.emails[].email_id'
 
     \b
     JSON: {"emails": [{"email_id": …, "status": …, "error_type": …, …}], "total": 1, "next_before": null}
-      --by:     {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
-      --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
+    JSON with --by: {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
+    JSON with --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
 
-    With `--by domain`, an email counts once for each domain of its recipients. The group `-` has the emails whose
-    content was deleted.
+    With `--by domain`, an email counts once for each domain of its recipients. Emails whose content was deleted have no
+    recipients any more: they are in the group `-`.
 
-    The command reads only the database. With --poison it reads the DLQ instead, and neither removes nor reorders
-    messages.
+    The command reads only the database. With --poison it reads the DLQ instead; it does not remove or reorder messages.
     """
     if poison:
         return _list_poison(limit, as_json=as_json)

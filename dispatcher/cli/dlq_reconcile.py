@@ -35,11 +35,13 @@ def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
     The database is the source of truth. Without --fix, the command only reports the differences. With --fix, the
     relay publishes missing dead letters again, and the command removes superfluous dead letters.
 
-    A dead letter is missing if an email is failed or held, but the DLQ has no dead letter for it. Emails that an
-    operator discarded, and emails whose recipients are all suppressed, need no dead letter. A dead letter is
-    superfluous if its email was sent, replayed or discarded; if an earlier dead letter on the DLQ reports the same
-    failure; or if its email does not exist (pruned, or missing in a restored backup). Poison messages, which point to
-    no email, are reported and stay on the DLQ: see `dlq list --poison`.
+    A dead letter is missing if an email is failed or held, but the DLQ has no dead letter for it. (Emails that an
+    operator discarded, and emails whose recipients are all suppressed, need no dead letter.)
+
+    A dead letter is superfluous in three cases: its email was sent, replayed or discarded; an earlier dead letter on
+    the DLQ reports the same failure; or its email does not exist (it was pruned, or is missing in a restored backup).
+
+    Poison messages, which point to no email, are reported and stay on the DLQ: see `dlq list --poison`.
 
     Exit codes: 0 the DLQ and the database agree, or --fix has made them agree; 3 they differ.
     """

@@ -54,8 +54,8 @@ _OUTCOME_TEXTS: Final = {
     "--held",
     "include_held",
     is_flag=True,
-    help="Also replay selected emails that may have arrived: held, or with an attempt that got no answer. Without this "
-    "option they are skipped, even with --status held.",
+    help="Also replay selected emails that may have arrived: held emails, and emails with an attempt that got no "
+    "answer. Without --held, these emails are skipped, even with --status held.",
 )
 @click.option(
     "--rate",
@@ -68,18 +68,27 @@ _OUTCOME_TEXTS: Final = {
     is_flag=True,
     help="Keep this replay's own rate even if a running replay includes some of the same emails.",
 )
-@click.option("--reason", metavar="TEXT", help="The reason, for the audit log: a few words, without addresses.")
+@click.option(
+    "--reason",
+    metavar="TEXT",
+    help="The reason, for the audit log: a few words, without addresses. Required without --dry-run or --resume.",
+)
 @click.option(
     "--actor", metavar="NAME", help="The operator's name for the audit log.  [default: the system's user@host]"
 )
 @click.option("--dry-run", is_flag=True, help="Only show the number of emails and the ids of a few; change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
-@click.option("--resume", type=int, metavar="REPLAY", help="Continue a replay that was stopped or interrupted.")
+@click.option(
+    "--resume",
+    type=int,
+    metavar="REPLAY",
+    help="Continue a replay that was stopped or interrupted. `dlq replays` shows its number.",
+)
 @click.option(
     "--body",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The file with the corrected message for the poison message p-….",
+    help="A file with a corrected message, to publish in place of the poison message p-….",
 )
 @json_option("Print one line of JSON: the result, and each skipped email with its reason.")
 def replay(
@@ -120,10 +129,12 @@ def replay(
     running replays that include some of the same emails. The new replay and the listed replays share one rate, the
     lowest of all their rates. With --force, the new replay keeps its own rate.
 
-    A poison message (p-…) points to no email. With --body, the command publishes a corrected message in its place.
+    A poison message (p-…) points to no email, so there is no email to send. With --body, the command publishes a
+    corrected message in its place.
 
-    Exit codes: 0 all emails were replayed, or no email matches; 1 none was replayed; 2 confirmation needs a terminal or
-    --yes; 3 only some were replayed. The command prints how many emails it skipped for each reason; --json lists them.
+    Exit codes: 0 all selected emails were replayed, or no email matches; 1 emails match, but none was replayed; 2
+    confirmation needs a terminal or --yes; 3 only some were replayed. The command prints how many emails it skipped for
+    each reason; --json lists them.
     """
     from dispatcher.ops.acts import Act
     from dispatcher.ops.replaying import DEFAULT_PER_SECOND, MIN_PER_SECOND, create
@@ -351,9 +362,9 @@ def replays(limit: int, as_json: bool) -> int:
       dispatcher dlq replays
       dispatcher dlq replays --json | jq '.replays[] | select(.state == "interrupted")'
 
-    The state `interrupted` means that the replay is not done, but no process runs it: for example, its process was
-    killed, or another transaction had locked the remaining emails. `dispatcher dlq replay --resume REPLAY`
-    continues the replay.
+    The state `interrupted` means that some emails are not replayed yet, but no process runs the replay: for example,
+    because the process was killed, or because another transaction had locked the remaining emails. `dispatcher dlq
+    replay --resume REPLAY` continues the replay.
     """
     from dispatcher.store.replays import list_replays
 
@@ -380,7 +391,7 @@ def replays(limit: int, as_json: bool) -> int:
 @click.argument("replay_id", metavar="REPLAY", type=int)
 @audit_options()
 def stop(replay_id: int, act: Act) -> int:
-    """Stop a running replay. Emails that it has already made pending are still sent.
+    """Stop a running replay. Emails that the replay has already made pending are still sent.
 
     \b
     Example:

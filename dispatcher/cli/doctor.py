@@ -29,7 +29,7 @@ _MARKS: Final = {CheckState.OK: ("✓", "green"), CheckState.WARNING: ("!", "yel
 )
 @json_option("Print one line of JSON: the result, and every finding.")
 def command(*, for_api: bool, as_json: bool) -> int:
-    """Check everything that sending depends on, and say how to fix each fault. Sends nothing.
+    """Check everything that sending depends on, and say how to fix each fault. The command sends nothing.
 
     \b
     Examples:
@@ -42,9 +42,9 @@ def command(*, for_api: bool, as_json: bool) -> int:
       settings     invalid settings, and who may read the env file
       process      Python's version, the open-file limit, the run directory
       PostgreSQL   version, fsync and synchronous_commit, number of connections, tables,
-                   partitions, whether a connection keeps its session (behind a pooler,
-                   a connection may lose its session), whether a small test write commits
-                   in time (it stores nothing)
+                   partitions, whether a connection keeps its session (some poolers
+                   prevent this), whether a small transaction commits in time (this
+                   test stores no row)
       RabbitMQ     exchange and queues; if the management API is configured, also bindings,
                    policies, quorum and consumer timeout
       events       how providers report bounces, complaints and deliveries
@@ -52,7 +52,7 @@ def command(*, for_api: bool, as_json: bool) -> int:
                    emails will fail because no provider can send them, or because a
                    header is not allowed
 
-    Creates missing folders, and changes nothing else.
+    The command creates missing folders. It changes nothing else.
 
     Exit codes: 0 no check failed (there may be warnings), 1 a check failed.
     """

@@ -30,9 +30,9 @@ def command() -> None:
       dispatcher domains remove example.org
 
     Use this if a recipient's mail servers limit how many emails or connections they accept from you. The ceilings apply
-    to all hosts together. An email that must wait leaves its worker and becomes `waiting`, so it does not delay emails
-    to other domains. The providers sendgrid, ses and resend deliver at their own pace: the ceilings do not apply to
-    them.
+    to all hosts together. An email that must wait becomes `waiting`, and its worker continues with other emails. So it
+    does not delay emails to other domains. The ceilings do not apply to the providers sendgrid, ses and resend, which
+    deliver at their own pace.
     """
 
 
@@ -88,7 +88,7 @@ def list_(*, as_json: bool) -> int:
 def set_(domain: str, per_second: float | None, concurrent: int | None, act: Act | None) -> int:
     """Set the ceilings of a recipient domain.
 
-    All hosts apply them within two seconds. Options that are not given stay as they are.
+    All hosts apply them within two seconds. A ceiling for which you give no option does not change.
 
     \b
     Examples:

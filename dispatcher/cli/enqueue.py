@@ -68,9 +68,8 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
 @click.option(
     "--on-uncertain",
     type=click.Choice([policy.value for policy in OnUncertain]),
-    help="If the outcome of an attempt is unknown: `hold` the email for an operator, or `resend` it, which may "
-    "duplicate it.  "
-    "[default: DISPATCHER_ON_UNCERTAIN]",
+    help="What to do if the outcome of an attempt is unknown: `hold` the email for an operator, or `resend` it. With "
+    "`resend`, the recipient might get the email twice.  [default: DISPATCHER_ON_UNCERTAIN]",
 )
 @click.option(
     "--erase-after-sending", is_flag=True, help="Delete the content (such as a one-time code) after the email is sent."
@@ -85,13 +84,14 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
     "--expires-at",
     type=Instant(),
     metavar="TIME",
-    help="Do not send from this time on: an email that is not sent by then is cancelled.",
+    help="From this time on, do not send the email, but cancel it.",
 )
 @click.option(
     "--expires-in",
     type=Age(),
     metavar="DURATION",
-    help="Like --expires-at, but as a length of time from now, or from --send-at: such as 10m or 2h.",
+    help="Like --expires-at, but as a length of time, such as 10m or 2h. It counts from --send-at if that is given, "
+    "otherwise from now.",
 )
 @click.option("--lane", help="The lane, such as urgent.  [default: the sender's lane (see `lanes set`), or normal]")
 @json_option()
@@ -118,19 +118,21 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     Needs DISPATCHER_DATABASE_URL. Run `dispatcher init` first. The command is safe to repeat: a second enqueue with the
     same key and content reports "already known" and changes nothing. The same key with different content is refused.
 
-    An email with a different send_at or expires_at has different content, too. Without --send-at, --expires-in counts
-    from now: a repeated command then has a different expires_at, and is refused. To be able to repeat such a command,
-    use --expires-at.
+    The times send_at and expires_at are part of the content. Without --send-at, --expires-in counts from now, so each
+    run of the same command has a different expires_at, and the second run is refused. To be able to repeat the command,
+    use --expires-at instead.
 
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
-    template_id and template_data (for providers with templates: resend, sendgrid, ses), headers, attachments (filename,
-    content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain, erase_after_sending,
-    ignore_suppression, send_at, expires_at and lane. For an SMS, add "channel": "sms"; `to` is then a phone number. The
-    command reports each invalid line by its number, and enqueues all valid lines. After an interruption, enqueue the
-    same file again.
+    template_id, template_data, headers, attachments, tags, tenant_id, correlation_id, on_uncertain,
+    erase_after_sending, ignore_suppression, send_at, expires_at and lane. An attachment is an object with the fields
+    filename, content_type and content (in base64). Templates need the provider resend, sendgrid or ses. For an SMS, add
+    "channel": "sms", and give a phone number in `to`.
 
-    If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, an email
-    with a template if only smtp is configured.
+    The command reports each invalid line by its number, and enqueues all valid lines. After an interruption, run the
+    same command again: emails that are already enqueued are not enqueued twice.
+
+    If DISPATCHER_PROVIDERS is set, the command refuses an email that none of these providers can send: for example, an
+    email with a template if only smtp is configured.
 
     Exit codes: 0 no email was refused (each is new or already known); 1 all emails were refused, or the
     command stopped before the end of the file; 3 only some emails were refused.

@@ -103,7 +103,7 @@ class Whom(click.ParamType[str]):
     "--until",
     type=PastInstant(),
     metavar="AGE|TIME",
-    help="Only emails enqueued before this time, in the same formats as for --since.",
+    help="Only emails enqueued before this time. Write the time as in --since.",
 )
 @click.option(
     "--provider", type=ProviderName(), metavar="NAME", help="Only emails whose last attempt used this provider."
@@ -138,15 +138,18 @@ def command(status: str | None, limit: int, cursor: UUID | None, as_json: bool, 
       dispatcher find --to ann@example.org --json | jq -r '.emails[].email_id'
       dispatcher show ID                       # everything about one email
 
-    An email must match all filters. Recipients are shown masked. --to and --domain compare keyed hashes of the
-    recipients. These hashes are kept as long as the email's row, except for an email with `erase_after_sending`: its
-    hashes are erased with its content. The sender and the tags are deleted with the content: by default, after 30 days.
+    The command finds the emails that match all filters, and shows their recipients masked.
 
-    For each page, the command reads a limited number of emails. So a page may have fewer than --limit emails although
-    more emails match: `was_cut` is then true, and --cursor continues the search.
+    --to and --domain compare keyed hashes of the recipients. These hashes are kept as long as the email's row. There is
+    one exception: if the email has `erase_after_sending`, the hashes are erased together with the content. The sender
+    and the tags of every email are deleted together with its content: by default, after 30 days.
 
-    An early release stored no hashes. If the database has emails from that release, `recipients_since` is the time
-    before which --to and --domain find no emails; otherwise it is null.
+    For each page, the command reads a limited number of emails. If it reaches this limit before it has found --limit
+    emails, the page ends early, and `was_cut` is true. --cursor continues the search.
+
+    An early release stored no hashes, so --to and --domain do not find its emails. If the database still has such
+    emails, --to and --domain find only emails that were enqueued at `recipients_since` or later. `recipients_since` is
+    null if the database has no such emails, or if the search uses neither --to nor --domain.
 
     \b
     JSON: {"emails": [{"email_id": …, "status": …, "recipients": ["a•••@example.org"], …}], "next_cursor": null,

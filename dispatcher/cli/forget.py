@@ -27,7 +27,7 @@ _PROGRESS_SECONDS: Final = 5.0
 
 @click.command("forget")
 @click.argument("address")
-@audit_options(reason="The reason, for the audit log: a ticket's number, for example, but no name and no address.")
+@audit_options(reason="The reason, for the audit log, such as a ticket's number. Write no name and no address.")
 @click.option("--suppressions", is_flag=True, help="Remove the address from the suppression list, too.")
 @click.option("--dry-run", is_flag=True, help="Only count what would be erased.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
@@ -42,20 +42,21 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
       dispatcher forget ann@example.com --reason "request 4711" --suppressions
       dispatcher forget "+49 151 12345678" --reason "request 4711"
 
-    With `-`, the address is read from stdin, so that it is not in the shell's history.
+    With `-`, the command reads the address from stdin, so that the address is not in the shell's history.
 
     The command erases the content and attachments of every finished email (sent, failed, held or cancelled) that has
-    this address in to, cc, bcc or reply_to. It erases the hash of the address in events, and what providers wrote about
-    these emails. For each email it keeps id, key, status and times, as a proof that the email existed. The audit log
-    does not contain the address.
+    this address in to, cc, bcc or reply_to. It also erases the hash of the address in events, and what providers wrote
+    about these emails. For each email it keeps id, key, status and times, as a proof that the email existed. The audit
+    log does not contain the address.
 
-    The command keeps the address's suppression entries, so that the address gets no email. It erases the masked address
-    and the note in these entries. With --suppressions, it removes the entries.
+    The command keeps the address's suppression entries, so that the address still gets no email. In these entries, it
+    erases the masked address and the note. With --suppressions, it removes the entries instead.
 
-    The command reads the recipients of every email that has content: about a minute per million emails. You may
-    interrupt and repeat it. Emails that are not finished are listed and not changed: run the command again when they
-    are finished. You need not wait for pending and waiting emails: cancel them with `dispatcher cancel`, and they are
-    finished.
+    The command reads the recipients of every email that has content. This takes about a minute per million emails. You
+    can interrupt the command and run it again.
+
+    Emails that are not finished are listed and not changed: run the command again when they are finished. To finish
+    pending and waiting emails at once, cancel them with `dispatcher cancel`.
 
     The command cannot reach copies outside this database: at the provider, in backups, in logs of other systems.
     See "A person asks for erasure" in docs/runbook.md.

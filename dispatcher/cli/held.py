@@ -131,9 +131,9 @@ def confirm_(**options: Any) -> int:
     number of selected emails and the ids of a few, and asks for confirmation. The dead letters of confirmed emails are
     removed from the DLQ. The command is safe to repeat.
 
-    Exit codes: 0 all selected emails have the status `sent`, even if they had it before; 1 no selected email has it;
-    2 confirmation needs a terminal or --yes; 3 only some have it, or RabbitMQ was unreachable, so that dead letters
-    remain on the DLQ.
+    Exit codes: 0 all selected emails now have the status `sent`; 1 no selected email has the status `sent`; 2
+    confirmation needs a terminal or --yes; 3 only some have the status `sent`, or RabbitMQ was unreachable, so that
+    dead letters remain on the DLQ.
     """
     from dispatcher.ops.verdicts import confirm as decide
 
@@ -153,14 +153,14 @@ def release(**options: Any) -> int:
 
     Give the ids or message keys of the emails, or select emails by a filter. With a filter, the command first shows the
     number of selected emails and the ids of a few, and asks for confirmation. The dead letters of released emails are
-    removed from the DLQ. The command is safe to repeat: it reports pending, sending and sent emails, and does not
-    change them.
+    removed from the DLQ. The command is safe to repeat: it does not change emails that are already pending, waiting,
+    sending or sent.
 
     All released emails become due immediately. To send them at a limited rate, use `dispatcher dlq replay --status held
-    --held` instead (--status selects held emails, --held permits the replay to send them).
+    --held` instead: --status selects held emails, and --held permits the replay to send them.
 
-    Exit codes: 0 all selected emails are now pending, sending or sent; 1 none of them is pending, sending or sent; 2
-    confirmation needs a terminal or --yes; 3 only some of them are pending, sending or sent, or RabbitMQ was
+    Exit codes: 0 all selected emails are now pending, waiting, sending or sent; 1 no selected email has one of these
+    statuses; 2 confirmation needs a terminal or --yes; 3 only some have one of these statuses, or RabbitMQ was
     unreachable, so that dead letters remain on the DLQ.
     """
     from dispatcher.ops.verdicts import release as decide

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 @click.command("init")
 @json_option("Print one line of JSON: the changes and faults of each server.")
 def command(as_json: bool) -> int:
-    """Create or update the tables and the queues. Run it at every deployment; it is safe to repeat.
+    """Create or update the tables and the queues. Run this command at every deployment: it is safe to repeat.
 
     \b
     Examples:
       dispatcher init
       dispatcher init --json
 
-    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL fails, the command still prepares
-    RabbitMQ, and vice versa. If a queue exists with different arguments, the command reports it and does not change it.
+    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL fails, the command still prepares RabbitMQ, and
+    vice versa. If a queue exists with different arguments, the command reports the difference and does not change the
+    queue.
 
     Exit codes: 0 both servers are ready, 1 neither is, 3 only one is.
     """

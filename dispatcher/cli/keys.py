@@ -50,7 +50,9 @@ def command() -> None:
 
 
 @command.command("create")
-@click.option("--name", required=True, help="The application that uses the key; `keys list` shows it.")
+@click.option(
+    "--name", required=True, help="The application or operator that uses the key. `keys list` shows this name."
+)
 @click.option(
     "--tenant",
     "tenant_id",
@@ -71,8 +73,9 @@ def command() -> None:
     multiple=True,
     default=("send", "read"),
     show_default=True,
-    help="What the key allows: send, read, operate (replay, confirm or release emails; suppress recipients), "
-    "ignore_suppression (needs send, too; the key may then send to suppressed recipients). Repeatable.",
+    help="An action that the key allows. send: enqueue emails. read: read the status of emails. operate: cancel, "
+    "replay, confirm or release emails, and suppress recipients. ignore_suppression: together with send, send to "
+    "suppressed recipients, too. Repeatable.",
 )
 @click.option(
     "--from-domain",
@@ -120,6 +123,8 @@ def create(*, as_json: bool, **options: Any) -> int:
       dispatcher keys create --name dashboard --scope read
       dispatcher keys create --name ann --all-tenants --scope operate
       dispatcher keys create --name shop --from-address no-reply@example.com --per-second 50 --recipients-per-day 10000
+
+    The scope send needs --from-domain, --from-address or --from-anywhere.
     """
     from dispatcher.store.api_keys import insert_key
 

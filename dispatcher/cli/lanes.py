@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from dispatcher.ops.acts import Act
     from dispatcher.store.connections import AsyncSession
 
-_SENDER = click.option(
-    "--from", "sender", metavar="SENDER", help="A sender's address (otp@example.com), or a domain (@example.com)."
-)
+
+def _sender_option(about: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    text = f"{about}: an address (otp@example.com) or a domain (@example.com)."
+    return click.option("--from", "sender", metavar="SENDER", help=text)
 
 
 @click.group("lanes")
@@ -39,8 +41,8 @@ def command() -> None:
       dispatcher lanes unset bulk
 
     DISPATCHER_LANES names the lanes, most urgent first. Each lane has its own send queue, and a share of the workers
-    and of the providers' rates. A lane's policy says for how long its emails are tried, and what happens to an email
-    whose outcome is unknown. See docs/lanes.md.
+    and of the providers' rates. A lane's policy says how often and for how long an email is tried, and what happens to
+    an email whose outcome is unknown. See docs/lanes.md.
     """
 
 
@@ -54,9 +56,9 @@ def list_(*, as_json: bool) -> int:
       dispatcher lanes list
       dispatcher lanes list --json | jq '.lanes[] | {lane, share}'
 
-    `share` is the lane's share while all lanes have emails. If a lane has no emails, the other lanes use its share. In
-    the table, `-` means that the host's setting applies: DISPATCHER_ON_UNCERTAIN, DISPATCHER_MAX_ATTEMPTS or
-    DISPATCHER_REDELIVER_FOR.
+    `share` is the lane's part of the workers and of the providers' rates while every lane has emails. If a lane has no
+    emails, the other lanes use its share. In the table, `-` means that nothing is set for the lane, so the host's
+    setting applies: DISPATCHER_ON_UNCERTAIN, DISPATCHER_MAX_ATTEMPTS or DISPATCHER_REDELIVER_FOR.
     """
     from dispatcher.ops.lanes import LaneShare, list_rules, list_shares
 
@@ -89,12 +91,12 @@ def list_(*, as_json: bool) -> int:
 
 @command.command("set")
 @click.argument("lane")
-@_SENDER
+@_sender_option("Assign this sender to LANE")
 @click.option(
     "--weight",
     type=Number(MIN_LIMIT, MAX_LIMIT),
     metavar="N",
-    help="The lane's share of workers and rates, relative to the other lanes that have emails.",
+    help="The lane's share of the workers and of the providers' rates, relative to the other lanes that have emails.",
 )
 @click.option(
     "--on-uncertain",
@@ -111,7 +113,8 @@ def list_(*, as_json: bool) -> int:
 )
 @audit_options(is_required=False)
 def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
-    """Set a lane's share and policy, or the lane of a sender's emails. Options that are not given stay as they are.
+    """Set a lane's share and policy, or the lane of a sender's emails. Values for which you give no option do not
+    change.
 
     \b
     Examples:
@@ -120,10 +123,12 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
       dispatcher lanes set --from otp@example.com urgent
       dispatcher lanes set --from @news.example.com bulk
 
-    Shares are in force on all hosts within two seconds. While the most urgent lane has emails, its share is at
-    least 20 %, whatever its weight. Policies and senders' lanes are stored with each email when it is enqueued, so
-    they apply only to emails that are enqueued from now on. If an email or its API key names a lane, that lane is
-    used instead of the sender's lane.
+    All hosts apply a new share within two seconds. While the most urgent lane has emails, its share is at least 20 %,
+    even if its weight is small.
+
+    A new policy applies only to emails that are enqueued from now on, because the policy is stored with each email when
+    it is enqueued. The same is true of a sender's new lane. If an email or its API key names a lane, that lane is used
+    instead of the sender's lane.
     """
     from dispatcher.ops import lanes
 
@@ -154,7 +159,7 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
 
 @command.command("unset")
 @click.argument("lane", required=False)
-@_SENDER
+@_sender_option("Delete the lane of this sender")
 @audit_options(is_required=False)
 def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
     """Delete the share and policy of a lane, or the lane of a sender.
@@ -163,6 +168,10 @@ def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
     Examples:
       dispatcher lanes unset bulk
       dispatcher lanes unset --from otp@example.com
+
+    A lane without its own share and policy has its default weight, and the settings of each host apply to its emails. A
+    sender without a lane sends in the lane normal, unless the sender's domain has a lane, or the email or its API key
+    names one.
     """
     from dispatcher.ops import lanes
 

@@ -32,17 +32,20 @@ COMMANDS: Final = {
     "cancel": ("unsent:cancel", "Cancel emails that are not sent yet."),
     "reschedule": ("unsent:reschedule", "Change the send time of emails that are not sent yet."),
     "lanes": ("lanes:command", "List lanes; set their shares, policies and senders."),
-    "tenants": ("tenants:command", "List tenants' limits; set a tenant's rate and share."),
-    "domains": ("domains:command", "List and set the ceilings of recipient domains, for smtp."),
+    "tenants": ("tenants:command", "List and set the rates and shares of tenants."),
+    "domains": ("domains:command", "Limit the emails that the provider smtp sends to a recipient domain."),
     "pause": ("pause:command", "Stop sending: everything, or one lane, tenant or provider."),
     "resume": ("pause:resume", "End a pause."),
     "held": ("held:command", "List, confirm or release emails whose outcome is unknown."),
-    "dlq": ("dlq:command", "Dead letters: list, show, replay, discard, reconcile."),
+    "dlq": ("dlq:command", "List, show, replay, discard or reconcile dead letters."),
     "webhooks": ("webhooks:command", "Add, list, test and replay webhooks, which post events to applications."),
     "suppressions": ("suppressions:command", "List, add or remove recipients who get no email."),
     "config": ("config:command", "Show every setting: value, source, default."),
     "doctor": ("doctor:command", "Check settings, servers and providers, and say how to fix each fault."),
-    "topology": ("topology:command", "Print least-privilege RabbitMQ users and PostgreSQL grants."),
+    "topology": (
+        "topology:command",
+        "Print commands that give RabbitMQ users and PostgreSQL roles the least privileges.",
+    ),
     "prune": ("prune:command", "Delete emails that are older than the retention settings allow."),
     "forget": ("forget:command", "Erase a recipient's address, and the content of the recipient's emails."),
     "alerts": ("alerts:command", "Send a test alert through every channel."),
@@ -62,7 +65,7 @@ COMMANDS: Final = {
 )
 @click.version_option(VERSION, prog_name="dispatcher", message="%(prog)s %(version)s")
 def dispatcher() -> None:
-    """Send transactional email asynchronously, without losing or duplicating any.
+    """Send transactional email in the background, without losing an email or sending one twice.
 
     \b
     To try it with private servers, and a provider that writes emails to a folder:
@@ -70,15 +73,16 @@ def dispatcher() -> None:
       dispatcher init
       dispatcher enqueue --key hello-1 --from me@example.com --to you@example.org \\
                          --subject Hello --text "It works."
-      dispatcher run          # in another terminal: dispatcher status --watch
+      dispatcher run                      # sends the email; stop this command with Ctrl-C
+      ls "$DISPATCHER_CAPTURE_DIR/new"    # the email that was sent
 
     \b
     Terms in the help of the commands:
       message key     the application's own unique name for an email
       DLQ             the dead-letter queue in RabbitMQ; it has a message for each failed or held email
       dead letter     a message on the DLQ
-      poison message  a message that points to no email
-      held            the status of an email that may have been sent; an operator decides
+      poison message  a RabbitMQ message that points to no email
+      held            the status of an email that may have been sent; an operator decides whether to send it again
       lane            a class of emails with its own queue: urgent, normal, bulk
       tenant          an application or a customer; the emails of different tenants are separate
     """

@@ -34,9 +34,12 @@ _NAME: Final = click.argument("name", required=False)
     "seconds",
     type=Age(),
     metavar="TIME",
-    help="How long the pause lasts: 30m, 2h, 3d.  [default: until `dispatcher resume`]",
+    help="How long the pause lasts, such as 30m, 2h or 3d.  [default: until `dispatcher resume`]",
 )
-@audit_options(is_required=False)
+@audit_options(
+    is_required=False,
+    reason="The reason, for the audit log: a few words, without addresses. Required, except for `list`.",
+)
 @json_option()
 def command(scope: str, name: str | None, seconds: float | None, act: Act | None, as_json: bool) -> int:
     """Stop sending: everything, or one lane, tenant or provider. Or list what is paused.
@@ -49,14 +52,14 @@ def command(scope: str, name: str | None, seconds: float | None, act: Act | None
       dispatcher pause all --for 30m --reason "database move"
       dispatcher pause list
 
-    All hosts apply a pause within two seconds. Applications may still enqueue; the emails wait. Emails that are already
-    being transmitted to a provider are finished as usual. A pause lasts until `dispatcher resume`, or for the time in
-    --for, even if processes restart. To change the end or the reason of a pause, pause again.
+    All hosts apply a pause within two seconds. Applications can still enqueue emails; these emails wait. Emails that
+    are already being transmitted to a provider are finished as usual. A pause lasts until `dispatcher resume`, or for
+    the time in --for, even if processes restart. To change the end or the reason of a pause, pause again.
 
     While a provider is paused, the other providers in DISPATCHER_PROVIDERS send the emails, as if the paused provider
     were unreachable. Emails that only the paused provider can send wait.
 
-    `dispatcher status` shows the reason, and the audit log records it.
+    `dispatcher status` shows the pause and its reason, and the audit log records them.
     """
     settings = load_settings("database_url")
     if scope == _LIST:

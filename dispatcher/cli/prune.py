@@ -27,7 +27,7 @@ WAIT_SECONDS: Final = 10.0
 @click.option("--dry-run", is_flag=True, help="Only list the partitions that would be dropped.")
 @json_option("Print one line of JSON: dropped partitions, counts by kind, failures.")
 def command(dry_run: bool, as_json: bool) -> int:
-    """Delete old data: first the content of emails, then the emails, then their message keys and the audit log.
+    """Delete old data: emails' content, whole emails, records of replays, message keys, the audit log and events.
 
     \b
     Examples:
@@ -35,7 +35,7 @@ def command(dry_run: bool, as_json: bool) -> int:
       DISPATCHER_RETAIN_EMAILS_DAYS=90 dispatcher prune --json
 
     \b
-    Settings, in days; 0 keeps the data for ever:
+    Settings, in days; 0 keeps the data for ever (events: at least 1 day):
       DISPATCHER_RETAIN_CONTENT_DAYS   subject, bodies, addresses, attachments
       DISPATCHER_RETAIN_EMAILS_DAYS    all other data about an email, and the records of replays
       DISPATCHER_RETAIN_UNDECIDED_DAYS content and row of an undecided email
@@ -46,13 +46,13 @@ def command(dry_run: bool, as_json: bool) -> int:
     Emails that are pending, waiting or sending are never pruned. An email is undecided if it is failed or held, and no
     operator has replayed, confirmed, released or discarded it.
 
-    Rows are deleted one weekly partition at a time, so a row may be deleted up to seven days late. A partition with an
-    email that must be kept is not dropped: only the content of its other emails is deleted. The command also deletes
-    the content of sent and cancelled emails with `erase_after_sending`.
+    Rows are deleted one weekly partition at a time, so a row may be deleted up to seven days late. If a partition has
+    an email that must be kept, the partition is not dropped: only the content of the other emails is deleted. The
+    command also deletes the content of sent and cancelled emails with `erase_after_sending`.
 
     The monitor of every host prunes once an hour. You need this command only if no monitor runs, or if the dispatcher's
-    PostgreSQL role does not own the tables: then run the command with the role that owns them. Needs
-    DISPATCHER_DATABASE_URL.
+    PostgreSQL role does not own the tables. In the second case, run the command with the role that owns the tables.
+    Needs DISPATCHER_DATABASE_URL.
 
     Exit codes: 0 all done, or nothing was old enough; 1 the command could not start, for example because a monitor was
     pruning; 3 some deletions failed, and stderr reports them.

@@ -71,10 +71,11 @@ def command(workers: int | None) -> int:
                         processes exit immediately. Emails that were being
                         transmitted are then uncertain: they become held, or are
                         sent again (see DISPATCHER_ON_UNCERTAIN).
-      SIGHUP            Read the env file and the *_FILE secrets again, and replace
-                        every process, one after the other. The new worker starts
-                        before the old worker drains.
-      SIGTTIN, SIGTTOU  Add a worker, remove a worker.
+      SIGHUP            Read the env file and the files with secrets (DISPATCHER_…_FILE)
+                        again, and replace every process, one after the other. Each
+                        new worker starts before the old worker drains.
+      SIGTTIN           Add a worker.
+      SIGTTOU           Remove a worker.
 
     Exit codes: 0 all processes drained; 1 some processes had to be killed; 78 settings, tables or queues are invalid.
     """

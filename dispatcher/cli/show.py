@@ -71,13 +71,15 @@ def command(
       dispatcher show order-17-receipt --reveal --reason "ticket 4711"
       dispatcher show p-3fa9c1d2e0b4 --export message.bin
 
-    Give the email's id or its message key; `dispatcher find` finds emails by their recipient. Or give the id of a
-    poison message (p-…), which `dispatcher dlq list --poison` shows. A poison message is a message on the DLQ that
-    points to no email.
+    Give the email's id or its message key. (To find an email by its recipient, use `dispatcher find`.) Or give the id
+    of a poison message (p-…): `dispatcher dlq list --poison` shows these ids. A poison message is a message on the DLQ
+    that points to no email.
 
-    For an email, the output has its status, the reason why it is not sent yet, a timeline of everything that happened
-    to it, every attempt, events from providers, operators' actions, replays, and its dead letter on the DLQ with
-    RabbitMQ's x-death header. `dispatcher dlq show` is the same command.
+    For an email, the command shows the status, and why the email is not sent yet; a timeline of everything that
+    happened to the email; every attempt; events from providers; operators' actions; and replays. It also shows the
+    email's dead letter on the DLQ, with RabbitMQ's x-death header.
+
+    `dispatcher show` and `dispatcher dlq show` are the same command.
 
     Exit codes: 0 shown; 1 there is no such email or message; 3 shown, but the DLQ could not be read.
     """

@@ -43,7 +43,8 @@ _WATCH_SECONDS: Final = 2.0
     "history_seconds",
     type=Age(),
     metavar="TIME",
-    help="Instead of the status, show the attempts of the last TIME (such as 24h or 7d) by provider and outcome.",
+    help="Instead of the status, show the attempts of the last TIME, by provider and outcome. TIME is a length such as "
+    "24h or 7d.",
 )
 def command(as_json: bool, watch_seconds: float | None, history_seconds: float | None) -> int:
     """Count emails by status and messages by queue; list workers, faulty providers and vanished hosts.
@@ -56,55 +57,62 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
       dispatcher status --json | jq .emails.pending
 
     \b
-    Statuses:
-      pending    enqueued; waits for a worker, or for its next attempt
-      waiting    waits for a later time: it is scheduled, will be redelivered, or waits for
-                 the ceiling of its recipient domain
-      sending    a worker has leased it
-      sent       the provider accepted it
-      failed     it will not be sent: see `dispatcher dlq`
-      held       it is unknown whether the provider accepted it: see `dispatcher held`
-      cancelled  it was cancelled, or has expired, before it was sent
+    Statuses of an email:
+      pending    enqueued: it waits for a worker, or for its next attempt
+      waiting    not due yet: it is scheduled, will be redelivered, or waits for the ceiling
+                 of its recipient domain
+      sending    leased by a worker
+      sent       accepted by a provider
+      failed     not sent, and not tried again: see `dispatcher dlq`
+      held       it is unknown whether a provider accepted the email: see `dispatcher held`
+      cancelled  cancelled or expired before it was sent
 
     Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL is unreachable, the command fails. If RabbitMQ
-    is unreachable, `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that
-    workers have received but not acked.
+    is unreachable, the command shows everything except the queues, stderr says why, and the exit code is 3. Queue
+    counts do not include messages that workers have received but not acknowledged.
 
-    `domains` lists the recipient domains whose ceilings make emails wait (see `dispatcher domains`). The field
-    `waiting` of a domain is the number of these emails, counted up to 10,000.
+    The following paragraphs explain fields of the JSON. The end of this text shows an example. If RabbitMQ is
+    unreachable, `queues` is null.
+
+    `domains` lists the recipient domains whose ceilings make emails wait (see `dispatcher domains`). For each domain,
+    `waiting` is the number of emails that wait, counted up to 10,000.
 
     `oldest_pending_seconds` is the longest time that a pending email has waited since it could first be sent.
     `longest_due_seconds` is the longest time that a due email has waited for the relay to publish it. These two figures
-    leave out emails that an operator paused (see `pauses`).
+    leave out emails that wait because of a pause (see `pauses`).
 
     `latency_seconds` is the time from when an email could first be sent until a provider accepted it. The percentiles
     are computed from the sent emails that were enqueued in the last ten minutes. If there are more than 1,000 such
     emails, only the newest 1,000 are used.
 
-    If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
-    it. Its state is `paused` (the provider throttles us; `pauses` lists what operators paused), `open` (all requests
-    fail), or `half_open` (one email tests the provider).
+    If `workers` is empty, no `dispatcher run` is running.
 
-    A host has vanished if it has leases but no worker with a PostgreSQL session, or if its monitor has not reported for
-    DISPATCHER_ALERT_AFTER_SECONDS and did not shut down cleanly. `settled_in_seconds` is the time within which another
-    host marks the vanished host's emails `held`, or resends them (see DISPATCHER_ON_UNCERTAIN). It is null if the
-    vanished host has no leases. `silent_seconds` is the time since the monitor of the vanished host last reported. It
-    is null if that monitor shut down cleanly, or if it still reports and only the workers have vanished.
+    `providers` lists a provider only while a worker cannot use it. The provider's state is `paused` (the provider
+    throttles us), `open` (all requests fail), or `half_open` (one email tests the provider). Pauses by operators are
+    listed in `pauses` instead.
 
-    `unready` is a text. It says which processes of this host's `dispatcher run` do not work, and why. The text comes
+    `vanished_hosts` lists a host in two cases: the host has leases, but no worker with a PostgreSQL session; or its
+    monitor has not reported for DISPATCHER_ALERT_AFTER_SECONDS, and did not shut down cleanly.
+
+    `settled_in_seconds` is the longest time until another host marks the vanished host's emails `held`, or resends them
+    (see DISPATCHER_ON_UNCERTAIN). It is null if the vanished host has no leases. `silent_seconds` is the time since the
+    monitor of the vanished host last reported. It is null if the monitor shut down cleanly, or if the monitor still
+    reports and only the workers have vanished.
+
+    `unready` is a text that says which processes of this host's `dispatcher run` do not work, and why. The text comes
     from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor answers.
 
-    An email is undecided if it is failed or held, and no operator has resolved it. The content of an undecided email is
-    deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS. `expiring` counts the undecided emails whose content will be deleted
-    within a week; it is null if their content is kept for ever.
+    `expiring` counts the undecided emails whose content will be deleted within a week. An email is undecided if it is
+    failed or held, and no operator has resolved it. Its content is deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS.
+    `expiring` is null if this setting is 0, which keeps the content for ever.
 
     The table shows `oldest_pending_seconds` as "oldest pending", `longest_due_seconds` as "oldest unpublished", and
     `expiring` as "undecided, expiring".
 
     With --history, the command counts attempts by provider and outcome: per hour if TIME is at most 2d, otherwise per
     day, in UTC. The first hour or day is counted as a whole, even if only a part of it lies within TIME. An email
-    counts once per attempt, so a deferred email that is sent later counts twice. The history needs only
-    DISPATCHER_DATABASE_URL. Its JSON always contains both hours and days:
+    counts once per attempt: for example, an email that is deferred once and sent later counts twice. The history needs
+    only DISPATCHER_DATABASE_URL. The JSON of --history always contains hours and days:
 
     \b
       {"hours": [{"begins_at": "2026-11-23T12:00:00Z", "provider": "smtp", "outcome": "accepted", "attempts": 4711}],

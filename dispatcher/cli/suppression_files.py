@@ -34,16 +34,16 @@ _REFUSALS_SHOWN: Final = 20
 @click.option("--dry-run", is_flag=True, help="Only check the file; change nothing.")
 @json_option()
 def import_(file: TextIO, tenant_id: str, kind: str, act: Act, dry_run: bool, as_json: bool) -> int:
-    """Suppress the recipients of a file.
+    """Suppress the recipients in a file.
 
     \b
     Examples:
       dispatcher suppressions import bounces.csv --kind hard_bounce --reason "moved from another provider"
       cut -f1 list.tsv | dispatcher suppressions import - --reason "customers who left"
 
-    The file has one address or domain per line, or it is CSV with a heading. The CSV columns are recipient (which may
-    also be named address, email or domain), kind, note and expires_at. The output of `dispatcher suppressions export`
-    can be imported, too. The command reports each invalid line by its number, and adds all valid lines.
+    The file has one address or domain per line, or it is CSV with a heading line. The CSV columns are recipient (which
+    may also be named address, email or domain), kind, note and expires_at. The output of `dispatcher suppressions
+    export` can be imported, too. The command reports each invalid line by its number, and adds all valid lines.
 
     Exit codes: 0 done, 1 every line was refused, 3 some lines were refused.
     """
@@ -94,8 +94,9 @@ def export(tenant_id: str) -> int:
     Example:
       dispatcher suppressions export > suppressed.csv
 
-    The database does not store these addresses, so the file contains hashes and masked addresses. Import the file only
-    into the same database, or into a copy of it: in any other database, the hashes match no address.
+    The database does not store the addresses of suppressed recipients, so the file contains hashes and masked
+    addresses. Import the file only into the same database, or into a copy of it: in any other database, the hashes
+    match no address.
     """
     from dispatcher.ops import suppressions
 

@@ -41,8 +41,9 @@ def command() -> None:
       dispatcher suppressions add ann@example.org --reason "closed account"
       dispatcher suppressions remove ann@example.org --reason "mailbox works again" --replay
 
-    Hard bounces, complaints and unsubscribes add entries automatically (DISPATCHER_SUPPRESS_ON). The entries contain no
-    addresses, only keyed hashes and masked forms such as `a•••@example.org`.
+    A hard bounce, a complaint or an unsubscribe suppresses the recipient automatically (see DISPATCHER_SUPPRESS_ON).
+    The database does not store the addresses of suppressed recipients, only keyed hashes and masked forms such as
+    `a•••@example.org`.
     """
 
 
@@ -196,8 +197,8 @@ def remove(
       dispatcher suppressions remove ann@example.org --dry-run --reason "mailbox works again"
       dispatcher suppressions remove ann@example.org --reason "mailbox works again" --replay --yes
 
-    Emails that failed because all their recipients were suppressed stay failed. With --replay, this command sends them
-    like `dispatcher dlq replay`: each once, at a limited rate. The command is safe to repeat.
+    Emails that failed because all their recipients were suppressed stay failed. With --replay, the command sends these
+    emails like `dispatcher dlq replay`: each once, at a limited rate. The command is safe to repeat.
 
     Exit codes: 0 done; 1 there was no entry and no email to send; 2 confirmation needs a terminal or --yes; 3 only some
     emails were replayed.

@@ -79,8 +79,8 @@ def list_(*, as_json: bool) -> int:
 )
 @audit_options(is_required=False)
 def set_(tenant_id: str, per_second: float | None, weight: float | None, act: Act | None) -> int:
-    """Set a tenant's rate and share. All hosts apply them within two seconds. Options that are not given stay as they
-    are.
+    """Set a tenant's rate and share. All hosts apply them within two seconds. Values for which you give no option do
+    not change.
 
     \b
     Examples:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @click.group("topology")
 def command() -> None:
-    """Print least-privilege RabbitMQ users and PostgreSQL grants. (`dispatcher init` creates queues and tables.)
+    """Print commands that give RabbitMQ users and PostgreSQL roles the least privileges. (`dispatcher init` creates the
+    queues and tables.)
 
     \b
     Examples:
@@ -93,8 +94,8 @@ def grants(as_json: bool, **names: str) -> int:
       reader      for commands that only read; cannot read content, addresses or API keys
 
     Execute the output as the owner of the tables. The schema is DISPATCHER_DATABASE_SCHEMA. This command changes
-    nothing, and its output creates no role: create the roles first. A later release may need more privileges, so
-    execute the output again after each `dispatcher init`. The output is safe to execute repeatedly.
+    nothing, and its output creates no role: create the roles first. A later release may need more privileges. So after
+    each `dispatcher init`, run this command again and execute its output. The output is safe to execute repeatedly.
     """
     from dispatcher.store.grants import roles_of
 

@@ -44,10 +44,15 @@ def _selecting(command: Callable[..., int]) -> Callable[..., int]:
     for option in (
         json_option("Print one line of JSON: the number of emails by result, and the emails that were not changed."),
         click.option(
-            "--yes", is_flag=True, help="With a filter: do not ask for confirmation; required without a terminal."
+            "--yes",
+            is_flag=True,
+            help="With a filter or --all: do not ask for confirmation. Required without a terminal.",
         ),
         click.option("--dry-run", is_flag=True, help="Only show how many emails are selected; change nothing."),
-        audit_options(is_required=False),
+        audit_options(
+            is_required=False,
+            reason="The reason, for the audit log: a few words, without addresses. Required without --dry-run.",
+        ),
         click.option("--all", "everything", is_flag=True, help="Select every pending and waiting email."),
         unsent_filter_options,
         click.argument("names", metavar="[ID|KEY...]", nargs=-1),
@@ -67,13 +72,13 @@ def cancel(**options: Any) -> int:
       dispatcher cancel --lane bulk --correlation-id newsletter-48 --dry-run
       dispatcher cancel --lane bulk --correlation-id newsletter-48 --reason "wrong price in it" --yes
 
-    Give the ids or message keys of the emails, select emails by a filter, or select all with --all. With a filter, the
-    command first shows the number of selected emails and the ids of a few, and asks for confirmation.
+    Give the ids or message keys of the emails, select emails by a filter, or select all with --all. With a filter or
+    --all, the command first shows the number of selected emails and the ids of a few, and asks for confirmation.
 
     An email that the command reports as cancelled is never sent. If a worker has already leased an email, it is too
     late: the email is not changed, and the command reports this. The command is safe to repeat.
 
-    Exit codes: 0 all selected emails are cancelled, by this command or by an earlier one, or no email matches the
+    Exit codes: 0 all selected emails are cancelled (by this command or by an earlier one), or no email matches the
     filter; 1 no selected email is cancelled; 2 confirmation needs a terminal or --yes; 3 only some are cancelled.
     """
     from dispatcher.ops.unsent import cancel as cancel_emails
@@ -87,7 +92,7 @@ def cancel(**options: Any) -> int:
 @click.command("reschedule")
 @click.option("--send-at", type=Instant(), metavar="TIME", help="Send at this time, such as 2026-12-24T18:00:00+01:00.")
 @click.option(
-    "--send-in", type=Age(), metavar="DURATION", help="Send after this length of time, such as 90s, 15m, 2h or 3d."
+    "--send-in", type=Age(), metavar="DURATION", help="Send this length of time from now, such as 90s, 15m, 2h or 3d."
 )
 @click.option("--now", "is_now", is_flag=True, help="Send as soon as possible.")
 @_selecting
@@ -100,9 +105,12 @@ def reschedule(send_at: datetime | None, send_in: float | None, is_now: bool, **
       dispatcher reschedule --tenant shop --status waiting --now --reason "the mail server is back" --yes
       dispatcher reschedule --lane bulk --send-in 2h --reason "traffic peak" --dry-run
 
-    Give the ids or message keys of the emails, select emails by a filter, or select all with --all. The emails wait
-    until the new time. If a worker has already leased an email, it is too late: the email is not changed. An email that
-    expires before the new time is not changed, either.
+    Give the new time with --send-at, --send-in or --now. Give the ids or message keys of the emails, select emails by a
+    filter, or select all with --all. With a filter or --all, the command first shows the number of selected emails and
+    the ids of a few, and asks for confirmation.
+
+    The emails wait until the new time. If a worker has already leased an email, it is too late: the email is not
+    changed. An email that expires before the new time is not changed, either.
 
     Exit codes: 0 all selected emails are rescheduled, or no email matches the filter; 1 no selected email is
     rescheduled; 2 confirmation needs a terminal or --yes; 3 only some are rescheduled.

@@ -41,8 +41,8 @@ def command() -> None:
       dispatcher webhooks replay 1 --since 2h
 
     An event may be posted more than once, each time with the same `webhook-id`. Each post is signed according to
-    Standard Webhooks. The monitor of `dispatcher run` posts the events. An application can also poll: GET /v1/events.
-    See docs/webhooks.md.
+    Standard Webhooks. The monitor of `dispatcher run` posts the events. Instead of a webhook, an application can poll
+    for events with GET /v1/events of the HTTP API. See docs/webhooks.md.
     """
 
 
@@ -89,12 +89,12 @@ def _since(context: click.Context, parameter: click.Parameter, text: str) -> dat
     callback=_kinds,
     default=",".join(TYPES),
     metavar="KINDS",
-    help=f"Comma-separated: {', '.join(TYPES)}.  [default: all]",
+    help=f"The types of events that the webhook gets, separated by commas: {', '.join(TYPES)}.  [default: all]",
 )
 @click.option(
     "--recipients",
     is_flag=True,
-    help="Include recipients' addresses in the events, until the email's content is deleted.",
+    help="Include recipients' addresses in the events of an email, until the email's content is deleted.",
 )
 @audit_options(is_required=False)
 @json_option()
@@ -154,9 +154,8 @@ def list_(tenant_id: str | None, as_json: bool) -> int:
       dispatcher webhooks list
       dispatcher webhooks list --json | jq '.[] | select(.state == "disabled")'
 
-    "retries" counts the events that are posted again because the receiver refused them. "given up" counts the refused
-    events that are not posted again. The lag is the age of the oldest event that the receiver has neither accepted nor
-    refused.
+    "retries" is the number of refused events that wait to be posted again. "given up" is the number of refused events
+    that are not posted again. "lag" is the age of the oldest event that the receiver has neither accepted nor refused.
     """
     from dispatcher.ops.webhooks import list_webhooks
 
@@ -235,7 +234,7 @@ def remove(number: int, act: Act | None) -> int:
 @audit_options(is_required=False)
 @json_option()
 def rotate(number: int, act: Act | None, as_json: bool) -> int:
-    """Give a webhook a new secret and print it. For 24 hours, events are signed with both secrets.
+    """Give a webhook a new secret and print it. For 24 hours, events are signed with the old and the new secret.
 
     \b
     Example:
@@ -279,7 +278,8 @@ def enable(number: int, act: Act | None) -> int:
 def disable(number: int, act: Act | None) -> int:
     """Post nothing to a webhook until `webhooks enable`. Its events wait.
 
-    The database keeps events for DISPATCHER_RETAIN_EVENTS_DAYS. An alert reminds operators of disabled webhooks.
+    Waiting events that are older than DISPATCHER_RETAIN_EVENTS_DAYS are deleted: the webhook never gets them. An alert
+    reminds operators of disabled webhooks.
 
     \b
     Example:
@@ -306,7 +306,7 @@ def disable(number: int, act: Act | None) -> int:
 def replay(number: int, since: datetime, act: Act | None) -> int:
     """Post again all events since a given time. The events keep their ids.
 
-    The database keeps events for DISPATCHER_RETAIN_EVENTS_DAYS.
+    Events older than DISPATCHER_RETAIN_EVENTS_DAYS are deleted, so they cannot be posted again.
 
     \b
     Examples:
