@@ -138,7 +138,9 @@ def replay(
     ways = "ids or message keys, a filter such as --error-type, --from-queue, or --all"
     require_names_or_filter(names, selection, ways, is_chosen=from_queue or everything)
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, but not both.")
-    _refuse(not dry_run and not reason, "--reason is missing: a few words for the audit log. (--dry-run needs none.)")
+    _refuse(
+        not dry_run and not reason, "--reason is missing: a few words for the audit log. (--dry-run needs no reason.)"
+    )
     act = None if dry_run else Act.of(actor, reason or "")
     settings = load_settings("database_url", "amqp_url")
     found = run_with_session("dlq", partial(_find, settings, selection, names, from_queue, include_held), settings)

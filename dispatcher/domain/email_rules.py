@@ -240,7 +240,7 @@ def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
         field = f"headers.{shown(name)}"
         lowered = _header_name(field, name, allowed)
         if lowered in seen:
-            raise InvalidEmail(field, "is set twice; header names ignore case")
+            raise InvalidEmail(field, "is set twice; upper and lower case make no difference in header names")
         seen.add(lowered)
         kept[_text(field, name)] = line(field, text, MAX_LINE_CHARACTERS)
     return MappingProxyType(kept)

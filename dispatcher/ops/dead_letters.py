@@ -136,7 +136,8 @@ async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Calla
                 return first
             removed = await _remove(session, dlq, is_selected)
     raise BrokerUnavailable(
-        f'RabbitMQ keeps returning messages that were removed from the queue "{dlq.queue}".', remedy="Try again later."
+        f'RabbitMQ still delivers messages that were already removed from the queue "{dlq.queue}".',
+        remedy="Try again later.",
     )
 
 
