@@ -352,7 +352,7 @@ def _check_management(settings: Settings, topology: Topology) -> Iterator[Findin
         yield from map(_quorum_finding, find_offline_members(management, topology))
         yield _check_consumer_timeout(settings, management)
     except DispatcherError as error:
-        remedy = "Enable its management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
+        remedy = "Enable RabbitMQ's management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
         yield failed("RabbitMQ management", error, remedy)
 
 

@@ -41,16 +41,16 @@ EVENTS: Final = MappingProxyType(
         "already finished, not due, or leased by another worker. Fields: email_id, status (of the email).",
         "message.returned": "A worker received a dead letter that an operator had moved to the send queue. Fields: "
         "email_id, verdict (replayed: the email is due again; refused: the dead letter goes back to the DLQ; stale: "
-        "the dead letter is about an earlier failure).",
+        "the dead letter is about an earlier failure, and is removed).",
         "message.rejected": "A worker rejected a message that points to no email, and RabbitMQ moved the message to "
         "the DLQ. Fields: reason, and octets (the size of an unreadable message) or email_id.",
         # Events about RabbitMQ, PostgreSQL, providers and operators' controls.
         "broker.connected": "The process is connected to RabbitMQ. Field: queues (the queues that the worker consumes; "
         "other processes leave out this field).",
-        "broker.connection_lost": "RabbitMQ is unreachable. The process reconnects with growing waits. Fields: reason, "
-        "retry_in_seconds.",
-        "store.connection_lost": "PostgreSQL is unreachable. The process keeps unrecorded results and retries. Fields: "
-        "reason, retry_in_seconds.",
+        "broker.connection_lost": "RabbitMQ is unreachable. The process tries to reconnect, and waits longer after "
+        "each try. Fields: reason, retry_in_seconds.",
+        "store.connection_lost": "PostgreSQL is unreachable. The process keeps the results that it could not record, "
+        "and tries to reconnect. Fields: reason, retry_in_seconds.",
         "store.connected": "PostgreSQL is reachable again.",
         "store.commits_waiting": "Commits wait for a synchronous standby and keep email rows locked. Fields: count, "
         "email_ids (the first few), lock_holders (the sessions that wait).",
@@ -93,8 +93,8 @@ EVENTS: Final = MappingProxyType(
         "process.hung": "The event loop of a process was blocked for DISPATCHER_HANG_SECONDS. The parent aborts and "
         "replaces the process. Fields: role, pid, silent_seconds.",
         "process.killed": "A process did not exit in time, and the parent killed it. Fields: role, pid.",
-        "worker.drained": "A worker released the emails that it had not begun to send, and exits. Fields: sent, "
-        "released.",
+        "worker.drained": "A worker released the emails that it had not begun to send, and exits. Fields (numbers of "
+        "emails): sent, released.",
         "topology.unverified": "The process could not check the bindings, arguments and policies of the queues. Field: "
         "reason.",
         "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP, which does not count messages that a "
@@ -160,7 +160,8 @@ EVENTS: Final = MappingProxyType(
         "partition.summarized": "The BRIN index of these partitions had missing or unfinished summaries, so look-ups "
         "by recipient read too many rows. The monitor created the summaries again. Field: names.",
         "ledger.settled": "The relay settled the in-flight ledger of a worker that died, or that was frozen until its "
-        "leases expired. Fields: worker, reason (worker_died, worker_frozen), released, recorded, uncertain.",
+        "leases expired. Fields: worker, reason (worker_died, worker_frozen), and "
+        "the numbers of emails: released, recorded, uncertain.",
         "ledger.delayed": "The ledger of a dead worker cannot be settled yet, usually because PostgreSQL has not ended "
         "a session of that worker. The worker's leases are recovered when they expire. Other ledgers are not delayed. "
         "Fields: file, reason.",

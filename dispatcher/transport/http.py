@@ -191,9 +191,7 @@ class HttpTransport:
             ) from error
         if not connection.is_usable_when_new:
             connection.abort()
-            raise RequestNotSent(
-                Reason.CONNECTION_FAILED, "no connection: the server closed it right after the handshake"
-            )
+            raise RequestNotSent(Reason.CONNECTION_FAILED, "the server closed the connection right after the handshake")
         return connection
 
     async def _connected(self, target: _Target) -> HttpConnection:
