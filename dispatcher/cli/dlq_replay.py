@@ -139,7 +139,8 @@ def replay(
     require_names_or_filter(names, selection, ways, is_chosen=from_queue or everything)
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, but not both.")
     _refuse(
-        not dry_run and not reason, "--reason is missing: a few words for the audit log. (--dry-run needs no reason.)"
+        not dry_run and not reason,
+        "--reason is missing. Give a few words for the audit log. (--dry-run needs no reason.)",
     )
     act = None if dry_run else Act.of(actor, reason or "")
     settings = load_settings("database_url", "amqp_url")
@@ -319,7 +320,7 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
             "A poison message points to no email, so there is nothing to send again. To publish a corrected message in "
             "its place, write that message to a file and add --body FILE."
         )
-    _refuse(not reason, "--reason is missing: a few words for the audit log.")
+    _refuse(not reason, "--reason is missing. Give a few words for the audit log.")
     act, repaired = Act.of(actor, reason or ""), body.read_bytes()
     settings = load_settings("database_url", "amqp_url")
 

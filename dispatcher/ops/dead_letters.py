@@ -82,7 +82,8 @@ async def _exclusively(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIter
     async with named_lock(session, f"dlq {dlq.queue}", within_seconds=LOCK_WAIT_SECONDS) as is_ours:
         if not is_ours:
             raise DispatcherError(
-                f'Another command is reading the dead-letter queue "{dlq.queue}".', remedy="Try again when it is done."
+                f'Another command is reading the dead-letter queue "{dlq.queue}".',
+                remedy="Try again when that command has ended.",
             )
         yield
 
