@@ -97,8 +97,8 @@ EVENTS: Final = MappingProxyType(
         "emails): sent, released.",
         "topology.unverified": "The process could not check the bindings, arguments and policies of the queues. Field: "
         "reason.",
-        "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP, which does not count messages that a "
-        "consumer has received but not acked. Field: reason.",
+        "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP. AMQP does not count messages that a "
+        "consumer has received but not acked, so the depth can be too low. Field: reason.",
         "alert.raised": "An operator has to act. Fields: severity, component, kind, phase (raised, reminded or test), "
         "queue, count, oldest_age_seconds, correlation_ids, reason, database_unreachable, summary.",
         "alert.resolved": "The condition that raised an alert no longer exists. Fields: kind, queue, summary.",
