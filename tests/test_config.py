@@ -306,7 +306,7 @@ class TestSecrets:
     def test_a_secret_that_is_given_twice_is_a_mistake(self, file: Path) -> None:
         (mistake,) = mistakes_of({"DISPATCHER_DATABASE_URL": DATABASE, "DISPATCHER_DATABASE_URL_FILE": str(file)})
 
-        assert "DISPATCHER_DATABASE_URL_FILE are both set" in mistake
+        assert "cannot be combined with DISPATCHER_DATABASE_URL_FILE" in mistake
         assert "pg-secret" not in mistake
 
     @pytest.mark.parametrize(

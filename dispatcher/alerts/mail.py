@@ -62,7 +62,7 @@ class MailChannel:
         except (aiosmtplib.SMTPException, OSError, UnicodeError) as error:
             raise NotDelivered(_cause(error)) from error
         taken = len(self._recipients) - refused
-        return f"the SMTP server accepted it for {taken} of {len(self._recipients)} recipients"
+        return f"the SMTP server accepted the alert for {taken} of {len(self._recipients)} recipients"
 
     async def _send(self, message: EmailMessage) -> int:
         """Sends the message. Returns the number of refused recipients. If all are refused, raises an SMTPException."""

@@ -59,5 +59,5 @@ class WebhookChannel:
         except NoAnswer as error:
             raise NotDelivered(error.reason) from error
         if not answer.is_success:
-            raise NotDelivered(f"it answered {answer.status}")
-        return f"it answered {answer.status}"
+            raise NotDelivered(f"the receiver answered {answer.status}")
+        return f"the receiver answered {answer.status}"

@@ -93,7 +93,7 @@ def _trouble(alert: Alert) -> str:
         Kind.PROBE_FAILED: f"the dead-letter queue {queue} cannot be checked, so new dead letters would go unnoticed",
         Kind.UNDECIDED_EXPIRING: (
             f"{count} failed or held {'email loses its' if is_one else 'emails lose their'} content within a week "
-            "unless replayed, confirmed or discarded"
+            f"unless an operator replays, confirms, releases or discards {'it' if is_one else 'them'}"
         ),
         Kind.NOTHING_SENT: f"{count}{more} {'email is' if is_one else 'emails are'} due, but none is sent: {reason}",
         Kind.PROVIDER_UNUSABLE: f"workers cannot use a provider: {reason}",

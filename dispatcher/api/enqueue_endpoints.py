@@ -149,7 +149,8 @@ class EnqueueEndpoints:
         found = [known.get(item.key) == item.payload_hash for item in drafts]
         if not all(found):
             detail = (
-                f"The API key has too few recipients left today (UTC). The next day begins in {quota.retry_after:,} s."
+                "The request has more recipients than the API key may still use today (UTC). The next day begins in "
+                f"{quota.retry_after:,} s."
             )
             raise Problem("quota-exceeded", detail, retry_after=quota.retry_after)
         return await self.batcher.enqueue(drafts)

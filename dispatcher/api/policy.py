@@ -55,7 +55,7 @@ class Policy:
         """
         recipients = len(email.to) + len(email.cc) + len(email.bcc)
         if recipients > self.recipients:
-            detail = f"and cc and bcc have {recipients:,} recipients; this API allows {self.recipients:,}"
+            detail = f"together with cc and bcc has {recipients:,} recipients; this API allows {self.recipients:,}"
             raise InvalidEmail("to", detail)
         for name in email.headers:
             lowered = name.lower()

@@ -32,7 +32,9 @@ class ProblemType:
 
 PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
     {
-        "malformed-request": ProblemType(400, "The HTTP request is malformed, or this API does not accept its form."),
+        "malformed-request": ProblemType(
+            400, "The HTTP request is malformed, or has a form that this API does not accept."
+        ),
         "malformed-json": ProblemType(400, "The request body is not valid JSON."),
         "invalid-parameter": ProblemType(400, "A query parameter is unknown, repeated or has an invalid value."),
         "idempotency-key-missing": ProblemType(400, "The email has no message key."),

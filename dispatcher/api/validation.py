@@ -151,7 +151,7 @@ def batch_items(document: object) -> Sequence[object]:
     if not isinstance(document, dict):
         raise _invalid_body("#", "must be an object")
     if unknown := document.keys() - {"emails"}:
-        raise _invalid_body("#", f"must have only the field `emails`; unknown fields: {len(unknown)}")
+        raise _invalid_body("#", f"must have only the field `emails`; number of other fields: {len(unknown)}")
     emails = document.get("emails")
     if not isinstance(emails, list):
         raise _invalid_body("#/emails", "must be a list")

@@ -79,8 +79,9 @@ def _parameters(amqp_url: str, name: str, ca_file: Path | None) -> pika.URLParam
         found = pika.URLParameters(amqp_url)
     except (ValueError, TypeError, SyntaxError, OSError) as error:
         # The error's own text is left out, because it may quote the URL with its password.
-        mistake = f"DISPATCHER_AMQP_URL is not a valid AMQP URL ({type(error).__name__}). It must look like"
-        raise ConfigurationError([f"{mistake} amqp://user:password@host:5672/%2F?heartbeat=10."]) from None
+        mistake = f"DISPATCHER_AMQP_URL is not a valid AMQP URL ({type(error).__name__})."
+        example = "amqp://user:password@host:5672/%2F?heartbeat=10"
+        raise ConfigurationError([f"{mistake} It must look like {example}."]) from None
     given = parse_qs(urlsplit(amqp_url).query)
     for option, value in _DEFAULTS.items():
         if option not in given:

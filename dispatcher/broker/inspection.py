@@ -148,7 +148,9 @@ def _queue_faults(management: Management, topology: Topology, name: str) -> Iter
         yield TopologyError(words, remedy="Delete the queue and run `dispatcher init`.")
     bindings = [(one.get("source"), one.get("routing_key")) for one in management.bindings(name)]
     if (topology.exchange, name) not in bindings:
-        words = f"The queue {name} is not bound to the exchange {topology.exchange} with its own name."
+        words = (
+            f"The queue {name} is not bound to the exchange {topology.exchange} with the queue's name as routing key."
+        )
         yield TopologyError(words, remedy=_INIT)
     queue = _QueueReport(name, fields)
     yield from _loss_faults(queue)

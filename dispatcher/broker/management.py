@@ -206,7 +206,7 @@ class _Node:
             if is_late.is_set():
                 raise self._timeout() from error
             if not isinstance(error, OSError):  # the error's text may repeat bytes that an unknown server sent
-                raise BrokerUnavailable(f"{self.label} does not speak HTTP.") from None
+                raise BrokerUnavailable(f"{self.label} did not send a valid HTTP response.") from None
             words = error.strerror or str(error) or type(error).__name__
             raise BrokerUnavailable(f"{self.label} cannot be reached: {words.lower()}.") from error
         finally:

@@ -83,7 +83,7 @@ def decode(body: bytes) -> list[Pointer]:
         return [Pointer(email_id(fields), message_key(fields))]
     if version == BUNDLE_VERSION:
         return [Pointer(email_id(each), message_key(each)) for each in _bundled(fields)]
-    raise InvalidPointer(f'"v" must be {VERSION} or {BUNDLE_VERSION}.')
+    raise InvalidPointer(f'The version "v" must be {VERSION} or {BUNDLE_VERSION}.')
 
 
 def decode_fields(body: bytes) -> Mapping[str, Any]:
@@ -94,7 +94,7 @@ def decode_fields(body: bytes) -> Mapping[str, Any]:
     """
     fields = _object(body)
     if _version(fields) != VERSION:
-        raise InvalidPointer(f'"v" must be {VERSION}.')
+        raise InvalidPointer(f'The version "v" must be {VERSION}.')
     return fields
 
 

@@ -275,7 +275,8 @@ def _refusal(subject: str, variable: str, fault: ChannelClosed) -> TopologyError
         return TopologyError(f"RabbitMQ refuses to declare {subject}: {fault.code} {fault.text}.")
     return TopologyError(
         f"RabbitMQ already has {subject}, with different arguments: {difference(fault.text)}.",
-        remedy=f"Delete it when it is empty and run `dispatcher init`, or set a different name in {variable}.",
+        remedy=f"Delete the {subject} when it is empty, and run `dispatcher init`. Or set a different name in "
+        f"{variable}.",
     )
 
 

@@ -41,7 +41,7 @@ CLEANED_FOLDERS: Final = ("/tmp", "/var/tmp", "/run/user")  # noqa: S108 - docto
 SPARE_DESCRIPTORS: Final = 64
 """How many file descriptors a worker needs in addition to those for its providers: descriptors for logs, pipes,
 PostgreSQL and RabbitMQ."""
-_START: Final = "Start it, or correct {variable}. `dispatcher dev up` starts a private one."
+_START: Final = "Start the server, or correct {variable}. For development, `dispatcher dev up` starts a private server."
 
 _SYNCHRONOUS: Final = (
     "Set synchronous_standby_names on the primary. The promotion of an asynchronous standby loses recent commits. "
@@ -184,10 +184,11 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
             server = describe_server(connection)
             words = f"{server.version} is reachable; {OLDEST_POSTGRESQL} is the oldest supported version"
             is_new = server.version_number >= OLDEST_POSTGRESQL * 10_000
-            yield passed_if(is_new, "PostgreSQL", words, f"Upgrade it to {OLDEST_POSTGRESQL} or newer.")
+            yield passed_if(is_new, "PostgreSQL", words, f"Upgrade PostgreSQL to {OLDEST_POSTGRESQL} or newer.")
             words = f"fsync is {server.fsync}, synchronous_commit is {server.synchronous_commit}"
             is_durable = server.fsync == "on" and server.synchronous_commit != "off"
-            yield passed_if(is_durable, "PostgreSQL durability", words, "Turn both on: otherwise a crash loses emails.")
+            remedy = "Turn on fsync and synchronous_commit: otherwise a crash loses emails."
+            yield passed_if(is_durable, "PostgreSQL durability", words, remedy)
             if server.standby_count:
                 is_synchronous = server.has_synchronous_standby
                 waits = "commits wait for a standby" if is_synchronous else "commits do not wait for a standby"
@@ -327,8 +328,8 @@ def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
         yield from _check_management(settings, topology)
     else:
         words = (
-            "bindings and policies are not checked, because AMQP cannot read them; for the same reason, the monitor "
-            "reads less about the DLQ"
+            "bindings and policies are not checked, because AMQP cannot read them; and the monitor does not count the "
+            "unacked messages of the DLQ"
         )
         remedy = "Set DISPATCHER_RABBITMQ_MANAGEMENT_URL. `dispatcher topology users` prints a read-only user for it."
         yield Finding("RabbitMQ topology", CheckState.WARNING, words, remedy)
@@ -353,7 +354,7 @@ def _check_management(settings: Settings, topology: Topology) -> Iterator[Findin
         yield from map(_quorum_finding, find_offline_members(management, topology))
         yield _check_consumer_timeout(settings, management)
     except DispatcherError as error:
-        remedy = "Enable its management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
+        remedy = "Enable RabbitMQ's management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
         yield failed("RabbitMQ management", error, remedy)
 
 

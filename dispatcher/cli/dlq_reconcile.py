@@ -48,7 +48,7 @@ def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
     from dispatcher.ops.reconcile import reconcile as compare
 
     if fix and not act:
-        raise click.UsageError("--fix needs --reason: a few words for the audit log.")
+        raise click.UsageError("--fix needs --reason. Give a few words for the audit log.")
     found = run_with_dlq("dlq", partial(compare, act=act if fix else None))
     if as_json:
         print_json(asdict(found))

@@ -149,7 +149,10 @@ def replay(
     ways = "ids or message keys, a filter such as --error-type, --from-queue, or --all"
     require_names_or_filter(names, selection, ways, is_chosen=from_queue or everything)
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, but not both.")
-    _refuse(not dry_run and not reason, "--reason is missing: a few words for the audit log. (--dry-run needs none.)")
+    _refuse(
+        not dry_run and not reason,
+        "--reason is missing. Give a few words for the audit log. (--dry-run needs no reason.)",
+    )
     act = None if dry_run else Act.of(actor, reason or "")
     settings = load_settings("database_url", "amqp_url")
     found = run_with_session("dlq", partial(_find, settings, selection, names, from_queue, include_held), settings)
@@ -328,7 +331,7 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
             "A poison message points to no email, so there is nothing to send again. To publish a corrected message in "
             "its place, write that message to a file and add --body FILE."
         )
-    _refuse(not reason, "--reason is missing: a few words for the audit log.")
+    _refuse(not reason, "--reason is missing. Give a few words for the audit log.")
     act, repaired = Act.of(actor, reason or ""), body.read_bytes()
     settings = load_settings("database_url", "amqp_url")
 

@@ -88,7 +88,9 @@ def _settings_findings(settings: Settings, mistakes: tuple[str, ...]) -> Iterato
     for mistake in mistakes:
         yield Finding("settings", CheckState.FAILED, mistake)
     for warning in warnings():
-        yield Finding("settings", CheckState.WARNING, warning.removeprefix("warning: "), "Correct or remove it.")
+        yield Finding(
+            "settings", CheckState.WARNING, warning.removeprefix("warning: "), "Correct or remove the variable."
+        )
     for words in suspicious_settings(settings):
         yield Finding("settings", CheckState.WARNING, words)
     if not mistakes:

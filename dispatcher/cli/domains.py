@@ -102,7 +102,7 @@ def set_(domain: str, per_second: float | None, concurrent: int | None, act: Act
     from dispatcher.ops import domains
 
     if per_second is None and concurrent is None:
-        raise click.UsageError("Give what to set: --per-second or --concurrent.")
+        raise click.UsageError("Nothing to set. Give --per-second, --concurrent or both.")
     name, decided = _domain(domain), made_act(act, "dispatcher domains set")
     values = {"per_second": per_second, "concurrent": concurrent}
     limit = run_with_session("domains", lambda session: domains.set_limit(session, name, values, decided))

@@ -296,7 +296,7 @@ def _headers(given: tuple[str, ...]) -> dict[str, str]:
     for text in given:
         name, colon, value = text.partition(":")
         if not colon:
-            raise click.UsageError(f"--header {text!r} has no colon. Write for example 'X-Campaign: spring'.")
+            raise click.UsageError(f"--header {text!r} has no colon. For example, write 'X-Campaign: spring'.")
         if name.strip() in headers:
             raise click.UsageError(f"--header {name.strip()} is given twice.")
         headers[name.strip()] = value.strip()

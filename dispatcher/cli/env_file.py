@@ -126,7 +126,7 @@ def parse(path: Path, text: str) -> dict[str, FileLine]:
         if name is None and not binding.error:
             continue  # an empty line, or a comment
         if name is None or value is None or not _NAME.fullmatch(name):
-            fault = "is not NAME=value. Quote a value that contains quotes; start a comment with #"
+            fault = "the line is not NAME=value. Quote a value that contains quotes; start a comment with #"
         elif "\0" in value:
             fault = f"{name} has a NUL character. Remove it"
         elif name == VARIABLE:
@@ -165,7 +165,7 @@ def _read(path: Path) -> str:
         raise ConfigurationError([f"The env file {path} cannot be read: {error.strerror}. {remedy}"]) from error
     except UnicodeDecodeError as error:
         line = octets.count(b"\n", 0, error.start) + 1
-        raise ConfigurationError([f"{path}, line {line}: is not UTF-8. Save the file as UTF-8."]) from None
+        raise ConfigurationError([f"{path}, line {line}: the text is not UTF-8. Save the file as UTF-8."]) from None
 
 
 def _fault_of(path: Path, found: os.stat_result) -> str | None:

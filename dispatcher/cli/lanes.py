@@ -147,7 +147,9 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
         say(f"Emails from {rule.sender} that are enqueued from now on are in the lane {lane}.")
         return Exit.DONE
     if not given:
-        raise click.UsageError("Give what to set: --weight, --on-uncertain, --max-attempts, --redeliver-for or --from.")
+        raise click.UsageError(
+            "Nothing to set. Give --weight, --on-uncertain, --max-attempts, --redeliver-for or --from."
+        )
     if (values["redeliver_seconds"] or 0) > lanes.MAX_REDELIVER_SECONDS:
         raise click.BadParameter("must be at most 366 days.", param_hint="'--redeliver-for'")
     policy = run_with_session(

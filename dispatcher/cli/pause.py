@@ -119,7 +119,7 @@ def _target(scope: PauseScope, name: str | None, settings: Settings, *, is_new: 
         UsageError: a name is missing, not allowed, or unknown.
     """
     if scope is PauseScope.ALL and name is not None:
-        raise click.UsageError("`all` takes no name.")
+        raise click.UsageError("The scope `all` takes no name.")
     if scope is PauseScope.ALL:
         return ""
     if not name:

@@ -89,7 +89,7 @@ def set_(tenant_id: str, per_second: float | None, weight: float | None, act: Ac
     from dispatcher.ops import lanes
 
     if per_second is None and weight is None:
-        raise click.UsageError("Give what to set: --per-second or --weight.")
+        raise click.UsageError("Nothing to set. Give --per-second, --weight or both.")
     name, decided = _tenant(tenant_id), made_act(act, "dispatcher tenants set")
     values = {"per_second": per_second, "weight": weight}
     limit = run_with_session("tenants", lambda session: lanes.set_limit(session, name, values, decided))

@@ -144,7 +144,7 @@ def _change(
     ways = "ids or message keys, a filter such as --lane, or --all"
     require_names_or_filter(names, selection, ways, is_chosen=everything)
     if act is None and not dry_run:
-        raise click.UsageError("--reason is missing: a few words for the audit log. (--dry-run needs none.)")
+        raise click.UsageError("--reason is missing. Give a few words for the audit log. (--dry-run needs no reason.)")
     settings = load_settings("database_url")
     found, email_ids = run_with_session(verb, lambda session: _find(session, selection, names), settings)
     if not email_ids and selection.lane is not None:

@@ -287,7 +287,7 @@ def _result(work: Coroutine[Any, Any, T]) -> T:
     except StopIteration as finished:
         result: T = finished.value
         return result
-    raise AssertionError("the coroutine suspended")
+    raise AssertionError("a coroutine of a blocking client must not suspend")
 
 
 class _Feed:

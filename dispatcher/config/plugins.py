@@ -73,7 +73,8 @@ def provider_class(name: str) -> Any:
     except Exception as error:  # a package's code may raise anything
         words = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{source} {point.value} cannot be loaded ({words}). Install the packages that it needs, or remove {name}"
+            f"{source} {point.value} cannot be loaded ({words}). Install the packages that {name} needs, or remove "
+            f"{name}"
         ) from error
     if misfits := _misfits(name, found):
         raise ValueError(

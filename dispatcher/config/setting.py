@@ -129,7 +129,7 @@ class SettingReader:
     def _find(self, wanted: Setting) -> Origin:
         variable, file_variable = wanted.variable, f"{wanted.variable}_FILE"
         if self._environ.get(variable) and self._environ.get(file_variable):
-            raise ValueError(f"and {file_variable} are both set; set only one of them")
+            raise ValueError(f"cannot be combined with {file_variable}; set only one of the two")
         if text := self._environ.get(variable):
             return Origin(variable, text.strip(), "environment")
         if wanted.secret and (path := self._environ.get(file_variable)):

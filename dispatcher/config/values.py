@@ -151,7 +151,7 @@ def schema_name(text: str) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", text) or text.startswith("pg_") or text == "information_schema":
         raise ValueError(
             "must be a schema name: a lower-case letter or underscore, then up to 62 lower-case letters, digits or "
-            "underscores; not information_schema, and not beginning with pg_"
+            "underscores; information_schema, and names that begin with pg_, are not allowed"
         )
     return text
 

@@ -190,7 +190,7 @@ def unprivileged_prefix() -> list[str]:
             return [program, *prefix[1:]]
     raise ServerUnavailable(
         "PostgreSQL refuses to run as root, and neither unshare nor setpriv (util-linux) works on this system.",
-        remedy="Run this as an ordinary user, or set DISPATCHER_DATABASE_URL to a server.",
+        remedy="Run the command as an ordinary user, or set DISPATCHER_DATABASE_URL to a server.",
     )
 
 

@@ -265,7 +265,7 @@ def _reuse(servers: Servers, owner_pid: int | None) -> Servers:
         return servers
     raise ServerUnavailable(
         f"private servers are already running in {servers.folder}.",
-        remedy="Wait until their owner exits, stop them (dispatcher dev down), or use a different folder.",
+        remedy="Stop them with `dispatcher dev down`, wait until their owner process exits, or use a different folder.",
     )
 
 

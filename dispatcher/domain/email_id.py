@@ -83,8 +83,8 @@ def lowest_id_at(instant: datetime) -> UUID:
         ValueError: The instant has no time zone, or is before 1970.
     """
     if instant.tzinfo is None:
-        raise ValueError("needs a time with a time zone")
+        raise ValueError("the instant has no time zone")
     millisecond = (instant - _EPOCH) // _MILLISECOND
     if millisecond < 0:
-        raise ValueError("needs a time after 1970")
+        raise ValueError("the instant is before 1970")
     return UUID(int=millisecond << 80 | _VERSION_AND_VARIANT)

@@ -50,7 +50,7 @@ def arguments_of(document: object) -> dict[str, Any]:
         if name not in given:
             raise InvalidEmail(name, "is required")
     if "subject" not in given and "template_id" not in given:
-        raise InvalidEmail("subject", "is required without template_id")
+        raise InvalidEmail("subject", "is required unless template_id is set")
     given["sender"] = given.pop("from")
     given.setdefault("to", ())
     for name in INSTANT_FIELDS:
@@ -71,7 +71,9 @@ def instant_of(field: str, text: object) -> datetime:
     if isinstance(text, str) and _INSTANT.fullmatch(text):
         with suppress(ValueError):
             return datetime.fromisoformat(text.upper())
-    raise InvalidEmail(field, "must be a date and time with a zone, such as 2026-12-24T18:00:00+01:00 or …T17:00:00Z")
+    raise InvalidEmail(
+        field, "must be a date and time with a zone, such as 2026-12-24T18:00:00+01:00 or 2026-12-24T17:00:00Z"
+    )
 
 
 def instant_text(instant: datetime) -> str:

@@ -203,7 +203,7 @@ def bodies(text: object, html: object, *, required: bool = True) -> tuple[str | 
     kept_text, text_octets = _body("text", text)
     kept_html, html_octets = _body("html", html)
     if required and kept_text is None and kept_html is None:
-        raise InvalidEmail("text", "or html is required, and must not be empty")
+        raise InvalidEmail("text", "is required, and must not be empty, unless html is set")
     if text_octets + html_octets > MAX_BODY_OCTETS:
         raise _oversized_body("html" if text_octets <= html_octets else "text")
     return kept_text, kept_html
@@ -240,7 +240,7 @@ def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
         field = f"headers.{shown(name)}"
         lowered = _header_name(field, name, allowed)
         if lowered in seen:
-            raise InvalidEmail(field, "is set twice; header names ignore case")
+            raise InvalidEmail(field, "is set twice; upper and lower case make no difference in header names")
         seen.add(lowered)
         kept[_text(field, name)] = line(field, text, MAX_LINE_CHARACTERS)
     return MappingProxyType(kept)

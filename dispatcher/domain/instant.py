@@ -21,7 +21,7 @@ def parse_length(text: str) -> float:
     """
     found = _LENGTH.fullmatch(text.strip())
     if found is None:
-        raise ValueError("is not a length of time. Write for example 90s, 15m, 2h, 3d or 1w")
+        raise ValueError("is not a length of time. For example, write 90s, 15m, 2h, 3d or 1w")
     seconds = float(found[1]) * _UNITS[found[2]]
     if seconds > _MAX_SECONDS:
         raise ValueError("is more than 36,500 days")

@@ -125,8 +125,8 @@ class Sms(TextMessage):
             return value
         raise InvalidEmail(
             "sender",
-            "must be a number such as +4915112345678, a short code, 1 to 11 letters, digits and spaces, or the "
-            "provider's id of a group of senders",
+            "must be a number such as +4915112345678, a short code, a name of 1 to 11 letters, digits or spaces, or "
+            "the provider's id of a group of senders",
         )
 
     @property
@@ -139,7 +139,7 @@ class Sms(TextMessage):
         """Warns of an unlikely number, and of a character that increases the number of segments. See `Message`."""
         found = []
         if not is_likely(self.to[0]):
-            found.append("to: The country is not known to assign this number; check the number.")
+            found.append("to: No telephone company is known to assign this number; check the number.")
         count = self.segments.count
         if self.segments.alphabet is Alphabet.UCS_2 and (foreign := _foreign(self.text)) is not None:
             others = "".join(each for each in self.text if _foreign(each) is None)

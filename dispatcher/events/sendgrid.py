@@ -110,7 +110,9 @@ class SendGridVerifier:
             except InvalidSignature:
                 continue
             return
-        raise EventsRefused(Refusal.SIGNATURE, "No key in DISPATCHER_SENDGRID_EVENTS_KEYS has signed the request.")
+        raise EventsRefused(
+            Refusal.SIGNATURE, "The request is not signed with a key in DISPATCHER_SENDGRID_EVENTS_KEYS."
+        )
 
 
 def _key_of(text: str) -> EllipticCurvePublicKey:

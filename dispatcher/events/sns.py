@@ -236,7 +236,7 @@ class _Certificates:
             if response.status in _NO_SUCH_FILE:
                 raise EventsRefused(Refusal.SIGNATURE, "Amazon SNS has no certificate at the message's SigningCertURL.")
             if response.status != 200:
-                raise SourceUnavailable(f"Amazon SNS returned no certificate, but status {response.status}.")
+                raise SourceUnavailable(f"Amazon SNS answered with status {response.status} instead of a certificate.")
             self._add(url, response.body)
         if (known := self._usable(url)) is None:
             raise EventsRefused(Refusal.SIGNATURE, "The certificate of Amazon SNS has expired, or is not valid yet.")

@@ -70,7 +70,7 @@ class TwilioVerifier:
                 computed = hmac.digest(secret, (form_of_url + signed).encode("utf-8", "surrogatepass"), algorithm)
                 if hmac.compare_digest(computed, octets):
                     return dict(form)
-        detail = "No configured secret has signed the request for this URL. See DISPATCHER_TWILIO_CALLBACK_URL."
+        detail = "No configured secret produces this signature for this URL. See DISPATCHER_TWILIO_CALLBACK_URL."
         raise EventsRefused(Refusal.SIGNATURE, detail)
 
 

@@ -102,13 +102,13 @@ class LedgerHeader:
 
 def read_head(content: bytes) -> LedgerHeader:
     if len(content) < HEADER_BYTES or not content.startswith(MAGIC):
-        raise LedgerUnreadable("it is not an in-flight ledger")
+        raise LedgerUnreadable("the file is not an in-flight ledger")
     magic, version, slot_bytes, slots, worker, slot, boot, checksum = HEADER.unpack_from(content)
     if version != FORMAT or slot_bytes != SLOT_BYTES:
-        raise LedgerUnreadable(f"its format is {version}, and this release reads only format {FORMAT}")
+        raise LedgerUnreadable(f"the file has format {version}, and this release reads only format {FORMAT}")
     names = (worker.rstrip(b"\0"), slot.rstrip(b"\0"), boot.rstrip(b"\0"))
     if checksum != crc32(repr((magic, version, slot_bytes, slots, *names)).encode()):
-        raise LedgerUnreadable("its header is damaged")
+        raise LedgerUnreadable("the file's header is damaged")
     worker_name, slot_name, boot_name = (name.decode() for name in names)
     database = _part(content, DATABASE_AT, DATABASE)
     return LedgerHeader(worker_name, slot_name, boot_name, slots, None if database is None else UUID(bytes=database))

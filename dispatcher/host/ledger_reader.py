@@ -90,7 +90,7 @@ class LivingLedger:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise LedgerUnreadable(f"it cannot be written: {error.strerror}") from error
+            raise LedgerUnreadable(f"the file cannot be written: {error.strerror}") from error
 
     def attempts(self) -> tuple[InFlightAttempt, ...]:
         """Reads the attempts that are on the wire or answered.
@@ -103,7 +103,7 @@ class LivingLedger:
         """
         with _opened(self.path) as descriptor:
             if descriptor is None:
-                raise LedgerUnreadable("it was deleted")
+                raise LedgerUnreadable("the file was deleted")
             return _read(self.path, _content(descriptor)).attempts
 
 
@@ -138,7 +138,7 @@ def _opened(path: Path) -> Iterator[int | None]:
         yield None
         return
     except OSError as error:
-        raise LedgerUnreadable(f"it cannot be opened: {error.strerror}") from error
+        raise LedgerUnreadable(f"the file cannot be opened: {error.strerror}") from error
     try:
         yield descriptor
     finally:
@@ -151,7 +151,7 @@ def _lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise LedgerUnreadable(f"it cannot be locked: {error.strerror}") from error
+        raise LedgerUnreadable(f"the file cannot be locked: {error.strerror}") from error
     return True
 
 
@@ -159,14 +159,14 @@ def _content(descriptor: int, max_bytes: int = MAX_BYTES) -> bytes:
     """Reads a ledger file. Refuses a copy of a ledger, because the worker may still be using the original."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
-        raise LedgerUnreadable("it cannot be read: it is not a regular file")
+        raise LedgerUnreadable("the file cannot be read: it is not a regular file")
     try:
         content = os.pread(descriptor, min(found.st_size, max_bytes), 0)
     except OSError as error:
-        raise LedgerUnreadable(f"it cannot be read: {error.strerror}") from error
+        raise LedgerUnreadable(f"the file cannot be read: {error.strerror}") from error
     head = read_head(content)
     if INODE.unpack_from(content, INODE_AT)[0] != found.st_ino:
-        raise LedgerUnreadable(f"it is a copy of the ledger of {head.worker}")
+        raise LedgerUnreadable(f"the file is a copy of the ledger of {head.worker}")
     return content
 
 
@@ -174,14 +174,14 @@ def _read(path: Path, content: bytes) -> DeadLedger:
     head = read_head(content)
     end = file_octets(head.slots)
     if len(content) < end:
-        raise LedgerUnreadable("it is truncated")
+        raise LedgerUnreadable("the file is truncated")
     try:
         found = [read_slot(content[at : at + SLOT_BYTES]) for at in range(HEADER_BYTES, end, SLOT_BYTES)]
     except (ValueError, IndexError) as error:
-        raise LedgerUnreadable("it contains a value that this release does not know") from error
+        raise LedgerUnreadable("the file contains a value that this release does not know") from error
     attempts = tuple(attempt for attempt in found if attempt)
     if attempts and head.database_id is None:
-        raise LedgerUnreadable("it does not say to which database its emails belong")
+        raise LedgerUnreadable("the file does not say to which database its emails belong")
     return DeadLedger(
         path=path,
         worker=head.worker,

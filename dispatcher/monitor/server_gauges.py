@@ -54,11 +54,12 @@ CURRENT: Final = ServerGauge(
 OLDEST_PENDING: Final = ServerGauge(
     "dispatcher_oldest_pending_seconds",
     "The longest time that a pending email has waited since it could first be sent; 0 if no email is pending. Emails "
-    "that an operator paused do not count.",
+    "that wait because of an operator's pause do not count.",
 )
 RELAY_LAG: Final = ServerGauge(
     "dispatcher_relay_lag_seconds",
-    "How long ago the oldest due email became due; 0 if no email is due. Emails that an operator paused do not count.",
+    "How long ago the oldest due email became due; 0 if no email is due. Emails that wait because of an operator's "
+    "pause do not count.",
 )
 SENT_LAST_HOUR: Final = ServerGauge("dispatcher_sent_last_hour_emails", "Emails sent in the last hour, approximately.")
 SENT_LAST_DAY: Final = ServerGauge(
@@ -83,9 +84,9 @@ QUEUES: Final = ServerGauge(
 SEND_QUEUE_WORKERS: Final = ServerGauge(
     "dispatcher_send_queue_workers", "Workers of all hosts that consume from the lane's send queue.", ("lane",)
 )
-FAILING: Final = ServerGauge("dispatcher_failing_checks", "1 if the check of /readyz fails, otherwise 0.", ("check",))
+FAILING: Final = ServerGauge("dispatcher_failing_checks", "1 if this check of /readyz fails, otherwise 0.", ("check",))
 AGE: Final = ServerGauge(
-    "dispatcher_readings_age_seconds", "Time since the monitor last read values from the server.", ("server",)
+    "dispatcher_readings_age_seconds", "Time since the monitor last read values from this server.", ("server",)
 )
 BUILD: Final = ServerGauge(
     "dispatcher_build_info", "Always 1; the labels contain the running versions.", ("version", "python")

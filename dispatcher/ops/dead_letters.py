@@ -82,7 +82,8 @@ async def _exclusively(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIter
     async with named_lock(session, f"dlq {dlq.queue}", within_seconds=LOCK_WAIT_SECONDS) as is_ours:
         if not is_ours:
             raise DispatcherError(
-                f'Another command is reading the dead-letter queue "{dlq.queue}".', remedy="Try again when it is done."
+                f'Another command is reading the dead-letter queue "{dlq.queue}".',
+                remedy="Try again when that command has ended.",
             )
         yield
 
@@ -136,7 +137,8 @@ async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Calla
                 return first
             removed = await _remove(session, dlq, is_selected)
     raise BrokerUnavailable(
-        f'RabbitMQ keeps returning messages that were removed from the queue "{dlq.queue}".', remedy="Try again later."
+        f'RabbitMQ still delivers messages that were already removed from the queue "{dlq.queue}".',
+        remedy="Try again later.",
     )
 
 

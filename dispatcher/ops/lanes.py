@@ -176,4 +176,6 @@ def describe_limit(limit: TenantLimit) -> str:
 
 def _require(subject: str, *, was_set: bool) -> None:
     if not was_set:
-        raise NothingSet(f"Nothing is set for {subject}.", remedy="See `dispatcher lanes list` and `tenants list`.")
+        raise NothingSet(
+            f"Nothing is set for {subject}.", remedy="See `dispatcher lanes list` and `dispatcher tenants list`."
+        )

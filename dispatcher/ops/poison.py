@@ -124,7 +124,7 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
     except InvalidPointer as error:
         raise DispatcherError(
             f"The repaired message points to no email: {error.message}",
-            remedy='Write it as {"v": 1, "email_id": "…", "message_key": "…"}.',
+            remedy='Write the message as {"v": 1, "email_id": "…", "message_key": "…"}.',
         ) from error
     emails = await find_dead_letter_emails(session, {each.email_id for each in pointers})
     for each in pointers:

@@ -140,7 +140,7 @@ async def add(
     )
     if webhook_id is None:
         raise TooManyWebhooks(
-            f"The tenant already has {MAX_WEBHOOKS} webhooks.", remedy="Remove a webhook, or poll the events."
+            f"The tenant already has {MAX_WEBHOOKS} webhooks.", remedy="Remove a webhook, or poll the events instead."
         )
     await _audit(session, "webhook_add", webhook_id, act)
     return NewWebhook(webhook_id, secret)

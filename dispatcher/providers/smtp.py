@@ -76,8 +76,8 @@ class SmtpSettings(ProviderSettings):
             )
         if settings.bounce_maildir and not self.bounce_address:
             found.append(
-                "DISPATCHER_SMTP_BOUNCE_ADDRESS is not set, but DISPATCHER_BOUNCE_MAILDIR is. Without it, no bounce "
-                "can be verified. Set both, and DISPATCHER_SMTP_BOUNCE_KEYS."
+                "DISPATCHER_SMTP_BOUNCE_ADDRESS is not set, but DISPATCHER_BOUNCE_MAILDIR is. Without the "
+                "bounce address, no bounce can be verified. Set it, and DISPATCHER_SMTP_BOUNCE_KEYS."
             )
         return found
 

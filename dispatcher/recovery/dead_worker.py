@@ -111,7 +111,7 @@ class DeadWorkers:
         async with session(self._pool) as connection:
             while await terminate_sessions(connection, ledger.worker):
                 if time.monotonic() >= give_up_at:
-                    raise StoreBusy(f"PostgreSQL does not end the sessions of the dead worker {ledger.worker}.")
+                    raise StoreBusy(f"PostgreSQL has not yet ended the sessions of the dead worker {ledger.worker}.")
                 await asyncio.sleep(0.02)  # poll, because PostgreSQL does not report that a session has ended
 
     async def _record(self, ledger: DeadLedger, store: LeaseStore) -> tuple[list[Result], set[UUID]]:

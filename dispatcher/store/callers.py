@@ -242,7 +242,7 @@ def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[An
             f'The database "{connection.info.dbname}" does not have this release\'s tables of the email dispatcher in '
             f'the schema "{schema()}".',
             remedy="Run `dispatcher init` with this database in DISPATCHER_DATABASE_URL, connect to the database that "
-            "has the tables, or set DISPATCHER_DATABASE_SCHEMA for this application as for the dispatcher.",
+            "has the tables, or give DISPATCHER_DATABASE_SCHEMA the dispatcher's value in this application, too.",
         ) from error
     except pg.InsufficientPrivilege as error:
         raise UnusableConnection(

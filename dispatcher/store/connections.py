@@ -254,8 +254,10 @@ def check_url(database_url: str) -> None:
     try:
         conninfo_to_dict(database_url)
     except psycopg.ProgrammingError:
-        mistake = "DISPATCHER_DATABASE_URL is not a URL that PostgreSQL's libpq can parse. Check its form and options;"
-        raise ConfigurationError([f"{mistake} example: postgresql://user:password@host:5432/dispatcher."]) from None
+        mistake = "DISPATCHER_DATABASE_URL is not a URL that PostgreSQL's libpq can parse."
+        raise ConfigurationError(
+            [f"{mistake} Check its form and options. Example: postgresql://user:password@host:5432/dispatcher."]
+        ) from None
 
 
 async def connect_async(

@@ -101,15 +101,15 @@ def _explained(step: str) -> Iterator[None]:
     except (pg.DuplicateTable, pg.DuplicateFunction, pg.DuplicateObject) as error:
         raise SchemaError(
             f'{step} failed in the schema "{schema()}": {error.diag.message_primary}.',
-            remedy="That object belongs to another application. Set DISPATCHER_DATABASE_SCHEMA to a schema that no "
-            "other application uses.",
+            remedy="The existing object belongs to another application. Set DISPATCHER_DATABASE_SCHEMA to a schema "
+            "that no other application uses.",
         ) from error
     except pg.InsufficientPrivilege as error:
         raise SchemaError(
             f'{step} failed in the schema "{schema()}": {error.diag.message_primary}.',
             remedy="Run `dispatcher init` as the owner of the tables. Before the first `init`, an administrator must "
-            f'create the schema for that role: create schema "{schema()}" authorization ROLE; or, if it exists: '
-            f'grant create on schema "{schema()}" to ROLE.',
+            f'create the schema for that role: create schema "{schema()}" authorization ROLE; or, if the schema '
+            f'exists: grant create on schema "{schema()}" to ROLE.',
         ) from error
 
 

@@ -19,19 +19,20 @@ EVENTS: Final = MappingProxyType(
         "email.attempted": "An attempt ended. Fields: email_id, attempt, provider, outcome, status, error_type, "
         "provider_code, duration_ms, correlation_id, trace_id.",
         "email.lease_lost": "A worker has a result for an email, but no longer has the email's lease. The attempt is "
-        "recorded, and the email does not change. Exception: if recovery had made the email held, the result is "
-        "evidence, which may change the email's status. Fields: email_id, attempt, outcome.",
+        "recorded. The email's status can change only if recovery had made the email held. Fields: email_id, attempt, "
+        "outcome.",
         "email.locked": "Another transaction holds locks on email rows. These emails wait; all other emails are sent. "
         "Fields: count, email_ids (the first few), lock_holders (sessions that may hold the locks: pid, application, "
         "state, age).",
         "email.statement_failed": "PostgreSQL cannot read or write one email. All other emails are sent. Fields: "
         "email_id, reason.",
-        "email.hold_reverted": "Recovery had made an email held. The email is pending again: its worker, or the "
-        "worker's ledger, is back and proves that no byte of the email was sent. Fields: email_id, correlation_id.",
-        "email.recovered": "Recovery took an email from an owner that died or vanished, or an email became uncertain "
-        "because PostgreSQL lost commits. Fields: reason (lease_expired, worker_crashed, promotion), status.",
-        "recipients.suppressed": "A worker did not send to suppressed recipients; one line per worker and hour at "
-        "most. Field: count (recipients since the previous line of this event).",
+        "email.hold_reverted": "Recovery had made an email held, but now the email's worker or the worker's ledger "
+        "proves that no byte of the email was sent. The email is pending again. Fields: email_id, correlation_id.",
+        "email.recovered": "Recovery set the status of an email. Fields: reason (lease_expired: no worker renewed the "
+        "email's lease; worker_crashed: the worker died while it rendered the email; promotion: PostgreSQL lost "
+        "commits, so the email's outcome is uncertain), status (the new status).",
+        "recipients.suppressed": "A worker did not send to suppressed recipients. Each worker logs at most one line "
+        "per hour. Field: count (suppressed recipients since the previous line of this event).",
         "email.settled": "An event of the provider changed an email's status, because the event proves what happened "
         "to the email. Fields: email_id, correlation_id, provider, previous_status, status.",
         "email.cancelled": "The relay cancelled an email because the email has expired. It will not be sent. Fields: "
@@ -40,23 +41,23 @@ EVENTS: Final = MappingProxyType(
         "already finished, not due, or leased by another worker. Fields: email_id, status (of the email).",
         "message.returned": "A worker received a dead letter that an operator had moved to the send queue. Fields: "
         "email_id, verdict (replayed: the email is due again; refused: the dead letter goes back to the DLQ; stale: "
-        "the dead letter is about an earlier failure).",
+        "the dead letter is about an earlier failure, and is removed).",
         "message.rejected": "A worker rejected a message that points to no email, and RabbitMQ moved the message to "
         "the DLQ. Fields: reason, and octets (the size of an unreadable message) or email_id.",
         # Events about RabbitMQ, PostgreSQL, providers and operators' controls.
-        "broker.connected": "The process is connected to RabbitMQ. Field: queues (those that a worker consumes; only "
-        "workers log this field).",
-        "broker.connection_lost": "RabbitMQ is unreachable. The process reconnects with growing waits. Fields: reason, "
-        "retry_in_seconds.",
-        "store.connection_lost": "PostgreSQL is unreachable. The process keeps unrecorded results and retries. Fields: "
-        "reason, retry_in_seconds.",
+        "broker.connected": "The process is connected to RabbitMQ. Field: queues (the queues that the worker consumes; "
+        "other processes leave out this field).",
+        "broker.connection_lost": "RabbitMQ is unreachable. The process tries to reconnect, and waits longer after "
+        "each try. Fields: reason, retry_in_seconds.",
+        "store.connection_lost": "PostgreSQL is unreachable. The process keeps the results that it could not record, "
+        "and tries to reconnect. Fields: reason, retry_in_seconds.",
         "store.connected": "PostgreSQL is reachable again.",
         "store.commits_waiting": "Commits wait for a synchronous standby and keep email rows locked. Fields: count, "
         "email_ids (the first few), lock_holders (the sessions that wait).",
         "store.promoted": "PostgreSQL runs on a new timeline: a standby was promoted, or a backup was restored. If "
         "lossy is true, the last commits may be lost, so the emails that are now leased or due may already have been "
-        "sent. Fields: timeline, previous_timeline, lossy, leases (the number of these leased emails), messages (the "
-        "number of these due emails).",
+        "sent. Fields: timeline, previous_timeline, lossy, leases (how many of these emails are leased), messages (how "
+        "many are due).",
         "provider.paused": "A worker sends no email through this provider for now, because the provider cannot be "
         "reached, throttles us, or refuses every email. Fields: provider, state (of the circuit breaker), reason, "
         "seconds (until the next try).",
@@ -67,16 +68,16 @@ EVENTS: Final = MappingProxyType(
         "and resumed (what the operators paused and resumed, separated by commas).",
         "email.no_channel": "A worker leased an SMS, or a message of another channel, but its host has no provider for "
         "this channel. The message is due again after half a minute, for any host. Set DISPATCHER_SMS_PROVIDERS on all "
-        "hosts. One line per worker and half a minute at most. Fields: email_id and channel (of the last such "
+        "hosts. Each worker logs at most one line in half a minute. Fields: email_id and channel (of the last such "
         "message), count (of such messages since the previous line of this event).",
         "recipients.opt_out_failed": "A provider reported that a recipient wants no more messages, but PostgreSQL "
-        "could not store this. The provider will report it again for the next message to this recipient. Fields: "
-        "email_id, reason.",
+        "could not store the suppression. The provider repeats the report for the next message to this recipient. "
+        "Fields: email_id, reason.",
         "provider.throttled": "A provider throttled a worker, so the rate of all workers for this provider was halved. "
         "Fields: provider, per_second (the new rate).",
         # Events about processes and services.
-        "startup.failed": "`dispatcher run` or `dispatcher api` cannot start and exits; one line per mistake. Fields: "
-        "reason, remedy.",
+        "startup.failed": "`dispatcher run` or `dispatcher api` cannot start, and exits. Each mistake has its own "
+        "line. Fields: reason, remedy.",
         "dispatcher.started": "The parent process runs. Fields: workers, run_dir, pid.",
         "dispatcher.stopped": "The parent and all of its processes have exited.",
         "dispatcher.draining": "The parent received a stop signal and drains its workers. Field: signal.",
@@ -92,12 +93,12 @@ EVENTS: Final = MappingProxyType(
         "process.hung": "The event loop of a process was blocked for DISPATCHER_HANG_SECONDS. The parent aborts and "
         "replaces the process. Fields: role, pid, silent_seconds.",
         "process.killed": "A process did not exit in time, and the parent killed it. Fields: role, pid.",
-        "worker.drained": "A worker released the emails that it had not begun to send, and exits. Fields: sent, "
-        "released.",
+        "worker.drained": "A worker released the emails that it had not begun to send, and exits. Fields (numbers of "
+        "emails): sent, released.",
         "topology.unverified": "The process could not check the bindings, arguments and policies of the queues. Field: "
         "reason.",
-        "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP, which does not count messages that a "
-        "consumer has received but not acked. Field: reason.",
+        "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP. AMQP does not count messages that a "
+        "consumer has received but not acked, so the depth can be too low. Field: reason.",
         "alert.raised": "An operator has to act. Fields: severity, component, kind, phase (raised, reminded or test), "
         "queue, count, oldest_age_seconds, correlation_ids, reason, database_unreachable, summary.",
         "alert.resolved": "The condition that raised an alert no longer exists. Fields: kind, queue, summary.",
@@ -105,8 +106,8 @@ EVENTS: Final = MappingProxyType(
         "that the channel accepted (phase: raised, reminded or resolved).",
         "alert.delivery_failed": "An alert channel did not accept an alert. Fields: channel, kind and phase of "
         "the alert (phase: raised, reminded or resolved), reason, retry_in_seconds.",
-        "bounces.read": "The monitor read messages from the Maildir of bounces. Fields: stored, waiting (for an email "
-        "that another transaction has locked), forged (without a valid token), unreadable.",
+        "bounces.read": "The monitor read messages from the Maildir of bounces. Fields (numbers of messages): stored, "
+        "waiting (another transaction has locked the email's row), forged (without a valid token), unreadable.",
         "bounces.unavailable": "The monitor cannot use the Maildir of bounces, and retries. Fields: folder, reason, "
         "retry_in_seconds.",
         "webhook.failing": "A webhook's receiver accepts no event. The webhook's events wait, and the monitor tries "
@@ -140,26 +141,27 @@ EVENTS: Final = MappingProxyType(
         "events.skipped": "A provider's request contains events that cannot be read, or that have an unknown kind. "
         "These events are not stored. All other events of the request are stored. Fields: provider, counts (by "
         "reason).",
-        "events.source_unavailable": "A server of the provider is unavailable or refuses a call. The dispatcher needs "
-        "the server to verify, confirm, receive or poll events. Fields: provider, reason, retry_in_seconds (null if "
-        "the provider sends the events again by itself).",
+        "events.source_unavailable": "A server that the dispatcher needs for a provider's events is unavailable, or "
+        "refuses a call. Fields: provider, reason, retry_in_seconds (null if the provider sends the events again by "
+        "itself).",
         "events.subscription_confirmed": "The API confirmed the subscription of an allowed SNS topic. Field: topic.",
         "events.subscription_ended": "The API's subscription to an SNS topic was deleted, so the API gets no more "
         "events of the topic. Field: topic.",
         "config.restart_required": "The parent received SIGHUP. Some changed settings take effect only after a "
         "restart. Field: variables (these settings).",
         "config.suspicious": "Settings are valid, but their combination is probably not intended. Field: reason.",
-        "emails.pruned": "Data that was older than the retention settings allow was deleted. Fields: partitions, and "
-        "counts by kind.",
-        "emails.pruning_postponed": "Another transaction has locked data that is due for deletion; the deletion is "
-        "retried. Fields: what (a table or a kind of data), reason, retry_in_seconds.",
+        "emails.pruned": "The monitor deleted data that is older than the retention settings allow. Fields: partitions "
+        "(the names of deleted partitions), and the number of other deletions by kind.",
+        "emails.pruning_postponed": "Old data could not be deleted yet, because another transaction has locked it. The "
+        "monitor will try again. Fields: what (a table or a kind of data), reason, retry_in_seconds.",
         "emails.pruning_failed": "Some old data could not be deleted; all other old data was deleted. Fields: what (a "
         "table or a kind of data), reason, retry_in_seconds.",
-        "partition.created": "Partitions for the coming weeks were created. Field: names.",
-        "partition.summarized": "Look-ups by recipient read too much of these partitions, because PostgreSQL had left "
-        "summaries in their index missing or unfinished. The summaries were created again. Field: names.",
+        "partition.created": "The relay created partitions for the coming weeks. Field: names.",
+        "partition.summarized": "The BRIN index of these partitions had missing or unfinished summaries, so look-ups "
+        "by recipient read too many rows. The monitor created the summaries again. Field: names.",
         "ledger.settled": "The relay settled the in-flight ledger of a worker that died, or that was frozen until its "
-        "leases expired. Fields: worker, reason (worker_died, worker_frozen), released, recorded, uncertain.",
+        "leases expired. Fields: worker, reason (worker_died, worker_frozen), and "
+        "the numbers of emails: released, recorded, uncertain.",
         "ledger.delayed": "The ledger of a dead worker cannot be settled yet, usually because PostgreSQL has not ended "
         "a session of that worker. The worker's leases are recovered when they expire. Other ledgers are not delayed. "
         "Fields: file, reason.",
@@ -175,8 +177,8 @@ EVENTS: Final = MappingProxyType(
         "metrics.unwritable": "The process cannot write its metric files. It continues without counting. Fields: "
         "folder, reason.",
         "tracing.unavailable": "Spans are enabled, but this host cannot create them. Fields: reason, remedy.",
-        "tracing.spans_dropped": "Spans could not be delivered and are lost. Field: spans (the number since the "
-        "previous line of this event).",
+        "tracing.spans_dropped": "Spans could not be delivered and are lost. Field: spans (how many since the previous "
+        "line of this event).",
         "error.unexpected": "An unexpected error, probably a bug. Fields: where, error.",
     }
 )

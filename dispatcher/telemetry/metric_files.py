@@ -237,7 +237,7 @@ def _take_name(folder: Path, slot: str) -> tuple[str, int]:
             raise
         else:
             return name, descriptor
-    raise OSError(None, "too many processes use one slot")
+    raise OSError(None, "too many processes use the same slot")
 
 
 def _prepare(path: Path, *, keep: bool) -> None:

@@ -38,7 +38,7 @@ RETRIES: Final = Counter(
 )
 REDELIVERIES: Final = Counter(
     "dispatcher_redeliveries_total",
-    "Deferred emails that began to wait for a redelivery, because their attempts under a lease were used up.",
+    "Deferred emails that used up their attempts, and began to wait for a redelivery.",
     ("provider",),
     panel=Panel.SENDING,
 )
@@ -84,12 +84,13 @@ SUPPRESSED_RECIPIENTS: Final = Counter(
 )
 LEASES_LOST: Final = Counter(
     "dispatcher_lost_leases_total",
-    "Results that did not change their email, because the worker had lost the email's lease.",
+    "Results of attempts that did not change the email, because the worker had lost the email's lease.",
     panel=Panel.TROUBLE,
 )
 RECOVERED: Final = Counter(
     "dispatcher_recovered_emails_total",
-    "Emails that recovery made due again, or set to held, because their worker, host, message or commit was lost.",
+    "Emails that recovery made due again or held, because their worker, host or message was lost, or because "
+    "PostgreSQL lost commits.",
     ("reason",),
     (
         *(("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_lost",), ("host_returned",)),
@@ -166,7 +167,7 @@ BULK_CALL_EMAILS: Final = Counter(
 )
 BREAKERS: Final = Gauge(
     "dispatcher_breaker_workers",
-    "Workers of this host, by the state of their circuit breaker for the provider.",
+    "Workers of this host, by provider and by the state of the worker's circuit breaker for this provider.",
     ("provider", "state"),
     panel=Panel.HOSTS,
 )
@@ -175,10 +176,11 @@ BREAKERS: Final = Gauge(
 EVENTS: Final = Counter(
     "dispatcher_provider_events_total",
     "Events that providers reported. kind: a kind from docs/events.md; a bounce is bounced_hard, bounced_soft or "
-    "bounced_blocked. result: new, duplicate or unknown (no such email). If kind is unknown, result is refused (by "
-    "PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind, or, for a whole request or "
-    "message, forged or stale. mailbox: the company that runs the recipient's mailbox, known by the domain: gmail, "
-    "microsoft, yahoo, apple, other, or unknown (the event names no recipient).",
+    "bounced_blocked. result: new, duplicate or unknown (no such email). An event that was left out has the kind "
+    "unknown, and its result is the reason: refused (by PostgreSQL), foreign (another program's email), ignored, "
+    "malformed or unknown_kind. A whole request or message that was left out is forged or stale. mailbox: the company "
+    "that runs the recipient's mailbox, derived from the domain: gmail, microsoft, yahoo, apple, other, or unknown "
+    "(the event names no recipient).",
     ("provider", "kind", "result", "mailbox"),
     panel=Panel.EVENTS,
 )
@@ -190,8 +192,8 @@ SETTLED: Final = Counter(
 )
 DELIVERY_SECONDS: Final = Histogram(
     "dispatcher_delivery_seconds",
-    "Time from the record of the provider's acceptance (by PostgreSQL's clock) to the delivery (by the provider's "
-    "clock).",
+    "Time from when PostgreSQL recorded the provider's acceptance until the delivery. The start is by PostgreSQL's "
+    "clock, the end by the provider's.",
     _END_TO_END_SECONDS,
     ("provider",),
     panel=Panel.EVENTS,

@@ -20,7 +20,7 @@ from dispatcher.telemetry.meters import Labels, Meter
 
 SKIPPED: Final = (
     "dispatcher_metrics_skipped_files",
-    "Metric files that are skipped because they are empty, corrupt, unreadable, or not ours (foreign).",
+    "Metric files that /metrics leaves out because they are empty, corrupt, unreadable, or not ours (foreign).",
 )
 SKIP_REASONS: Final = ("empty", "corrupt", "foreign", "unreadable")
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -150,7 +150,7 @@ def _obstacle(environ: Mapping[str, str]) -> tuple[str, str] | None:
     protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _OUR_PROTOCOL)
     if protocol != _OUR_PROTOCOL:
         return (
-            f"Spans can be delivered only by {_OUR_PROTOCOL}.",
+            f"Spans can be delivered only over {_OUR_PROTOCOL}.",
             f"Set OTEL_EXPORTER_OTLP_PROTOCOL to {_OUR_PROTOCOL}.",
         )
     try:

@@ -179,7 +179,7 @@ class HttpTransport:
                 connection = await self._connected(target)
         except TimeoutError:
             if until <= gives_up_at:
-                raise _late("no connection was open") from None
+                raise _late("no connection was open in time for a response") from None
             raise RequestNotSent(
                 Reason.CONNECTION_FAILED, f"no connection: connecting took longer than {self._connect_seconds:g} s"
             ) from None
@@ -191,9 +191,7 @@ class HttpTransport:
             ) from error
         if not connection.is_usable_when_new:
             connection.abort()
-            raise RequestNotSent(
-                Reason.CONNECTION_FAILED, "no connection: the server closed it right after the handshake"
-            )
+            raise RequestNotSent(Reason.CONNECTION_FAILED, "the server closed the connection right after the handshake")
         return connection
 
     async def _connected(self, target: _Target) -> HttpConnection:
@@ -271,7 +269,7 @@ async def _exchange(
     else:
         write, rest = connection.start_request, head + bytes(body)
     if connection.loop.time() >= send_by:
-        raise _late("no connection was open")
+        raise _late("no connection was open in time for a response")
     leaving()
     write(rest)
     await connection.response_done(deadline)
@@ -296,7 +294,7 @@ async def _write_all_but_last(
         async with asyncio.timeout_at(send_by):
             await connection.write_pieces(most.pieces())
     except TimeoutError:
-        raise _late("the server did not read the body") from None
+        raise _late("the server did not read the body in time for a response") from None
     if not connection.is_busy:
         connection.abort()
         return _response(connection)
@@ -320,7 +318,7 @@ def _no_response(connection: HttpConnection) -> NoResponse:
 
 
 def _late(what: str) -> RequestNotSent:
-    return RequestNotSent(Reason.TIMEOUT_BEFORE_SEND, f"{what} early enough for a response before the deadline")
+    return RequestNotSent(Reason.TIMEOUT_BEFORE_SEND, f"{what} before the deadline")
 
 
 def _latest_send_at(deadline: float) -> float:

@@ -362,9 +362,15 @@ class Attempts:
         """Why an email that is pinned to a provider may not be tried again; None if it may be tried."""
         key_seconds = self._routes.key_seconds(pin.provider)
         if key_seconds is None:
-            return f"{pin.provider} may have accepted the email, and is no longer configured with idempotency keys."
+            return (
+                f"{pin.provider} may have accepted the email, but this host no longer uses idempotency keys of "
+                f"{pin.provider}, so another attempt could send a duplicate."
+            )
         if steady_clock() - pin.since >= key_seconds:
-            return f"{pin.provider} may have accepted the email, and the email's idempotency key has expired there."
+            return (
+                f"{pin.provider} may have accepted the email, but the email's idempotency key has expired, so another "
+                "attempt could send a duplicate."
+            )
         return None
 
     def _attempt(self, email: InFlightEmail, route: Route) -> LedgerAttempt:

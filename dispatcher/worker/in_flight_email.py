@@ -217,7 +217,7 @@ class InFlightEmail:
         try:
             self.state = TRANSITIONS[self.state, event]
         except KeyError:
-            raise NotAllowed(f"{event.name} came while the email was {self.state.name}.") from None
+            raise NotAllowed(f"The event {event.name} is not allowed while the email is {self.state.name}.") from None
 
     def may(self, event: EmailEvent) -> bool:
         """Whether the table has a transition for this event in the current state."""

@@ -306,7 +306,7 @@ class LeaseStage:
         delivery, pointer = arrival
         found = unleased.get(pointer.email_id)
         if found is None or found.message_key != pointer.message_key:
-            reason = "no such email" if found is None else "its message key belongs to another email"
+            reason = "no such email" if found is None else "the email with this id has a different message key"
             self._log.warning("message.rejected", reason=reason, email_id=str(pointer.email_id))
             metrics.MESSAGES_REJECTED.add(1)
             self._broker.reject(delivery)

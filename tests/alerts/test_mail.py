@@ -62,7 +62,7 @@ async def test_a_notice_arrives_as_one_plain_email(sink: SmtpSink, notice: Notic
     assert "severity: CRITICAL" in lines
     assert "count: 3" in lines
     assert "correlation ids: order-1, order-2" in lines
-    assert words == "the SMTP server accepted it for 2 of 2 recipients"
+    assert words == "the SMTP server accepted the alert for 2 of 2 recipients"
 
 
 async def test_starttls_is_required_and_its_certificate_verified(
@@ -96,7 +96,7 @@ async def test_the_other_recipients_get_the_notice_if_one_is_refused(sink: SmtpS
 
     words = await MailChannel(server, "a@example.com", ("refused@example.com", "ops@example.com")).send(notice)
 
-    assert words == "the SMTP server accepted it for 1 of 2 recipients"
+    assert words == "the SMTP server accepted the alert for 1 of 2 recipients"
     with pytest.raises(NotDelivered, match=r"refused every recipient \(550\)") as fault:
         await MailChannel(server, "a@example.com", ("refused@example.com",)).send(notice)
     assert "@" not in fault.value.reason

@@ -73,7 +73,7 @@ async def test_any_status_but_2xx_is_not_delivered_and_no_redirect_is_followed(
 ) -> None:
     receiver.statuses = [status]
 
-    with pytest.raises(NotDelivered, match=f"it answered {status}"):
+    with pytest.raises(NotDelivered, match=f"the receiver answered {status}"):
         await channel_to(receiver.url, ca_file).send(notice)
 
     assert len(receiver.posted) == 1

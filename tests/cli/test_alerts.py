@@ -53,8 +53,8 @@ def test_every_channel_gets_a_test_alert_and_its_result_is_shown(
     assert ended.json == {
         "ok": True,
         "channels": [
-            {"channel": "webhook", "ok": True, "detail": "it answered 204"},
-            {"channel": "email", "ok": True, "detail": "the SMTP server accepted it for 1 of 1 recipients"},
+            {"channel": "webhook", "ok": True, "detail": "the receiver answered 204"},
+            {"channel": "email", "ok": True, "detail": "the SMTP server accepted the alert for 1 of 1 recipients"},
         ],
     }
     (posted,) = receiver.posted
@@ -73,7 +73,7 @@ def test_a_failed_channel_is_named_and_the_other_still_gets_the_alert(
 
     assert (some.code, none.code) == (3, 1)
     assert [line.split()[:2] for line in some.stdout.splitlines()] == [["✗", "webhook"], ["✓", "email"]]
-    assert "it answered 403" in none.stdout
+    assert "the receiver answered 403" in none.stdout
     assert "no connection to the SMTP server" in none.stdout
     assert SECRET not in some.stdout + some.stderr
 

@@ -48,7 +48,7 @@ def test_an_internationalized_domain_is_stored_in_the_form_of_dns(storing: Comma
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("example.org",), "Give what to set: --per-second or --concurrent."),
+        (("example.org",), "Nothing to set. Give --per-second, --concurrent or both."),
         (("example.org", "--per-second", "0"), "is not in the range"),
         (("example.org", "--per-second", "nan"), "'nan' is not a number"),
         (("example.org", "--per-second", "inf"), "is not in the range"),

@@ -43,7 +43,7 @@ def test_blank_lines_are_skipped_and_count_in_line_numbers() -> None:
         (LINE.replace(b"{", b'{"message_key": "j", ', 1), "line", "has the same name twice"),
         (orjson.dumps(EMAIL | {"to": ["b@example.org", "nobody"]}), "to[1]", "@"),
         (orjson.dumps(EMAIL | {"colour": "red"}), "colour", "is not a field of an email; check the spelling"),
-        (orjson.dumps({**EMAIL, "subject": None}), "subject", "is required without template_id"),
+        (orjson.dumps({**EMAIL, "subject": None}), "subject", "is required unless template_id is set"),
     ],
 )
 def test_the_refusal_of_an_invalid_line_has_number_field_and_reason(line: bytes, field: str, words: str) -> None:

@@ -173,7 +173,7 @@ def test_a_service_logs_the_mistakes_in_its_env_file(bare: CommandLine) -> None:
         ended = bare.having(DISPATCHER_LOG_FORMAT="json")(service, "--env-file", "dispatcher.env")
         assert (ended.code, ended.stderr) == (78, "")
         assert ended.json["event"] == "startup.failed"
-        assert "dispatcher.env, line 1: is not NAME=value" in ended.json["reason"]
+        assert "dispatcher.env, line 1: the line is not NAME=value" in ended.json["reason"]
 
 
 def test_reading_the_file_again_removes_variables_without_a_line(

@@ -90,7 +90,7 @@ def test_redelivery_is_turned_off_for_a_lane(storing: CommandLine, connection: p
     ("arguments", "words"),
     [
         (("set", "slow", "--weight", "1"), "there is no lane 'slow'. DISPATCHER_LANES has: urgent, normal, bulk"),
-        (("set", "bulk"), "Give what to set"),
+        (("set", "bulk"), "Nothing to set"),
         (("set", "bulk", "--from", "a@example.com", "--weight", "1"), "--from cannot be combined"),
         (("set", "bulk", "--from", "nothing"), "--from 'nothing'"),
         (("unset",), "Give a lane or --from SENDER."),

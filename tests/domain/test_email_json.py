@@ -153,7 +153,7 @@ def test_the_document_is_not_changed() -> None:
 
 @pytest.mark.parametrize("name", ["message_key", "from", "subject"])
 def test_a_refusal_names_the_missing_field(name: str) -> None:
-    reason = "is required without template_id" if name == "subject" else "is required"
+    reason = "is required unless template_id is set" if name == "subject" else "is required"
 
     assert refusal({key: value for key, value in PLAIN.items() if key != name}) == (name, reason)
     assert refusal(PLAIN | {name: None}) == (name, reason)

@@ -56,7 +56,7 @@ class RecordingChannel:
         if self.failures:
             self.failures -= 1
             self.refused.append(notice)
-            raise NotDelivered("it answered 503")
+            raise NotDelivered("the receiver answered 503")
         self.accepted.append(notice)
         return "accepted"
 

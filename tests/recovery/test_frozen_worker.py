@@ -402,7 +402,7 @@ async def test_an_unreadable_ledger_is_reported_and_no_lease_is_taken(
 
     await watching
 
-    assert set(reported) == {"it is truncated"}
+    assert set(reported) == {"the file is truncated"}
     assert books.status(each.email_id) == "sending"
 
 

@@ -19,8 +19,14 @@ from tests.worker.scripted import ANYTHING, Act, ScriptedProvider, accept, answe
 
 KEYED = replace(ANYTHING, idempotency_key_seconds=3600.0)
 NO_ANSWER = answer(Uncertain("no answer"))
-LAPSED = "first may have accepted the email, and the email's idempotency key has expired there."
-GONE = "first may have accepted the email, and is no longer configured with idempotency keys."
+LAPSED = (
+    "first may have accepted the email, but the email's idempotency key has expired, so another attempt could send a "
+    "duplicate."
+)
+GONE = (
+    "first may have accepted the email, but this host no longer uses idempotency keys of first, so another attempt "
+    "could send a duplicate."
+)
 
 
 async def accept_by_key(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:

@@ -30,7 +30,7 @@ def test_every_state_can_be_reached_and_left_and_undefined_transitions_are_refus
     message = Delivery(1, 1, b"", redelivered=False)
     email = InFlightEmail(lease, message, OnUncertain.HOLD, confirmed_at=0.0, leased_until=0.0)
 
-    with pytest.raises(NotAllowed, match="SEND came while the email was PREPARING"):
+    with pytest.raises(NotAllowed, match="SEND is not allowed while the email is PREPARING"):
         email.on(EmailEvent.SEND)
 
     assert email.state is EmailState.PREPARING

@@ -191,7 +191,7 @@ def _does(decision: Decision, email: Record) -> str:
     if decision.name == "replay" and email["was_uncertain"]:
         more.append(f"The outcome of an earlier attempt is unknown: the email may have arrived. {TWICE}")
     if decision.name == "replay" and email["error_type"] == Reason.SUPPRESSED:
-        more.append("Its recipients are suppressed. If the suppression was not removed, the email fails again.")
+        more.append("The email's recipients are suppressed. If the suppression was not removed, the email fails again.")
     if decision.is_final:
         more.append("This cannot be undone.")
     return " ".join([decision.does, *more])

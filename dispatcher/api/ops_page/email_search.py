@@ -194,7 +194,7 @@ def _by(text: str) -> By:
 
 def _cursor(text: str) -> UUID:
     if (found := as_id(text)) is None:
-        raise ValueError("is not complete. Begin at the first page.")
+        raise ValueError("does not contain a complete cursor. Begin at the first page.")
     return found
 
 

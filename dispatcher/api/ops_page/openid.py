@@ -167,7 +167,7 @@ class OpenIdIssuer:
             raise PageError(503, f"The issuer does not accept this site as a client: {error}.", remedy)
         if isinstance(error, str) and response.status < 500:
             raise PageError(403, f"The issuer refused the sign-in: {cut(error, 100)}.", _SIGN_IN_AGAIN)
-        raise _unavailable(f"its token endpoint answered {response.status} without an ID token")
+        raise _unavailable(f"the token endpoint answered {response.status} without an ID token")
 
     def _client(self, metadata: Mapping[str, Any], scope: str = "openid") -> Any:
         methods = metadata.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
@@ -188,7 +188,7 @@ class OpenIdIssuer:
         found = await self._json(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration", deadline)
         if found.get("issuer") != self._issuer:
             name = cut(str(found.get("issuer")), 200)
-            raise _unavailable(f"its metadata is for {name}, but DISPATCHER_OPS_OIDC_ISSUER is {self._issuer}")
+            raise _unavailable(f"the metadata is for {name}, but DISPATCHER_OPS_OIDC_ISSUER is {self._issuer}")
         self._metadata = time.monotonic(), found
         return found
 
@@ -211,13 +211,15 @@ class OpenIdIssuer:
         except ValueError:
             is_usable = False
         if not isinstance(url, str) or not is_usable or not (url.isascii() and url.isprintable()):
-            raise _unavailable(f"its metadata has no usable {name}")
+            raise _unavailable(f"the metadata has no usable {name}")
         return url
 
     async def _json(self, url: str, deadline: float) -> Mapping[str, Any]:
         response = await self._send(url, deadline)
-        if response.status != 200 or not response.document:
-            raise _unavailable(f"{urlsplit(url).path} answered {response.status} or did not send a JSON object")
+        if response.status != 200:
+            raise _unavailable(f"{urlsplit(url).path} answered {response.status}")
+        if not response.document:
+            raise _unavailable(f"{urlsplit(url).path} did not send a JSON object")
         return response.document
 
     async def _send(

@@ -110,7 +110,9 @@ def _target(visitor: Visitor, form: Mapping[str, str]) -> tuple[PauseScope, str]
         raise Mistake("Choose what to pause: everything, a lane, a tenant or a provider.")
     scope = PauseScope(text)
     if visitor.tenant_id is not None and (scope, name) != (PauseScope.TENANT, visitor.tenant_id):
-        raise PageError(404, "There is nothing with this name.", "You can pause and resume only your own tenant.")
+        raise PageError(
+            404, "Nothing that you can pause has this name.", "You can pause and resume only your own tenant."
+        )
     return scope, "" if scope is PauseScope.ALL else name
 
 

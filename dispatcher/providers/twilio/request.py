@@ -40,7 +40,7 @@ def form_of(email: OutgoingEmail, default_sender: str, callback_url: str | None,
     if len(email.to) != 1 or not email.to[0].startswith("+"):
         raise UnrenderableEmail(
             Reason.REJECTED_RECIPIENT,
-            "the SMS must have exactly one recipient, a phone number in E.164 such as +4915112345678",
+            "the SMS must have exactly one recipient, a phone number in E.164 format, such as +4915112345678",
         )
     if not sender:
         raise UnrenderableEmail(
