@@ -259,7 +259,7 @@ async def _database_id(settings: Settings) -> UUID:
 
 
 def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
-    """Reads the in-flight ledgers in the run directory, and warns of each ledger that the relay cannot settle."""
+    """Reads the run directory's in-flight ledgers, and warns of each ledger whose emails the relay cannot settle."""
     subject = "in-flight ledgers"
     faults = 0
     for path in sorted(settings.run_dir.glob(f"*{SUFFIX}")):
@@ -403,7 +403,7 @@ def check_capabilities(settings: Settings) -> Iterator[Finding]:
 
 
 def check_event_sources(settings: Settings) -> Iterator[Finding]:
-    """Lists the configured ways in which providers' events reach the dispatcher."""
+    """Lists the ways in which providers' events reach the dispatcher, and checks access to the Maildir of bounces."""
     sources = []
     if settings.sendgrid_events_keys:
         sources.append(f"SendGrid posts to /v1/events/sendgrid ({counted(len(settings.sendgrid_events_keys), 'key')})")

@@ -28,7 +28,7 @@ _GROUPS: Final = ("error_type", "provider", "tenant", "status", "domain", "error
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Entries per page."
 )
-@click.option("--before", type=click.UUID, metavar="ID", help="Show the next page: emails older than this one.")
+@click.option("--before", type=click.UUID, metavar="ID", help="Show the next page: emails older than ID.")
 @json_option()
 def list_(selection: Selection, by: str | None, poison: bool, limit: int, before: UUID | None, as_json: bool) -> int:
     """List failed and held emails, newest first, or count them by cause.

@@ -255,7 +255,7 @@ def run_replay(
 
     Args:
         resumed_by: The options given with `--resume`: who resumes the replay (None: this user) and why, the new rate
-            (None: the earlier rate), and `force`. None for a new replay, which is not resumed.
+            (None: the earlier rate), and `force`. None for a new replay.
     """
     try:
         ended, skipped = run_with_dlq("dlq", partial(_run_replay, replay_id, resumed_by), settings)

@@ -47,7 +47,8 @@ def command(*, for_api: bool, as_json: bool) -> int:
                    test stores no row)
       RabbitMQ     exchange and queues; if the management API is configured, also bindings,
                    policies, quorum and consumer timeout
-      events       how providers report bounces, complaints and deliveries
+      events       the configured ways in which providers report bounces, complaints and
+                   deliveries; whether this user may read and change the Maildir of bounces
       providers    whether each provider accepts our credentials, and whether pending
                    emails will fail because no provider can send them, or because a
                    header is not allowed

@@ -30,9 +30,9 @@ def command() -> None:
       dispatcher domains remove example.org
 
     Use this if a recipient's mail servers limit how many emails or connections they accept from you. The ceilings apply
-    to all hosts together. An email that must wait becomes `waiting`, and its worker continues with other emails. So it
-    does not delay emails to other domains. The ceilings do not apply to the providers sendgrid, ses and resend, which
-    deliver at their own pace.
+    to all hosts together. An email that must wait becomes `waiting`, and its worker continues with other emails. So a
+    waiting email does not delay emails to other domains. The ceilings do not apply to the providers sendgrid, ses and
+    resend, which deliver at their own pace.
     """
 
 

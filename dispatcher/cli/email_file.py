@@ -76,7 +76,7 @@ def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> It
     """Yields one entry per line of the file, except for blank lines.
 
     Args:
-        allowed_headers: Names of headers that emails may contain although they control the provider.
+        allowed_headers: Headers that control a provider, such as X-MC-Tags, and that an email may set nevertheless.
     """
     end = number = 0
     while text := file.readline(MAX_LINE_OCTETS):

@@ -36,7 +36,7 @@ def read_settings(*needs: str, reads_own: bool = False) -> Settings:
     """Like `load_settings`, but without warnings.
 
     Args:
-        reads_own: Whether to read the settings of each provider even if `needs` does not contain "providers".
+        reads_own: Whether to read the settings of each provider. Always done if `needs` contains "providers".
     """
     settings, _, mistakes = examine_settings(*needs, reads_own=reads_own or "providers" in needs)
     if mistakes:

@@ -211,7 +211,7 @@ def _with_options(
 
 
 def held_filter_options(*, takes_keys: bool) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Like `filter_options`, for a filter that selects only held emails, even if their dead letter was discarded."""
+    """Like `filter_options`, for held emails only, including those whose dead letter was discarded."""
     return filter_options(takes_keys=takes_keys, status=Status.HELD, discarded=None)
 
 

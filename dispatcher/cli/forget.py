@@ -101,13 +101,11 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
 
 
 class _Progress:
-    """Reports progress every few seconds."""
-
     def __init__(self) -> None:
         self._next_at = time.monotonic() + _PROGRESS_SECONDS
 
     def show(self, forgotten: Forgotten) -> None:
-        """Prints how many emails were read, and when the last of them was enqueued."""
+        """Prints the progress, at most once every few seconds."""
         if time.monotonic() < self._next_at or forgotten.read_until is None:
             return
         self._next_at = time.monotonic() + _PROGRESS_SECONDS

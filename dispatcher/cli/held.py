@@ -70,7 +70,7 @@ def command() -> None:
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Emails per page."
 )
-@click.option("--after", type=click.UUID, metavar="ID", help="Show the next page: the emails after this one.")
+@click.option("--after", type=click.UUID, metavar="ID", help="Show the next page: the emails after ID.")
 @json_option()
 def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -> int:
     """List held emails, oldest first.
@@ -186,7 +186,7 @@ def _decide(
         return chosen.email_ids or tuple(await find_dead_ids(session, chosen))
 
     async def decide_all(session: AsyncSession) -> tuple[dict[UUID, Verdict], int, str | None]:
-        """The result for each email, the number of removed dead letters, and the fault that prevented their removal."""
+        """Returns the result for each email, the number of removed dead letters, and why none could be removed."""
         verdicts = {email_id: await decide(session, email_id, act) for email_id in email_ids}
         if all(verdict.value in _KEEPS_DEAD_LETTER for verdict in verdicts.values()):
             return verdicts, 0, None

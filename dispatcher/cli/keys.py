@@ -74,8 +74,8 @@ def command() -> None:
     default=("send", "read"),
     show_default=True,
     help="An action that the key allows. send: enqueue emails. read: read the status of emails. operate: cancel, "
-    "replay, confirm or release emails, and suppress recipients. ignore_suppression: together with send, send to "
-    "suppressed recipients, too. Repeatable.",
+    "replay, confirm or release emails, and suppress recipients. ignore_suppression: with the scope send, "
+    "enqueue emails that are sent to suppressed recipients, too. Repeatable.",
 )
 @click.option(
     "--from-domain",

@@ -171,9 +171,10 @@ def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
       dispatcher lanes unset bulk
       dispatcher lanes unset --from otp@example.com
 
-    A lane without its own share and policy has its default weight, and the settings of each host apply to its emails. A
-    sender without a lane sends in the lane normal, unless the sender's domain has a lane, or the email or its API key
-    names one.
+    A lane without its own share and policy has its default weight, and the settings of each host apply to its emails.
+
+    If you delete the lane of a sender's address, the lane of the sender's domain applies. If the domain has no lane
+    either, the lane is normal. A lane that the email or its API key names is always used instead.
     """
     from dispatcher.ops import lanes
 

@@ -35,7 +35,7 @@ def command(dry_run: bool, as_json: bool) -> int:
       DISPATCHER_RETAIN_EMAILS_DAYS=90 dispatcher prune --json
 
     \b
-    Settings, in days; 0 keeps the data for ever (events: at least 1 day):
+    Settings, in days. 0 keeps the data for ever, but DISPATCHER_RETAIN_EVENTS_DAYS must be at least 1:
       DISPATCHER_RETAIN_CONTENT_DAYS   subject, bodies, addresses, attachments
       DISPATCHER_RETAIN_EMAILS_DAYS    all other data about an email, and the records of replays
       DISPATCHER_RETAIN_UNDECIDED_DAYS content and row of an undecided email

@@ -148,10 +148,7 @@ def _load_again(settings: Settings, workers: int | None) -> Settings:
 
 
 def _with_metrics_dir(settings: Settings) -> Settings:
-    """The settings with the folder in use as `metrics_dir`.
-
-    Startup puts this folder into the environment. So a reload reads it there even if no operator has set it.
-    """
+    """The settings with the folder in use as `metrics_dir`, also if no operator has set it."""
     return replace(settings, metrics_dir=settings.metrics_folder)
 
 

@@ -94,10 +94,10 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     `vanished_hosts` lists a host in two cases: the host has leases, but no worker with a PostgreSQL session; or its
     monitor has not reported for DISPATCHER_ALERT_AFTER_SECONDS, and did not shut down cleanly.
 
-    `settled_in_seconds` is the longest time until another host marks the vanished host's emails `held`, or resends them
-    (see DISPATCHER_ON_UNCERTAIN). It is null if the vanished host has no leases. `silent_seconds` is the time since the
-    monitor of the vanished host last reported. It is null if the monitor shut down cleanly, or if the monitor still
-    reports and only the workers have vanished.
+    Within `settled_in_seconds`, another host marks the vanished host's emails `held`, or resends them (see
+    DISPATCHER_ON_UNCERTAIN). `settled_in_seconds` is null if the vanished host has no leases. `silent_seconds` is the
+    time since the monitor of the vanished host last reported. It is null if the monitor shut down cleanly, or if the
+    monitor still reports and only the workers have vanished.
 
     `unready` is a text that says which processes of this host's `dispatcher run` do not work, and why. The text comes
     from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor answers.

@@ -61,7 +61,7 @@ class Snapshot:
 
     @property
     def vanished(self) -> list[tuple[VanishedHost, float | None]]:
-        """The vanished hosts, each with the longest time until its leases are recovered; None without leases."""
+        """The vanished hosts, and within how many seconds each host's leases are recovered; None without leases."""
         return [
             (host, None if end is None else max(0.0, end) + self.recovery_seconds)
             for host in find_vanished_hosts(self.workers, self.silent_seconds)

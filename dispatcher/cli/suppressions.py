@@ -60,7 +60,7 @@ command.add_command(export)
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Entries per page."
 )
-@click.option("--before", type=click.IntRange(1), metavar="ID", help="Show the next page: entries older than this one.")
+@click.option("--before", type=click.IntRange(1), metavar="ID", help="Show the next page: entries older than ID.")
 @json_option()
 def list_(
     recipient: Recipient | None, tenant_id: str, kind: str | None, limit: int, before: int | None, as_json: bool
@@ -255,7 +255,7 @@ def _say_stopped(stopped: list[UUID]) -> None:
 
 
 def _warn_of_others(entries: list[Suppression], recipients: tuple[Recipient, ...]) -> None:
-    """Warns of each domain that still suppresses some of these addresses."""
+    """Warns of each suppressed domain that contains one of the recipients, but is not to be removed."""
     named = {recipient.masked for recipient in recipients if recipient.is_domain}
     for entry in entries:
         if entry.is_domain and entry.masked not in named:

@@ -234,7 +234,7 @@ def remove(number: int, act: Act | None) -> int:
 @audit_options(is_required=False)
 @json_option()
 def rotate(number: int, act: Act | None, as_json: bool) -> int:
-    """Give a webhook a new secret and print it. For 24 hours, events are signed with the old and the new secret.
+    """Give a webhook a new secret and print it. For 24 hours, events are signed with both secrets, old and new.
 
     \b
     Example:

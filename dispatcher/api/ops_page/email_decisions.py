@@ -139,7 +139,7 @@ class Choices:
     notes: tuple[str, ...]
 
     def offer(self, name: str) -> Offer | None:
-        """The offer of this decision; None if it is not possible now."""
+        """The offer whose decision has this name; None if the decision is not possible now."""
         return next((each for each in self.offers if each.decision.name == name), None)
 
 
@@ -240,7 +240,7 @@ _LOCKED: Final = "Another transaction holds a lock on the email's row. Try again
 async def carry_out(
     session: AsyncSession, decision: Decision, history: EmailHistory, act: Act, *, send_at: datetime | None = None
 ) -> Result:
-    """Carries out and audits a decision about an email, if the email's status still permits the decision.
+    """Carries out a decision and adds it to the audit log, if the email's status still permits the decision.
 
     Args:
         send_at: The new time, for `reschedule`.

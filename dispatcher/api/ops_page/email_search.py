@@ -81,9 +81,9 @@ class SearchForm:
         return {name: text for name, text in self.typed.items() if text and name != "cursor"}
 
     def wanted(self, kind: By | None) -> EmailQuery:
-        """The query that combines the filters with the text, which is an address, a domain or a correlation id.
+        """The query for emails that match both the filters and the text.
 
-        For any other `kind`, the query has only the filters.
+        If `kind` is not an address, a domain or a correlation id, the query has only the filters.
         """
         match kind:
             case By.RECIPIENT:

@@ -103,7 +103,7 @@ def newest_decision(history: EmailHistory) -> Moment | None:
 
 
 def is_repeated(history: EmailHistory, act: Act) -> bool:
-    """Whether the visitor has sent the form twice: the newest decision is recent, and is the same as `act`."""
+    """Whether the visitor has sent a form twice: the newest decision is recent, with the actor and reason of `act`."""
     newest = newest_decision(history)
     return (
         newest is not None

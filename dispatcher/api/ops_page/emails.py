@@ -186,7 +186,7 @@ class _EmailPages:
         return await self._ask(decision, request, visitor, history, choices)
 
     async def decide(self, decision: Decision, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Carries out a decision, and returns to the email."""
+        """Carries out a decision, and redirects to the page of the email."""
         errors: dict[str, str] = {}
         act = _act(visitor, form, errors)
         send_at = _send_at(form, errors) if decision.needs_time else None
@@ -379,9 +379,9 @@ def _caption(found: _Found) -> str:
 
 
 def _notice(request: Request, visitor: Visitor, history: EmailHistory) -> str | None:
-    """What the visitor's decision did; None unless the visitor made the newest decision, in the last ten minutes.
+    """What the visitor's decision did; None if another operator decided last, or if the decision is not recent.
 
-    The decision in the URL proves nothing, because anyone can write such a URL.
+    The URL also names the decision, but proves nothing, because anyone can write such a URL.
     """
     decision = DECISIONS.get(request.query_params.get("done", ""))
     newest = email_view.newest_decision(history)

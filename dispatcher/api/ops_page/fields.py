@@ -63,7 +63,7 @@ def tenant_of(visitor: Visitor, asked: str) -> str:
     """
     if visitor.tenant_id is not None:
         if asked not in ("", visitor.tenant_id):
-            raise PageError(404, "There is no tenant with this id.", "Leave out the tenant.")
+            raise PageError(404, "There is no tenant with this id.", "Remove `tenant` from the address of this page.")
         return visitor.tenant_id
     try:
         return tenant(asked.strip() or DEFAULT_TENANT)

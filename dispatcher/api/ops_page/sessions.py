@@ -75,8 +75,8 @@ class Sessions:
         """The visitor who has sent a request; None if the browser is not signed in, or if its session has expired.
 
         Raises:
-            Problem: `host-forbidden`: while requests need no key, they must come directly to the loopback. This request
-                did not.
+            Problem: `host-forbidden`: requests are allowed without an API key, but this request did not come directly
+                to the loopback.
         """
         if self._access.is_open:
             self._access.check_local(request)
@@ -177,7 +177,7 @@ class Sessions:
     def new_token(self, request: Request) -> str | None:
         """The new token that the response must send; None if there is no new token.
 
-        While requests need no key, a browser without a token also gets a new token, because forms need a CSRF token.
+        While requests need no API key, each browser without a token gets a token, because forms need a CSRF token.
         """
         new: str | None = getattr(request.state, "new_token", None)
         if new is None and self._access.is_open and self._cookie(request) is None:

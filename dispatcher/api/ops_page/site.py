@@ -149,8 +149,8 @@ class Site:
             raise PageError(
                 403,
                 "This form came from another website, so nothing was done.",
-                "Open this page directly, and try again. Behind a proxy, set DISPATCHER_OPS_URL to the address of this "
-                "page in your browser.",
+                "Open this page directly, and try again. If browsers reach the operators' page through a proxy, set "
+                "DISPATCHER_OPS_URL to the URL that they use, such as https://ops.example.com/mail/ops.",
             )
 
     @asynccontextmanager
