@@ -135,7 +135,7 @@ def _raised_in(error: BaseException) -> CodeType | None:
 
 
 def program() -> int:
-    """The console script. Runs `main`; after a command in `brief` (see `LazyGroup`), exits without clean-up."""
+    """Runs `main` as the console script. After a command in `brief` (see `LazyGroup`), exits without clean-up."""
     try:
         code = main()
     finally:

@@ -62,7 +62,7 @@ _SIGN_IN_AGAIN: Final = "Sign in again. If this repeats, the API's log has the r
 
 @dataclass(slots=True)
 class _Exchange:
-    """A request to the issuer, as the transport expects it (`transport.call.Call`). Only the deadline is used."""
+    """What the transport must know about a request to the issuer (`transport.call.Call`): only the deadline."""
 
     deadline: float
 

@@ -179,9 +179,8 @@ class Site:
         """Renders a template: the whole page, or only its <main> if htmx refreshes a part of it.
 
         Args:
-            shared: The object that <main> shows, if <main> is the same for all visitors with the same tenant. Until the
-                object is replaced, <main> is rendered once for all refreshes by these visitors. None: <main> is
-                rendered for each refresh.
+            shared: The object that <main> shows, if all visitors who see the same tenant get the same <main>. A refresh
+                renders <main> again only if this object or the pauses have changed. None: each refresh renders <main>.
         """
         paused = [] if visitor is None else seen_by(await self._paused(), visitor.tenant_id)
         is_part = "hx-request" in request.headers
