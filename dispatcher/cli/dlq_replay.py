@@ -185,7 +185,7 @@ class _Replayable(NamedTuple):
     """The emails that a replay selects.
 
     Attributes:
-        selection: The emails by their ids. Emails that fail later are not included.
+        selection: Selects the emails by their ids, so that an email that fails later is not included.
         others: How many of the ids on the command line belong to emails that are not failed or held.
         overlapping: Running replays that include some of the same emails.
     """

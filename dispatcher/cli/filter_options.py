@@ -233,7 +233,7 @@ def require_names_or_filter(
         is_chosen: Whether a different option, such as `--all`, already selects emails.
 
     Raises:
-        UsageError: both were given, or neither.
+        UsageError: both were given, or nothing selects emails.
     """
     filters = filters_of(selection)
     if names and filters - {"tenant_id"}:

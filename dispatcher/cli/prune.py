@@ -41,7 +41,7 @@ def command(dry_run: bool, as_json: bool) -> int:
       DISPATCHER_RETAIN_UNDECIDED_DAYS content and row of an undecided email
       DISPATCHER_RETAIN_KEYS_DAYS      message keys: a deleted key may be used again
       DISPATCHER_RETAIN_AUDIT_DAYS     the audit log: which operator did what, when, why
-      DISPATCHER_RETAIN_EVENTS_DAYS    the events for webhooks and for applications that poll; at least 1 day
+      DISPATCHER_RETAIN_EVENTS_DAYS    the events for webhooks and for applications that poll; must be at least 1
 
     Emails that are pending, waiting or sending are never pruned. An email is undecided if it is failed or held, and no
     operator has replayed, confirmed, released or discarded it.

@@ -112,9 +112,9 @@ def _list(wanted: DeadFilter, mistake: Mistake | None, start: UUID | None, rows:
 
 
 def _link(by: str, group: DeadGroup) -> Mapping[str, str] | None:
-    """The fields of the filter that selects the emails of a group. The page links the group to this filter.
+    """The fields of the filter that selects the emails of a group, for the group's link.
 
-    None if there is no such filter: no filter selects a domain, or emails without a provider.
+    None if no filter can select them: there is no filter for a domain, or for emails without a provider.
 
     Args:
         by: What the emails are grouped by: `cause`, `domain` or `tenant`.
