@@ -39,7 +39,7 @@ _BETWEEN_SCALARS: Final = re.compile(rb"[ \t\n\r{}\[\],:]")
 
 
 def parse(body: bytearray) -> Any:
-    """Parses a body, and empties it before returning, so body and result are not in memory at the same time.
+    """Parses a body. Empties the body before returning, so that only the result stays in memory.
 
     A string that is longer than any email allows is truncated. Even the truncated string is too long, so validation
     refuses it.
