@@ -197,7 +197,7 @@ class AccessControl:
         """Occupies a request slot during the block, for a caller who needs no API key.
 
         Args:
-            name: Identifies the caller for limits per caller.
+            name: The caller's name. All slots with this name count against the limit of one caller.
 
         Raises:
             Problem: `overloaded`.

@@ -1,8 +1,8 @@
 """The endpoints to which providers post events. A request needs no API key: its signature authenticates it.
 
 All providers together count as one caller, with one caller's limits for requests and memory. So forged requests cannot
-displace the clients that enqueue emails. A response never shows whether an email exists. It is sent after the events
-are committed.
+displace the clients that enqueue emails. A response is sent after the events are committed, and never shows whether an
+email exists.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ which is escaped and wrapped in JSON."""
 
 @dataclass(frozen=True, slots=True)
 class Providers:
-    """All providers, which count as one caller of the API: together, they have the limits of one caller."""
+    """All providers, which together have the limits of one caller of the API."""
 
     name: str = "provider events"
 

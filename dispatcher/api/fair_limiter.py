@@ -1,4 +1,4 @@
-"""Limits how much the requests in progress use together, such as bytes of memory. One caller gets at most half."""
+"""Limits what all requests in progress together use, such as memory. One caller gets at most half of each limit."""
 
 from __future__ import annotations
 

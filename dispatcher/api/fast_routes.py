@@ -1,7 +1,7 @@
 """A shortcut to the endpoints that enqueue emails or receive events, without FastAPI's and Starlette's routing.
 
 The routing would take longer than enqueueing an email. FastAPI still documents these endpoints, and answers requests
-with other methods on their paths. The error middleware handles exceptions of these endpoints like all exceptions.
+with other methods on their paths. The error middleware handles the exceptions of these endpoints, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class FastRoutes:
         self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
         endpoint = self._endpoints.get((scope["method"], scope["path"]))
         if endpoint is None:
             await self._app(scope, receive, send)

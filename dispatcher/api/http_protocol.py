@@ -97,7 +97,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         """
         Args:
             static_paths: Beginnings of the paths whose responses browsers may cache. Other responses get the default
-                headers, which forbid that.
+                headers, which forbid caching.
         """
         super().__init__(*arguments, **named)
         self._timeouts = timeouts
@@ -166,7 +166,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         return end < 0 or self._overhead_bytes - len(data) + end > MAX_HEAD_BYTES
 
     def on_message_begin(self) -> None:
-        """Starts the timer for the head; closes the connection of a client that pipelines too many requests."""
+        """Starts the timer for the headers. Aborts the connection if the client pipelines too many requests."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._on_refusal("overloaded")
             # No problem document is sent: the client would read it as the response to an earlier request.

@@ -159,7 +159,7 @@ class ImmediatePublisher:
             group.create_task(raise_on_stray_cancel(Periodic(self).run))
 
     async def finish(self) -> None:
-        """Waits until `run` has published all queued emails, and clears the due marks of the confirmed emails."""
+        """Waits until `run` has published all queued emails, and clears the due marks of the published emails."""
         await self._batches.finish()
         for credit in self._credits.values():
             await credit.close()
@@ -216,7 +216,7 @@ class ImmediatePublisher:
         self._log.warning("broker.connection_lost", reason=reason, retry_in_seconds=round(min(waits.values()), 2))
 
     async def run_once(self) -> None:
-        """Clears the due marks of emails that were confirmed at least a second ago."""
+        """Clears the due marks of emails whose messages RabbitMQ confirmed at least a second ago."""
         await self._mark(age_seconds=MARK_AFTER_SECONDS)
 
     async def _mark(self, *, age_seconds: float) -> None:

@@ -1,8 +1,8 @@
 """Parses JSON of many megabytes in small steps.
 
-A call into C cannot be interrupted: while orjson parses 39 MB, no other request is served, and orjson needs twice the
-body's size in addition to the result. So the long strings are extracted first. orjson parses the outline: the body
-with a placeholder for each long string. Then each long string is decoded in pieces.
+A call into C cannot be interrupted: while orjson parses 39 MB, no other request is served, and orjson needs memory of
+twice the body's size in addition to the result. So the long strings are extracted first. orjson parses the outline: the
+body with a placeholder for each long string. Then each long string is decoded in pieces.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BETWEEN_SCALARS: Final = re.compile(rb"[ \t\n\r{}\[\],:]")
 
 
 def parse(body: bytearray) -> Any:
-    """Parses a body, and empties it before returning, so body and result are not in memory at the same time.
+    """Parses a body. Empties the body before returning, so that only the result stays in memory.
 
     A string that is longer than any email allows is truncated. Even the truncated string is too long, so validation
     refuses it.
@@ -60,10 +60,10 @@ def parse(body: bytearray) -> Any:
 
 
 def count_values(body: bytes | bytearray) -> int:
-    """Counts a JSON text's values without parsing the text, to find out whether it has more than MAX_VALUES.
+    """Estimates without parsing how many values a JSON text has. Stops at MAX_VALUES + 1.
 
-    A quick count comes first. It can be too high, but never too low. If it is at most MAX_VALUES, returns it. Otherwise
-    counts exactly, and stops at MAX_VALUES + 1.
+    The estimate is the number of the characters `{[,:` outside strings. If the whole text, with the strings, has at
+    most MAX_VALUES such characters, returns their number instead, because counting them is quicker.
     """
     count = _count_marks(body, 0, len(body))
     if count <= MAX_VALUES:
@@ -156,7 +156,7 @@ def _text_end(body: bytes | bytearray, start: int) -> int:
 
 
 def _without_escapes(piece: bytes | bytearray) -> bytes | bytearray:
-    """The piece of a string with escaped backslashes and quotes overwritten, so any quote left ends the string.
+    """Overwrites escaped backslashes and quotes in a piece of a string. The first quote left is the string's end.
 
     The piece must not begin inside an escape.
     """
@@ -164,7 +164,7 @@ def _without_escapes(piece: bytes | bytearray) -> bytes | bytearray:
 
 
 def _add_gap(outline: bytearray, body: bytearray, begin: int, end: int) -> None:
-    """Adds the part between two strings to the outline, with runs of whitespace replaced by one space."""
+    """Adds the bytes between two strings to the outline, but reduces each run of whitespace to one space."""
     for start in range(begin, end - _LONG_SCALAR_BYTES, _LONG_SCALAR_BYTES):
         if not _BETWEEN_SCALARS.search(body, start, start + _LONG_SCALAR_BYTES):
             raise Problem("malformed-json", f"A number at byte {start} has thousands of digits.")
@@ -175,7 +175,7 @@ def _add_gap(outline: bytearray, body: bytearray, begin: int, end: int) -> None:
 
 
 def _count_wide(body: bytearray, begin: int, end: int) -> int:
-    """An upper bound for the number of a string's characters if the string is not pure ASCII; else 0."""
+    """The most characters that a string can have, by its bytes and escapes; 0 if the string is pure ASCII."""
     count, is_wide = end - begin, False
     for start in range(begin, end, _STEP_BYTES):
         until = min(end, start + _STEP_BYTES)
@@ -190,12 +190,12 @@ def _count_wide(body: bytearray, begin: int, end: int) -> int:
 
 
 def _restore_texts(root: list[Any], mark: str, body: bytearray, texts: list[tuple[int, int]]) -> None:
-    """Replaces each placeholder in the parsed outline with its decoded string.
+    """Replaces the placeholders in the parsed outline with the long strings, decoded.
 
     Args:
         root: A list whose only element is the parsed outline.
         mark: The text with which every placeholder begins.
-        texts: The start and end of each string in the body.
+        texts: The start and end of each long string in the body.
     """
     waiting: list[Any] = [root]
     while waiting:

@@ -102,7 +102,7 @@ class OperatorJobs:
         return _replay_name(replay_id) in self._running
 
     def remove_dead_letters(self, email_ids: Collection[UUID]) -> None:
-        """Starts to remove dead letters of these emails from the DLQ, if they are not about the current failure."""
+        """Starts to remove these emails' stale dead letters (not about the current failure) from the DLQ."""
         if email_ids:
             self._settled.update(email_ids)
             self._start("sweep", self._clean_dlq)
@@ -171,9 +171,9 @@ class OperatorJobs:
                 get_log().error("error.unexpected", where="sweep", error=error.message)
 
     async def _open_dlq_or_none(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
-        """Opens the DLQ until `opened` is closed; None if RabbitMQ is unreachable.
+        """Opens the DLQ, which `opened` closes. Returns None if RabbitMQ is unreachable.
 
-        With None, the replay leaves the dead letters of replayed emails on the DLQ, until an operator runs
+        If None, the replay leaves the dead letters of replayed emails on the DLQ, until an operator runs
         `dispatcher dlq reconcile --fix`.
         """
         try:

@@ -157,7 +157,6 @@ class Problem(Exception):
         return document
 
     def response(self) -> Response:
-        """The HTTP response."""
         headers = dict(self.headers)
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"

@@ -96,7 +96,7 @@ class Quotas:
     async def return_unused(self, reservation: Reservation, recipients: int) -> None:
         """Gives back recipients that were reserved but not used, so that later requests can use them.
 
-        They return to the recipients that this process has reserved in advance (its chunk). If the chunk becomes too
+        Adds them to this process's chunk: the recipients that it has reserved in advance. If the chunk becomes too
         large, the surplus returns to the database. Has no effect if the day of the reservation is over.
         """
         if reservation.key is None or not recipients:

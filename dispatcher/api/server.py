@@ -98,8 +98,7 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     """Serves until SIGTERM or SIGINT, and returns the exit code 0.
 
     Raises:
-        ConfigurationError: every API key is revoked, or none exists, and requests without a key are not allowed; or
-            other users may write to the run directory.
+        ConfigurationError: requests need an API key, but none is usable; or other users can write to the run directory.
     """
     if settings.metrics:
         # Ignore an error here: only metrics need the run directory, and `metric_files.begin` logs the error.
@@ -184,7 +183,7 @@ async def serve(
             request over the network; tests pass a different function.
 
     Raises:
-        ConfigurationError: every API key is revoked, or none exists, and requests without a key are not allowed.
+        ConfigurationError: requests need an API key, but no key exists, or every key is revoked.
     """
     async with AsyncExitStack() as opened:
         url = settings.database_url

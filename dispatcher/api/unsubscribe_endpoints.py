@@ -44,7 +44,7 @@ class UnsubscribeEndpoints:
     pool: Pool
 
     async def ask(self, request: Request) -> Response:
-        """Returns a page with a button. Changes nothing."""
+        """Returns a page with a button to unsubscribe. Changes nothing."""
         with self.access.slot(CALLER):
             async with session(self.pool) as connection:
                 hasher = await AddressHasher.open(connection)

@@ -88,12 +88,10 @@ class WebhookEndpoints:
         return json_response({"webhooks": [document(webhook) for webhook in found]})
 
     async def get(self, request: Request) -> Response:
-        """Returns one webhook."""
         async with self._own(request) as (_, webhook, _act):
             return json_response(document(webhook))
 
     async def remove(self, request: Request) -> Response:
-        """Removes a webhook."""
         async with self._own(request, "removed over HTTP") as (connection, webhook, act):
             await webhooks.remove(connection, webhook.webhook_id, act)
             return json_response(document(webhook))

@@ -19,7 +19,7 @@ _TOPIC: Final = re.compile(r"arn:(?:aws|aws-cn|aws-us-gov):sns:[a-z0-9-]+:\d{12}
 
 
 def public_keys(text: str) -> tuple[str, ...]:
-    """P-256 public keys in base64 (SPKI in DER), separated by commas or white space."""
+    """Parses P-256 public keys in base64 (SPKI in DER), separated by commas or white space."""
     found = tuple(re.split(r"[\s,]+", text.strip(", \n")))
     for number, key in enumerate(found, 1):
         try:
@@ -35,7 +35,7 @@ def public_keys(text: str) -> tuple[str, ...]:
 
 
 def topics(text: str) -> tuple[str, ...]:
-    """The ARNs of SNS topics in a comma-separated list."""
+    """Parses a comma-separated list of ARNs of SNS topics."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found or not all(_TOPIC.fullmatch(each) for each in found):
         raise ValueError(
@@ -69,7 +69,7 @@ def bounce_mailbox(text: str) -> str:
 
 
 def signing_keys(text: str) -> tuple[bytes, ...]:
-    """Comma-separated secrets, each of at least 32 characters."""
+    """Parses a comma-separated list of secrets. Each secret must have at least 32 characters."""
     keys = tuple(key.strip() for key in text.split(","))
     if not all(key.isascii() and key.isprintable() and " " not in key and len(key) >= 32 for key in keys):
         raise ValueError("must be keys of at least 32 characters; create one with: openssl rand -base64 32")

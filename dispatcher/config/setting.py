@@ -88,7 +88,7 @@ class Origin:
 
 
 def settings_in(kind: type, prefix: str = PREFIX) -> tuple[Setting, ...]:
-    """The settings that a dataclass declares, in the order of its fields, except that `max_per_second` is the last."""
+    """The settings that a dataclass declares, in the order of its fields, but with `max_per_second` at the end."""
     found = [
         Setting(item.name, **{**item.metadata, "variable": item.metadata["variable"] or f"{prefix}{item.name.upper()}"})
         for item in fields(kind)

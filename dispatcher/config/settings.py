@@ -58,7 +58,7 @@ class ProviderSettings:
         return settings.prefetch
 
     def mistakes(self, _settings: Settings, /) -> list[str]:
-        """A sentence for each contradiction between settings of this provider, or with the general settings."""
+        """A sentence for each contradiction among this provider's settings, or with the general settings."""
         return []
 
 

@@ -98,7 +98,7 @@ _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def off_or_duration(lowest: float, highest: float) -> Callable[[str], float]:
-    """A parser of a duration, such as `90`, `30m`, `4h` or `off`. The value is in seconds; 0 means off."""
+    """Returns a parser of a duration, such as `90`, `30m`, `4h` or `off`. The value is in seconds; 0 means off."""
 
     def parse(text: str) -> float:
         number, unit = (text[:-1], text[-1]) if text[-1:] in _UNIT_SECONDS else (text, "s")
@@ -126,7 +126,7 @@ def choice(*allowed: str) -> Callable[[str], str]:
 
 
 def choices(*allowed: str) -> Callable[[str], tuple[str, ...]]:
-    """A parser of a comma-separated list of allowed values. Repeated values count once."""
+    """Returns a parser of a comma-separated list of allowed values. Repeated values count once."""
     one = choice(*allowed)
     return lambda text: tuple(dict.fromkeys(one(part.strip()) for part in text.split(",") if part.strip()))
 
@@ -147,7 +147,7 @@ def worker_count(text: str) -> int:
 
 
 def schema_name(text: str) -> str:
-    """A schema name of characters that need no quotes in SQL. A name that is an SQL keyword is accepted, too."""
+    """Parses a schema name of characters that need no quotes in SQL. Accepts SQL keywords, too."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", text) or text.startswith("pg_") or text == "information_schema":
         raise ValueError(
             "must be a schema name: a lower-case letter or underscore, then up to 62 lower-case letters, digits or "
@@ -177,12 +177,12 @@ def url(*schemes: str) -> Callable[[str], str]:
 
 
 def addresses(text: str) -> list[str]:
-    """Splits a comma-separated list of URLs. Passwords can contain commas, so only a comma before a URL separates."""
+    """Splits a comma-separated list of URLs, but only at commas before a scheme: passwords can contain commas."""
     return re.split(r"\s*,\s*(?=[a-z]+://)", text)
 
 
 def urls(*schemes: str) -> Callable[[str], str]:
-    """A parser of one URL or a comma-separated list of URLs with these schemes. It returns the text unchanged."""
+    """Returns a parser that checks one URL, or a comma-separated list of URLs, and returns the text unchanged."""
     one = url(*schemes)
 
     def parse(text: str) -> str:
@@ -250,7 +250,7 @@ def endpoint(text: str) -> str:
 
 
 def callback_url(text: str) -> str:
-    """A public URL without a query. It must begin with https://, unless its host is a loopback address."""
+    """Parses a public URL without a query. The URL must begin with https://, except for loopback addresses."""
     if urlsplit(url("https", "http")(text)).query:
         raise ValueError("must have no ?query, because the dispatcher adds one")
     return endpoint(text)
@@ -364,7 +364,7 @@ def built_in_providers() -> tuple[str, ...]:
 
 
 def provider_names(text: str) -> tuple[str, ...]:
-    """The names in a comma-separated list. `config.plugins` checks whether the providers exist."""
+    """Parses a comma-separated list of providers. `config.plugins` checks whether the providers exist."""
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
     if not names or len(set(names)) != len(names):
         raise ValueError("must list at least one provider, and each provider only once")
@@ -400,7 +400,7 @@ def queue_name(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """This host's name for rows and logs. `auto` is the machine's name, with a `-` for each character not allowed."""
+    """Parses this host's name for rows and logs. `auto` is the machine's name, made valid and short."""
     if text.lower() == "auto":
         found = socket.gethostname()
         name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in found)
@@ -412,7 +412,7 @@ def host_name(text: str) -> str:
 
 
 def path_of(text: str) -> Path:
-    """The path, made absolute. A `~` at the beginning is expanded to the home folder.
+    """Makes a path absolute, and expands a `~` at the beginning to the home folder.
 
     Raises:
         ValueError: The path begins with the home of an unknown user.
@@ -424,7 +424,7 @@ def path_of(text: str) -> Path:
 
 
 def run_folder(text: str) -> Path:
-    """A folder; `auto` is the user's folder for persistent state, where nothing deletes old files."""
+    """Parses a folder. `auto` is a folder for persistent state, in which nothing deletes old files."""
     if text.lower() != "auto":
         return path_of(text)
     if os.getuid() == 0:
@@ -436,7 +436,7 @@ def run_folder(text: str) -> Path:
 
 
 def certificates(text: str) -> Path:
-    """A readable file with at least one PEM certificate."""
+    """Parses the path of a readable file with at least one PEM certificate."""
     path = path_of(text)
     try:
         if not path.is_file():
@@ -451,7 +451,7 @@ def certificates(text: str) -> Path:
 
 
 def api_listener(text: str) -> Listener:
-    """An address to listen at; `off` is not allowed."""
+    """Parses an address to listen at. Refuses `off`."""
     found = listener(text)
     if not found.host:
         raise ValueError("must be host:port; off is not allowed. If you need no API, do not start `dispatcher api`")
@@ -459,10 +459,7 @@ def api_listener(text: str) -> Listener:
 
 
 def header_names(text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of header names.
-
-    Refuses patterns such as X-*, because the operator should allow each header separately.
-    """
+    """Parses a comma-separated list of header names. Refuses patterns such as X-*, and names that are reserved."""
     from dispatcher.domain.header_names import is_reserved  # loaded late, because few commands need it
 
     found = names("A-Za-z0-9_.-")(text)
@@ -472,7 +469,7 @@ def header_names(text: str) -> tuple[str, ...]:
 
 
 def secrets(text: str) -> tuple[str, ...]:
-    """The secrets in a comma-separated list."""
+    """Parses a comma-separated list of secrets."""
     return tuple(api_key(each.strip()) for each in text.split(",") if each.strip())
 
 

@@ -60,8 +60,8 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
 
 
 def _print(title: str, error: BaseException, *, is_up: bool) -> None:
-    """Prints an error: only the message if an operator can fix the cause. Any other error is our bug, and is printed
-    with a traceback."""
+    """Prints an error. Leaves out the traceback if an operator can probably fix the cause: a wrong setting, or a
+    foreseen error before the process was up."""
     if isinstance(error, ConfigurationError):
         print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     elif isinstance(error, DispatcherError | OSError) and not is_up:

@@ -34,8 +34,7 @@ class HangWatch:
         self._checked_at = time.monotonic()
 
     def find_hung(self, processes: Iterable[Process]) -> list[Process]:
-        """Returns the processes that have hung for too long and were not aborted yet. Call this every
-        `check_seconds`."""
+        """Returns the processes that have hung for too long and are not yet aborted. Call every `check_seconds`."""
         now = time.monotonic()
         passed_seconds, self._checked_at = min(now - self._checked_at, 2 * self.check_seconds), now
         return [process for process in processes if process.pid and self._is_hung(process, passed_seconds)]

@@ -80,7 +80,7 @@ class Parent:
         self._replacement = RollingReplacement(self._manager)
 
     def run(self) -> int:
-        """Keeps the processes running until a stop, and then returns the exit code when every process has ended.
+        """Keeps the processes running until a signal stops them. Returns the exit code when every process has ended.
 
         The exit code is 0, or 1 if any process had to be killed.
 
@@ -186,8 +186,9 @@ class Parent:
         self._log.info("dispatcher.scaled", workers=self._worker_count)
 
     def _remove_worker(self) -> None:
-        """Stops a worker, unless only one runs. Chooses a worker that is not being replaced; there is always one."""
+        """Stops a worker, unless only one runs. Chooses a worker that is not being replaced."""
         if self._worker_count > 1:
+            # This list is never empty, because at most one worker is being replaced.
             removable = [worker for worker in self._manager.workers if not self._replacement.includes(worker)]
             # Prefer a worker that waits for a restart.
             self._manager.stop(

@@ -28,7 +28,7 @@ class Restarts:
     in_a_row: int = 0
 
     def after(self, lived_seconds: float = 0.0) -> Restarts:
-        """The count after the process has ended once more."""
+        """The count after one more end. If the process ran long enough to be healthy, counts from 1 again."""
         return replace(self, in_a_row=1 if lived_seconds >= STEADY_SECONDS else self.in_a_row + 1)
 
     @property

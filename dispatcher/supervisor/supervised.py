@@ -35,8 +35,7 @@ class Role:
         name: The name in logs and process titles.
         entry: The main function of its processes.
         count: The initial number of processes. None if exactly one must run at any time.
-        stops_last: Whether the role stops only after the other roles, because it recovers their emails or monitors
-            them.
+        stops_last: Whether the role's processes stop only after all others. True for the relay and the monitor.
     """
 
     name: str
