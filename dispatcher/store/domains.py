@@ -69,8 +69,8 @@ class DomainStore:
 
         Args:
             tokens: The most tokens to take.
-            slots: How many slots the worker wants; 0 to give all its slots back.
-            used: How many attempts the worker is making now. Their slots stay taken, even if the worker now gets fewer.
+            slots: How many slots the worker wants; 0 to give all slots back.
+            used: How many attempts the worker is making now. They keep their slots, even if the worker gets fewer.
 
         Returns:
             None if the domain has no ceilings.

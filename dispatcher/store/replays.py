@@ -105,7 +105,7 @@ class OverlappingReplay:
 
     Attributes:
         per_second: The rate in emails per second; None for no limit.
-        emails: The number of common emails that still wait in the other replay.
+        emails: How many of the same emails still wait in the other replay.
     """
 
     replay_id: int
@@ -169,15 +169,16 @@ async def find_overlaps(
     """Other running replays in which some of the given emails still wait.
 
     Args:
-        replay_id: A replay. The emails that still wait in this replay are searched for, too.
+        replay_id: Also searches for the emails that still wait in this replay.
     """
     parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
     return await fetch(session, "find_overlaps", parameters, into=OverlappingReplay)
 
 
 async def save_overlaps(session: AsyncSession, replay_id: int) -> None:
-    """Stores which running replays include emails of this replay. From then on, these replays and this one share one
-    rate, the lowest of their rates.
+    """Stores which running replays include some emails of this replay.
+
+    From then on, these replays and this replay together send at the lowest of their rates.
 
     Does nothing if the replay was created or resumed with `force`.
     """
@@ -223,7 +224,7 @@ async def resume_replay(
 
 
 async def find_replay(session: AsyncSession, replay_id: int) -> Replay | None:
-    """The current state of one replay; None if it does not exist."""
+    """The current state of a replay; None if there is no such replay."""
     parameters = {"replay_id": replay_id, "before": None, "tenant_id": None, "limit": 1}
     rows = await fetch(session, "list_replays", parameters)
     return _replay(rows[0]) if rows else None

@@ -96,7 +96,7 @@ class SuppressionReader:
         return found
 
     async def opt_out(self, email_id: UUID, masked: Mapping[bytes, str]) -> None:
-        """Suppresses recipients of an email for its tenant, with the reason `unsubscribe`. Idempotent.
+        """Suppresses recipients of an email for the email's tenant, with the reason `unsubscribe`. Idempotent.
 
         Args:
             masked: The masked address of each recipient (see `Recipient.masked`), by the hash of the address.
