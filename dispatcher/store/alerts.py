@@ -100,6 +100,7 @@ class AlertStore:
         """Opens no connection yet.
 
         Args:
+            queue: The name of the DLQ.
             holder: This monitor's name, which does not change when the monitor restarts.
             host: The monitor's host.
             idle_seconds: PostgreSQL ends the session, and so releases the lock, after this time without a statement.

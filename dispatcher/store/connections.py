@@ -318,7 +318,7 @@ def make_pool(
     from psycopg_pool import AsyncConnectionPool
 
     class PooledSession(TimedSession):
-        """The sessions of one pool. A class for each pool, so that the class's `fault` is about one pool only."""
+        """The sessions of one pool. Each pool has its own class, so that `fault` (see `TimedSession`) is about one pool."""
 
     return AsyncConnectionPool(
         database_url,

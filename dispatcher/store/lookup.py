@@ -107,7 +107,7 @@ async def hash_address(source: Source, address: str) -> bytes:
 
 
 async def find_recipients_since(source: Source) -> datetime | None:
-    """The time before which enqueued emails cannot be found by recipient; None if every email can."""
+    """Emails that were enqueued before this time cannot be found by recipient. None if all emails can be found."""
     ((since, has_older),) = await fetch(source, "find_recipients_since")
     return since if has_older else None
 

@@ -246,9 +246,8 @@ def _page(
 ) -> ListPage[T]:
     """Converts rows to a page.
 
-    If the page is full, the next page starts after the last row. Otherwise, the last `bound` columns of each row are the
-    cursor of the next page: the instant, and one or two parts of the tie (see `Cursor`). On the last page, these
-    columns are null.
+    If the page is full, its last row gives the cursor of the next page. Otherwise, the last `bound` columns of each row
+    give this cursor: the instant, and one or two parts of the tie (see `Cursor`). On the last page, they are null.
 
     Args:
         tie: Returns the tie of a row.

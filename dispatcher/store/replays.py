@@ -40,10 +40,8 @@ class ItemOutcome(StrEnum):
     EXPIRED = "expired"
     """The email has expired, and is never sent."""
     DISCARDED = "discarded"
-    """An operator discarded the dead letter after the replay was created.
-
-    Or an operator discarded the dead letter earlier, and the replay excludes emails with discarded dead letters.
-    """
+    """An operator discarded the dead letter: after the replay was created, or earlier if the replay excludes such
+    emails."""
     MAY_HAVE_ARRIVED = "may_have_arrived"
     """The email is held, or failed after an uncertain attempt, and the replay does not include such emails."""
     CONTENT_PRUNED = "content_pruned"
@@ -127,7 +125,7 @@ async def create_replay(
     reason: str,
     force: bool,
 ) -> int:
-    """Creates a replay with its list of emails, and audits this. Returns the replay's id. Changes no email.
+    """Creates a replay with its list of emails, and an audit record. Returns the replay's id. Changes no email.
 
     Args:
         source, selection, per_second: See `Replay`.
@@ -206,14 +204,14 @@ async def finish_replay(session: AsyncSession, replay_id: int) -> bool:
 
 
 async def stop_replay(session: AsyncSession, replay_id: int, *, actor: str, reason: str) -> bool:
-    """Stops the replay, and audits this. Returns False if the replay is not running."""
+    """Stops the replay, and adds an audit record. Returns False if the replay is not running."""
     return bool(await fetch(session, "stop_replay", {"replay_id": replay_id, "actor": actor, "reason": reason}))
 
 
 async def resume_replay(
     session: AsyncSession, replay_id: int, *, per_second: float | None, actor: str, reason: str | None, force: bool
 ) -> bool:
-    """Resumes a stopped or interrupted replay, and audits this. Returns False if the replay is done or unknown.
+    """Resumes a stopped or interrupted replay, and adds an audit record. Returns False for a done or unknown replay.
 
     Args:
         per_second: The new rate in emails per second; None keeps the rate.
