@@ -318,7 +318,7 @@ def make_pool(
     from psycopg_pool import AsyncConnectionPool
 
     class PooledSession(TimedSession):
-        """The sessions of one pool. Each pool has its own class, so that `fault` (see `TimedSession`) is about one pool."""
+        """The sessions of one pool. Each pool has its own class, and so its own `fault` (see `TimedSession`)."""
 
     return AsyncConnectionPool(
         database_url,
