@@ -49,7 +49,7 @@ class AddressHasher:
         return self._digest(normalised(address))
 
     def hash_domain(self, address_or_domain: str) -> bytes:
-        """The hash of a domain, or of the domain of an address: 16 bytes. No address has the same hash."""
+        """The hash of a domain, or of the domain of an address: 16 bytes. Never equals the hash of an address."""
         domain = normalised(address_or_domain).rpartition("@")[2]
         return self._digest(f"@{domain}")
 

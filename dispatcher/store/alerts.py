@@ -100,6 +100,7 @@ class AlertStore:
         """Opens no connection yet.
 
         Args:
+            queue: The name of the DLQ.
             holder: This monitor's name, which does not change when the monitor restarts.
             host: The monitor's host.
             idle_seconds: PostgreSQL ends the session, and so releases the lock, after this time without a statement.
@@ -162,7 +163,10 @@ class AlertStore:
         await self._fetch("save_announced_alert", parameters)
 
     async def delete_announced(self, kind: Kind, channel: str) -> None:
-        """Records that a channel sent the notice that an alert is resolved. Idempotent."""
+        """Deletes the entry of an alert and a channel. Idempotent.
+
+        Call this after the channel has sent the notice that the alert is resolved.
+        """
         await self._fetch("delete_announced_alert", {"kind": kind.value, "channel": channel})
 
     async def save_check(self, host: str, depth: int | None, fault: str | None, alerts: Sequence[Alert]) -> None:

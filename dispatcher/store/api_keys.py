@@ -76,7 +76,7 @@ async def find_keys(source: Source) -> list[ApiKey]:
 
 
 async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) -> bool:
-    """Revokes a key, and audits this in the same commit. Returns False if the key is unknown or already revoked."""
+    """Revokes a key, and adds an audit record. Returns False if the key is unknown or already revoked."""
     return bool(await fetch(source, "revoke_api_key", {"key_id": key_id, "actor": actor, "reason": reason}))
 
 

@@ -25,7 +25,7 @@ async def bisect_batch(
     Args:
         items: At least one item.
         execute: Executes the statement for the given items. Called first with all items. If it raises StatementRefused,
-            it is called for each half of them.
+            it is called for each half of the items.
 
     Returns:
         The results of the calls that succeeded, in the order of the items; and each refused item with its error.

@@ -247,6 +247,6 @@ def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[An
     except pg.InsufficientPrivilege as error:
         raise UnusableConnection(
             f'The role "{connection.info.user}" may not enqueue: {error.diag.message_primary}.',
-            remedy="Run `dispatcher topology grants --producer ROLE`, and execute the statements that it prints as the "
-            "owner of the tables.",
+            remedy="As the owner of the tables, execute the statements that "
+            "`dispatcher topology grants --producer ROLE` prints.",
         ) from error

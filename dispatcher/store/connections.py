@@ -67,9 +67,7 @@ _NAME_REMEDY: Final = (
     "Correct the database name at the end of DISPATCHER_DATABASE_URL, or create the database: "
     "createdb --encoding UTF8 NAME."
 )
-_GRANTS: Final = (
-    "Run `dispatcher topology grants`, and execute the statements that it prints as the owner of the tables."
-)
+_GRANTS: Final = "As the owner of the tables, execute the statements that `dispatcher topology grants` prints."
 # psycopg classifies these errors as errors of the server. But a block that the disk cannot read affects only the rows
 # in this block, so this module treats these errors as errors of rows.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
@@ -320,7 +318,7 @@ def make_pool(
     from psycopg_pool import AsyncConnectionPool
 
     class PooledSession(TimedSession):
-        """The sessions of one pool. Each pool has a separate class, so that `fault` is about this pool only."""
+        """The sessions of one pool. Each pool has its own class, and so its own `fault` (see `TimedSession`)."""
 
     return AsyncConnectionPool(
         database_url,

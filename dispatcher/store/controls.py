@@ -53,7 +53,7 @@ async def find_pauses_of(source: Source, email_id: UUID) -> list[Pause]:
 async def begin_pause(
     source: Source, scope: PauseScope, name: str, *, seconds: float | None, actor: str, reason: str
 ) -> Pause:
-    """Begins a pause, and audits this. If the pause is already in force, changes its end, its reason and its actor.
+    """Begins a pause, and adds an audit record. If the pause is in force already, changes its end, reason and actor.
 
     Args:
         name: The name of the lane, tenant or provider; empty for `PauseScope.ALL`.
@@ -65,6 +65,6 @@ async def begin_pause(
 
 
 async def end_pause(source: Source, scope: PauseScope, name: str, *, actor: str, reason: str) -> Pause | None:
-    """Ends a pause, and audits this in the same commit. Returns the pause; None if it was not in force."""
+    """Ends a pause, and adds an audit record. Returns the pause; None if it was not in force."""
     parameters = {"scope": scope, "name": name, "actor": actor, "reason": reason}
     return next(iter(await fetch(source, "end_pause", parameters, into=Pause)), None)

@@ -69,8 +69,8 @@ class DomainStore:
 
         Args:
             tokens: The most tokens to take.
-            slots: How many slots the worker wants; 0 to give all its slots back.
-            used: How many attempts the worker is making now. Their slots stay taken, even if the worker now gets fewer.
+            slots: How many slots the worker wants; 0 to give all slots back.
+            used: How many attempts the worker is making now. They keep their slots, even if the worker gets fewer.
 
         Returns:
             None if the domain has no ceilings.
@@ -88,7 +88,7 @@ class DomainStore:
 
 
 async def set_limit(source: Source, domain: str, values: Mapping[str, Any], author: Author) -> DomainLimit:
-    """Sets the given ceilings of a domain, and audits this in the same commit. Returns all ceilings of the domain.
+    """Sets the given ceilings of a domain, and adds an audit record. Returns all ceilings of the domain.
 
     Args:
         values: `per_second` and `concurrent`; None leaves a ceiling unchanged.
@@ -98,7 +98,7 @@ async def set_limit(source: Source, domain: str, values: Mapping[str, Any], auth
 
 
 async def remove_limit(source: Source, domain: str, author: Author) -> bool:
-    """Deletes the ceilings of a domain, and audits this in the same commit. Returns False if the domain has none."""
+    """Deletes the ceilings of a domain, and adds an audit record. Returns False if the domain has none."""
     return bool(await fetch(source, "remove_domain_limit", {"domain": domain, **author}))
 
 

@@ -77,12 +77,12 @@ class EmailStore:
         self._pool = pool
 
     async def find(self, tenant_id: str, email_id: UUID) -> EmailRow | None:
-        """The tenant's email with this id; None if it does not exist."""
+        """The tenant's email with this id; None if there is no such email."""
         parameters = {"tenant_id": tenant_id, "email_id": email_id}
         return next(iter(await fetch(self._pool, "find_tenant_email", parameters, into=EmailRow)), None)
 
     async def find_by_key(self, tenant_id: str, message_key: str) -> EmailRow | None:
-        """The tenant's email with this message key; None if it does not exist."""
+        """The tenant's email with this message key; None if there is no such email."""
         parameters = {"tenant_id": tenant_id, "message_key": message_key}
         return next(iter(await fetch(self._pool, "find_tenant_email_by_key", parameters, into=EmailRow)), None)
 
@@ -104,7 +104,7 @@ class EmailStore:
             return await find_facts(connection, email_id, most_ahead=0)
 
     async def list_decisions(self, email_id: UUID) -> tuple[list[Record], list[Record]]:
-        """The audited operator actions on the email, and the replays that included it."""
+        """The audited operator actions on the email, and the replays that included the email."""
         async with session(self._pool) as connection:
             return await list_acts(connection, email_id), await list_replays_of(connection, email_id)
 

@@ -154,7 +154,7 @@ def key_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters |
 
 
 def holders(rows: Iterable[Sequence[Any]]) -> Mapping[Key, tuple[UUID, bytes]]:
-    """Converts the rows of `find_by_key`: returns the id and payload hash of the email that has each key, by key."""
+    """Converts the rows of `find_by_key`: for each key, returns the id and payload hash of its email."""
     return {(tenant, key): (email_id, bytes(payload_hash)) for tenant, key, email_id, payload_hash in rows}
 
 

@@ -66,8 +66,8 @@ class StoredEvents:
         new: The number of events that were not stored before.
         unknown: The number of events whose email does not exist.
         delivery_seconds: For each new event about a delivery: the seconds between acceptance and delivery.
-        settleable: The emails that the call marked as proven and that no worker has leased. Every StoredEvents of one
-            call has the same list, with the emails of all events.
+        settleable: The emails that `settle_proven` can settle now: an event of this call proves their acceptance, and
+            no worker has leased them. Each StoredEvents of one call has the whole list.
     """
 
     provider: str

@@ -276,10 +276,7 @@ async def audit(
     email_id: UUID | None = None,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Adds an action to the audit log. Used for actions that change no row in email_log.
-
-    Statements that change rows in email_log add their audit records themselves.
-    """
+    """Adds an audit record. Only for actions that change no email: statements that change emails add their own."""
     written = None if detail is None else orjson.dumps(detail).decode()
     parameters = {"actor": actor, "action": action, "reason": reason, "email_id": email_id, "detail": written}
     await fetch(session, "audit", parameters)
@@ -311,12 +308,12 @@ async def list_held_page(
 
 
 async def confirm_held(session: AsyncSession, email_id: UUID, *, actor: str, reason: str) -> bool:
-    """Makes a held email `sent`, and audits this in the same commit. Returns False if the email is not held."""
+    """Makes a held email `sent`, and adds an audit record. Returns False if the email is not held."""
     return bool(await fetch(session, "confirm_held", {"email_id": email_id, "actor": actor, "reason": reason}))
 
 
 async def release_held(session: AsyncSession, email_id: UUID, *, actor: str, reason: str) -> bool:
-    """Makes a held email `pending` and due, and audits this in the same commit.
+    """Makes a held email `pending` and due, and adds an audit record.
 
     Returns False if the email is not held, has no content, or has expired.
     """
@@ -338,7 +335,7 @@ async def find_dead_letter_emails(session: AsyncSession, email_ids: Collection[U
 
 
 async def discard_dead(session: AsyncSession, email_ids: Collection[UUID], *, actor: str, reason: str) -> set[UUID]:
-    """Marks the emails' dead letters as discarded, and audits this.
+    """Marks the emails' dead letters as discarded, and adds audit records.
 
     Returns the ids of the emails that this call marked.
     """
@@ -372,7 +369,7 @@ async def republish_dead_letters(session: AsyncSession, attempts: Mapping[UUID, 
 
 
 async def audit_orphans(session: AsyncSession, counts: Mapping[UUID, int], *, actor: str, reason: str) -> None:
-    """Audits that an operator discarded dead letters whose emails no longer exist.
+    """Adds audit records: an operator discarded dead letters whose emails no longer exist.
 
     Args:
         counts: The number of discarded dead letters, by email id.

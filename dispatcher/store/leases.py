@@ -184,8 +184,8 @@ class LeaseStore:
     """Leases emails for one worker, renews and releases the leases, reads contents, and records results.
 
     Every method raises StoreUnavailable if the same call might succeed later. After this error, it is unknown whether
-    the statement was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After its subclass
-    StoreBusy, nothing was committed, and `locked` finds the emails to leave out.
+    the statement was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After StoreBusy
+    (a subclass), nothing was committed, and `locked` finds the emails to leave out.
 
     Attributes:
         locked: Finds emails whose rows other transactions have locked.
@@ -400,9 +400,8 @@ class LeaseStore:
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
         """Releases the leases that a call of `lease` has taken, if PostgreSQL's answer to this call was lost.
 
-        Pass only emails that are not in flight in this worker. The statement names the token of each lease, not only
-        the worker. Otherwise, if PostgreSQL executed the statement late, it could release a newer lease of this worker
-        while the email is on the wire.
+        Pass only emails that are not in flight in this worker. The statement names the token of each lease. So even if
+        PostgreSQL executes the statement late, it never releases a newer lease of this worker.
         """
         states = await self.find_unleased(email_ids)
         if ours := {i: found.our_token for i, found in states.items() if found.our_token is not None}:

@@ -127,13 +127,13 @@ class LockedRows:
         return BatchOutcome([*chain.from_iterable(answers)], locked, refused | dict(culprits))
 
     def _still_refused(self, email_ids: set[UUID]) -> dict[UUID, StatementRefused]:
-        """The errors of those given emails for which PostgreSQL refused a statement less than `retry_seconds` ago."""
+        """The errors of the given emails for which PostgreSQL refused a statement less than `retry_seconds` ago."""
         after = time.monotonic() - self._retry_seconds
         self._refused = {i: (at, error) for i, (at, error) in self._refused.items() if at > after}
         return {i: self._refused[i][1] for i in email_ids & self._refused.keys()} if self._refused else {}
 
     async def find_locked(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
-        """Those of the given emails that are locked now. Normally checks only emails that were found locked before.
+        """The given emails that are locked now. Normally checks only emails that were found locked before.
 
         Args:
             is_busy: Whether a statement for these emails ran into the lock timeout. If so, checks all of them.

@@ -31,7 +31,7 @@ class Budget:
     most_checked: int = 5_000
 
     def examined(self, start: Start) -> int:
-        """The most emails that one statement reads, if it begins with the filter `start`."""
+        """The most emails that one statement reads, if it finds them by the filter `start`."""
         return self.emails if start in (Start.RECIPIENT, Start.DOMAIN) else self.rows
 
 
@@ -107,8 +107,7 @@ async def hash_address(source: Source, address: str) -> bytes:
 
 
 async def find_recipients_since(source: Source) -> datetime | None:
-    """Emails that were enqueued before this time cannot be found by their recipients. None if every email can be found
-    so."""
+    """Emails that were enqueued before this time cannot be found by recipient. None if all emails can be found."""
     ((since, has_older),) = await fetch(source, "find_recipients_since")
     return since if has_older else None
 

@@ -95,7 +95,7 @@ def migrate(connection: Session) -> list[str]:
 
 @contextmanager
 def _explained(step: str) -> Iterator[None]:
-    """Translates errors in the block, about name conflicts or missing rights, into a SchemaError with a remedy."""
+    """Translates the block's errors about name conflicts or missing rights into a SchemaError with a remedy."""
     try:
         yield
     except (pg.DuplicateTable, pg.DuplicateFunction, pg.DuplicateObject) as error:
@@ -132,11 +132,10 @@ async def verify_schema_async(session: AsyncSession) -> None:
 
 
 def _has_tables(has_tables: bool, others: Sequence[str]) -> bool:
-    """Returns `has_tables`, after a check that our tables are not in a different schema.
+    """Returns `has_tables`: whether our schema has the dispatcher's tables.
 
     Args:
-        has_tables: Whether our schema has the tables.
-        others: The other schemas of the database that have our tables.
+        others: The other schemas of the database that have such tables.
 
     Raises:
         SchemaError: Our schema has no tables, but another schema has them. One relay publishes for the whole database,

@@ -244,13 +244,12 @@ def _event_tie(tie: str) -> tuple[UUID, bytes]:
 def _page(
     kind: type[T], rows: Sequence[Row], bound: int, limit: int, tie: Callable[[Row], str], *, at: int = 0
 ) -> ListPage[T]:
-    """Makes a page of the rows.
+    """Converts rows to a page.
 
-    If the page is full, the next page starts after the last row. Otherwise, the last columns of each row say where the
-    next page starts: an instant, and the one or two parts of a tie (see `Cursor`). They are null on the last page.
+    If the page is full, its last row gives the cursor of the next page. Otherwise, the last `bound` columns of each row
+    give this cursor: the instant, and one or two parts of the tie (see `Cursor`). On the last page, they are null.
 
     Args:
-        bound: The number of these last columns.
         tie: Returns the tie of a row.
         at: The index of the column that contains a row's instant.
     """

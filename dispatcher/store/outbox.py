@@ -344,8 +344,8 @@ class Outbox:
     async def republish_overtaken(self, lanes: Sequence[str], age_seconds: float, limit: int) -> int:
         """Makes overtaken emails due again, at most `limit` emails. Returns the number of these emails.
 
-        An email is overtaken if another email on the same queue, published `age_seconds` later, is already being sent.
-        The message of an overtaken email is probably lost.
+        An email is overtaken if its message was published more than `age_seconds` before the message of another email
+        on the same queue that is already being sent. The message of an overtaken email is probably lost.
 
         Args:
             lanes: The lanes of one send queue.

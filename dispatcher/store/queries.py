@@ -86,7 +86,7 @@ def _sections() -> Mapping[str, str]:
 def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:
     """The parameters that select a statement's emails: the sorted ids, and the lowest and the highest id.
 
-    By these two ids, PostgreSQL skips the weekly partitions that contain none of the emails.
+    With these two ids, PostgreSQL skips the weekly partitions that contain none of the emails.
 
     Args:
         email_ids: At least one id.

@@ -1,4 +1,4 @@
-"""Reads the recipients of emails. Its readers need nothing else about the emails, so it imports little."""
+"""Reads the recipients of emails, and repairs the index of the recipients."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[U
 
 
 async def summarize_recipients(source: Source) -> list[str]:
-    """Creates missing and broken summaries in the index of the recipients (migration 0046 describes them).
+    """Creates missing summaries in the index of the recipients, and repairs broken summaries (see migration 0046).
 
-    Each partition is a transaction. A partition that vacuum is working on is left out.
-
-    Returns:
-        The names of the partitions that had such summaries.
+    Each partition is a transaction. Leaves out a partition that vacuum is working on. Returns the names of the
+    partitions in which summaries were created or repaired.
     """
     partitions = [row[0] for row in await fetch(source, "list_recipient_partitions")]
     return [each for each in partitions if (await fetch(source, "summarize_recipients", {"partition": each}))[0][0]]

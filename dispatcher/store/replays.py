@@ -40,10 +40,8 @@ class ItemOutcome(StrEnum):
     EXPIRED = "expired"
     """The email has expired, and is never sent."""
     DISCARDED = "discarded"
-    """An operator discarded the dead letter after the replay was created.
-
-    Or an operator discarded the dead letter earlier, and the replay excludes emails with discarded dead letters.
-    """
+    """An operator discarded the dead letter: after the replay was created, or earlier if the replay excludes such
+    emails."""
     MAY_HAVE_ARRIVED = "may_have_arrived"
     """The email is held, or failed after an uncertain attempt, and the replay does not include such emails."""
     CONTENT_PRUNED = "content_pruned"
@@ -105,7 +103,7 @@ class OverlappingReplay:
 
     Attributes:
         per_second: The rate in emails per second; None for no limit.
-        emails: The number of common emails that still wait in the other replay.
+        emails: How many of the same emails still wait in the other replay.
     """
 
     replay_id: int
@@ -127,7 +125,7 @@ async def create_replay(
     reason: str,
     force: bool,
 ) -> int:
-    """Creates a replay with its list of emails, and audits this. Returns the replay's id. Changes no email.
+    """Creates a replay with its list of emails, and an audit record. Returns the replay's id. Changes no email.
 
     Args:
         source, selection, per_second: See `Replay`.
@@ -169,15 +167,16 @@ async def find_overlaps(
     """Other running replays in which some of the given emails still wait.
 
     Args:
-        replay_id: A replay. The emails that still wait in this replay are searched for, too.
+        replay_id: Also searches for the emails that still wait in this replay.
     """
     parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
     return await fetch(session, "find_overlaps", parameters, into=OverlappingReplay)
 
 
 async def save_overlaps(session: AsyncSession, replay_id: int) -> None:
-    """Stores which running replays include emails of this replay. From then on, these replays and this one share one
-    rate, the lowest of their rates.
+    """Stores which running replays include some emails of this replay.
+
+    From then on, these replays and this replay together send at the lowest of their rates.
 
     Does nothing if the replay was created or resumed with `force`.
     """
@@ -205,14 +204,14 @@ async def finish_replay(session: AsyncSession, replay_id: int) -> bool:
 
 
 async def stop_replay(session: AsyncSession, replay_id: int, *, actor: str, reason: str) -> bool:
-    """Stops the replay, and audits this. Returns False if the replay is not running."""
+    """Stops the replay, and adds an audit record. Returns False if the replay is not running."""
     return bool(await fetch(session, "stop_replay", {"replay_id": replay_id, "actor": actor, "reason": reason}))
 
 
 async def resume_replay(
     session: AsyncSession, replay_id: int, *, per_second: float | None, actor: str, reason: str | None, force: bool
 ) -> bool:
-    """Resumes a stopped or interrupted replay, and audits this. Returns False if the replay is done or unknown.
+    """Resumes a stopped or interrupted replay, and adds an audit record. Returns False for a done or unknown replay.
 
     Args:
         per_second: The new rate in emails per second; None keeps the rate.
@@ -223,7 +222,7 @@ async def resume_replay(
 
 
 async def find_replay(session: AsyncSession, replay_id: int) -> Replay | None:
-    """The current state of one replay; None if it does not exist."""
+    """The current state of a replay; None if there is no such replay."""
     parameters = {"replay_id": replay_id, "before": None, "tenant_id": None, "limit": 1}
     rows = await fetch(session, "list_replays", parameters)
     return _replay(rows[0]) if rows else None

@@ -1,4 +1,4 @@
-"""Converts an attempt's outcome and decision into the `Result` to record, without I/O."""
+"""Converts an attempt's outcome, and the decision about the email, into the `Result` to record, without I/O."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _STATUS_AFTER: Final = {kind: TRANSITIONS[Status.SENDING, kind.transition] for k
 
 
 def storable(outcome: Outcome) -> Outcome:
-    """The outcome, with other characters in place of lone surrogates and NUL, which PostgreSQL and JSON do not accept.
+    """The outcome, with each NUL and each lone surrogate replaced: PostgreSQL and JSON do not accept these characters.
 
-    An outcome contains the provider's text, which may contain any character.
+    The provider's text in the outcome may contain any character.
     """
     detail = _clean(outcome.detail)
     if isinstance(outcome, Accepted):

@@ -208,9 +208,9 @@ class Pruner:
 def _is_postponed(what: str, faults: dict[str, DispatcherError]) -> bool:
     """Whether to postpone a part to the next round, because an earlier part failed.
 
-    If a partition could not be dropped, a later round or the tables' owner will drop it, so its content is not deleted
-    row by row. If a table is locked, the other tables are postponed, too: while the pruner waits for a table's lock,
-    all other sessions that need this table must wait.
+    `email_log` must wait for the other tables (see `EMAIL_TABLES`). If a table is locked, all later tables are
+    postponed: while the pruner waits for a table's lock, all other sessions that need this table must wait, too.
+    Content is not deleted row by row if the next round can probably drop its partition.
 
     Args:
         what: The part: a table whose partitions are dropped, or one of `KINDS`.

@@ -96,7 +96,7 @@ class SuppressionReader:
         return found
 
     async def opt_out(self, email_id: UUID, masked: Mapping[bytes, str]) -> None:
-        """Suppresses recipients of an email for its tenant, with the reason `unsubscribe`. Idempotent.
+        """Suppresses recipients of an email for the email's tenant, with the reason `unsubscribe`. Idempotent.
 
         Args:
             masked: The masked address of each recipient (see `Recipient.masked`), by the hash of the address.
@@ -178,7 +178,7 @@ class Suppression:
 async def insert_suppressions(
     session: AsyncSession, tenant_id: str, entries: Sequence[Entry], *, actor: str, reason: str
 ) -> int:
-    """Adds entries, and audits this. Returns how many entries are new or changed.
+    """Adds entries, and an audit record. Returns how many entries are new or changed.
 
     If a recipient already has an entry, the new entry replaces it only if the new entry lasts longer.
 
@@ -231,7 +231,7 @@ async def opt_in(source: Source, address_hash: bytes, message_id: str) -> None:
 async def delete_suppressions(
     session: AsyncSession, tenant_id: str, address_hashes: Sequence[bytes], *, actor: str, reason: str
 ) -> int:
-    """Removes entries, and audits this. Returns how many entries were removed."""
+    """Removes entries, and adds audit records. Returns how many entries were removed."""
     parameters = {"tenant_id": tenant_id, "address_hashes": list(address_hashes), "actor": actor, "reason": reason}
     return len(await fetch(session, "delete_suppressions", parameters))
 

@@ -70,9 +70,9 @@ async def _begin(session: AsyncSession, batch: int) -> Promotion | None:
 
 
 async def _mark_messages_uncertain(session: AsyncSession, batch: int) -> int:
-    """Marks the emails whose messages may have been published before the promotion. Returns the number of these emails.
+    """Marks as uncertain the messages that may have been published before the promotion. Returns their number.
 
-    PostgreSQL has no record of these messages, because the promotion lost the last commits.
+    PostgreSQL has no record of the publishing, because the promotion lost the last commits.
     """
     count, after = 0, UUID(int=0)
     while rows := await fetch(session, "find_uncertain_messages", {"after": after, "limit": batch}):

@@ -67,7 +67,7 @@ class Decision:
 async def cancel_emails(
     session: AsyncSession, email_ids: Collection[UUID], *, tenant_id: str | None, actor: str, reason: str
 ) -> list[Decision]:
-    """Cancels the given emails that are pending or waiting, in one commit, and audits this.
+    """Cancels the given emails that are pending or waiting, and adds audit records, in one commit.
 
     Returns a decision for each email that exists.
 

@@ -170,7 +170,7 @@ async def list_webhooks(
 
 
 async def find_target(source: Source, webhook_id: int) -> tuple[str, list[str]] | None:
-    """The URL and the secrets of a webhook, the newest secret first; None if it does not exist."""
+    """The URL and the secrets of a webhook, the newest secret first; None if there is no such webhook."""
     rows = await fetch(source, "find_webhook_target", {"webhook_id": webhook_id})
     return (rows[0][0], rows[0][1]) if rows else None
 
