@@ -341,8 +341,7 @@ class _DemoRun:
         )
 
     def _killed(self, events: Sequence[Mapping[str, Any]]) -> Kill | None:
-        """The killed worker, and what the events say about the recovery of its emails; None if they say nothing about
-        it."""
+        """The killed worker, and how its emails were recovered. None if no event reports the recovery."""
         for event in events:
             if event["event"] == "ledger.settled" and self._kill:
                 _, slot, pid, _ = event["worker"].split(":")  # the name is host:slot:pid:random
