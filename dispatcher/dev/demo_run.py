@@ -80,7 +80,7 @@ class ProgressDisplay(Protocol):
         """Prints one line. Other threads may call this, too."""
 
     def show(self, progress: DemoProgress) -> None:
-        """Shows this progress instead of the last. Called many times a second."""
+        """Replaces the displayed progress. Called many times a second."""
 
 
 @dataclass(frozen=True, slots=True)
