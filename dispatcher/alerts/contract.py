@@ -11,7 +11,7 @@ class NotDelivered(Exception):
     """An alert channel did not deliver a notice, or does not know whether it did. A second try may succeed.
 
     Attributes:
-        reason: The reason, without addresses or secrets.
+        reason: Why the notice was not delivered, without addresses or secrets.
     """
 
     def __init__(self, reason: str) -> None:
@@ -28,7 +28,7 @@ class Channel(Protocol):
         ...
 
     async def send(self, notice: Notice) -> str:
-        """Sends a notice, or fails within seconds. Returns a description of the result, such as `it answered 204`.
+        """Sends a notice, or fails within seconds. Returns the result, such as `the receiver answered 204`.
 
         Raises:
             NotDelivered: The notice was not accepted, or the result is unknown.

@@ -38,7 +38,7 @@ class WebhookChannel:
         Args:
             secret: The signing secret: `whsec_` followed by base64.
             allow_private: Whether the URL's host may have an address that is not public, such as 10.0.0.5.
-            ca_file: Certificates to trust in addition to the system's, as PEM.
+            ca_file: A PEM file of certificates to trust in addition to the system's.
 
         Raises:
             ConfigurationError: The CA file is not usable.

@@ -69,7 +69,7 @@ NO_QUIRKS: Final = ProviderQuirks()
 
 
 class ContentPlace(Place, Protocol):
-    """The environment of a content test: an adapter, and a test server that stores every email it receives."""
+    """The environment of a test that compares content: an adapter, and a test server that stores every email."""
 
     @property
     def quirks(self) -> ProviderQuirks:
@@ -107,7 +107,6 @@ class CountingAttempt(Attempt):
         self.left = 0
 
     def mark_on_wire(self) -> None:
-        """See `Attempt.mark_on_wire`."""
         self.left += 1
 
 
@@ -138,7 +137,7 @@ def parsed(content: bytes) -> email.message.EmailMessage:
 
 
 async def send(place: Place, outgoing: OutgoingEmail) -> tuple[Outcome, int]:
-    """Sends one email or text. Returns the outcome, and how often the adapter called `mark_on_wire`."""
+    """Sends one email or SMS. Returns the outcome, and how often the adapter called `mark_on_wire`."""
     attempt = CountingAttempt()
     outcome = await place.provider.send(outgoing, attempt)
     assert attempt.left <= 1, "the adapter called mark_on_wire twice"

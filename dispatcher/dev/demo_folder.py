@@ -111,7 +111,7 @@ def demo_servers(folder: Path, progress: Progress) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _own_database(database_url: str) -> Iterator[str]:
-    """A temporary database on the server of DISPATCHER_DATABASE_URL; yields its URL."""
+    """Creates a temporary database on the server of DISPATCHER_DATABASE_URL, yields its URL, and drops the database."""
     with connected(database_url, name="dispatcher demo") as connection:
         locked = connection.execute(query("try_demo_lock")).fetchone()
         if not (locked and locked[0]):

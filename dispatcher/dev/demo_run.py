@@ -80,7 +80,7 @@ class ProgressDisplay(Protocol):
         """Prints one line. Other threads may call this, too."""
 
     def show(self, progress: DemoProgress) -> None:
-        """Shows this progress instead of the last. Called many times a second."""
+        """Replaces the displayed progress. Called many times a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,8 +341,7 @@ class _DemoRun:
         )
 
     def _killed(self, events: Sequence[Mapping[str, Any]]) -> Kill | None:
-        """The killed worker, and what the events say about the recovery of its emails; None if they say nothing about
-        it."""
+        """The killed worker, and how its emails were recovered. None if no event reports the recovery."""
         for event in events:
             if event["event"] == "ledger.settled" and self._kill:
                 _, slot, pid, _ = event["worker"].split(":")  # the name is host:slot:pid:random

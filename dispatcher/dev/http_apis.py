@@ -112,7 +112,6 @@ class SendGrid:
     """`POST /v3/mail/send`: https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send"""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
-        """See `Api.read`."""
         common = document.get("custom_args")
         mails: dict[str, tuple[str, ...]] = {}
         for one in document["personalizations"]:
@@ -172,7 +171,6 @@ class Ses:
     """`POST /v2/email/outbound-emails`: https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendEmail.html"""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
-        """See `Api.read`."""
         if "Content" not in document:
             raise KeyError("Content")
         return Request((_ses_mail(document, document.get("EmailTags", ())),), document, octets)
@@ -209,7 +207,6 @@ class SesBulk(Ses):
     """
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
-        """See `Api.read`."""
         if not document["DefaultContent"]["Template"]["TemplateName"]:
             raise KeyError("TemplateName")
         entries = document["BulkEmailEntries"]
@@ -222,7 +219,7 @@ class SesBulk(Ses):
         return None if 0 < len(request.mails) <= MAX_BULK_ENTRIES >= recipients else self.malformed()
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:
-        """The emails of which no recipient is refused."""
+        """The emails that have no recipient in `culprits`."""
         return [mail for mail in request.mails if _word_for(mail, culprits) is None]
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
@@ -237,7 +234,6 @@ class Resend:
     """
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
-        """See `Api.read`."""
         named = {tag["name"]: tag["value"] for tag in document.get("tags", ())}
         addresses = tuple(_bare(text) for field in ("to", "cc", "bcc") for text in document.get(field, ()))
         if not (document["from"] and document["to"]):

@@ -99,11 +99,10 @@ class HttpSession(asyncio.Protocol):
         self._transport.abort()
 
     def on_url(self, url: bytes) -> None:
-        """Stores a part of the request's target (called by httptools, like the methods below)."""
+        """Stores a part of the request's target (called by httptools, like the other `on_…` methods)."""
         self._path += url.decode("ascii", "replace")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Stores one header of the request."""
         if name.lower() == b"authorization":
             self._authorization = value.decode("latin-1")
         elif name.lower() == b"idempotency-key":
@@ -122,7 +121,6 @@ class HttpSession(asyncio.Protocol):
             self._end(by_reset=self._act is Fault.RESET_UNREAD)
 
     def on_body(self, body: bytes) -> None:
-        """Stores a part of the request's body."""
         self._body += body
 
     def on_message_complete(self) -> None:
@@ -146,7 +144,6 @@ class HttpSession(asyncio.Protocol):
             self._judge(self._api, behaviour)
 
     def _has_wrong_key(self, behaviour: Behaviour) -> bool:
-        """Whether the request has a wrong API key."""
         if behaviour.key is None:
             return False
         if (scheme := self._authorization.partition(" ")[0]) == "Basic":
@@ -183,8 +180,8 @@ class HttpSession(asyncio.Protocol):
     def _accept(self, api: Api, request: Request, behaviour: Behaviour) -> bytes:
         """Accepts a request, and returns the answer.
 
-        If an earlier request with the same idempotency key was accepted, accepts no email. Then returns the earlier
-        answer, or status 409 if the body differs from the earlier request's body.
+        If a request with the same idempotency key was accepted before, accepts no email: returns the earlier answer, or
+        status 409 if the body differs from the earlier request's body.
         """
         key, body = self._key if api is RESEND else "", bytes(self._body)
         if key and (known := self._records.answers.get(key)):
@@ -206,8 +203,10 @@ class HttpSession(asyncio.Protocol):
         self._records.record_event(self._number, "read", email_id=ids[0], **together)
 
     def _administer(self) -> bytes:
-        """The answer to a request that does not send emails: it asks for an account, its permissions or domains, or for
-        Twilio's messages, or its path is `/double`."""
+        """The answer to a request that does not send emails.
+
+        The server knows `/double`, and the paths for accounts, domains, permissions and Twilio's messages.
+        """
         behaviour = self._records.behaviour
         if self._path == "/double":
             return octets_of(self._change_behaviour() if self._method == "PUT" else Reply(200, self._records.counts()))

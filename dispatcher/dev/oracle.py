@@ -24,8 +24,8 @@ Every failed or held email has a dead letter. The DLQ has no other messages, exc
 purpose although they point to no email.
 
 A caller that cancels an email gets the answer "cancelled" or "too late". After the answer "cancelled", no request with
-the email arrives at the provider. An email with the answer "too late" was leased by a worker. An email is `cancelled`
-only if a caller cancelled it or if it has an expiry.
+the email arrives at the provider. The answer "too late" is given only if a worker has leased the email. An email is
+`cancelled` only if a caller cancelled it or if it has an expiry.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ T = TypeVar("T", RecordedAttempt, Exchange)
 
 FINAL: Final = ("sent", "failed", "held", "cancelled")
 FAULT_SECONDS: Final = 30.0
-"""A fault can be the reason why a relay recovers an expired lease up to this long after the fault began: the length of
-the fault, plus that of a lease, plus the grace period of other hosts."""
-
+"""How long after the beginning of a fault a relay may recover an expired lease: the length of the fault, plus that of a
+lease, plus the grace period of other hosts."""
 
 MIN_SHARE_SETTLED: Final = 0.9
 """The least share of the uncertain but accepted emails that events must settle. The test server reports events about an
@@ -115,7 +114,7 @@ class Records:
         expired_at: The times at which a relay recovered an expired lease.
         reported: Emails about which the provider reported an event; None if this provider never reports events.
         settled: Emails that an event of the provider has made `sent`.
-        forgeries: The number of forged events that were stored, plus that of forged requests that were not refused.
+        forgeries: The number of stored forged events, plus the number of forged requests that were not refused.
         cancelling: Emails that a caller tried to cancel, even if the caller got no answer.
         cancelled_at: When a caller first got the answer "cancelled" about an email.
         too_late: Emails about which a caller got the answer "too late".
@@ -163,9 +162,9 @@ class Judgement:
         held_unexplained: All other held emails.
         held_accepted: Held emails that the provider has accepted.
         settled: Emails that an event of the provider has made `sent`.
-        uncertain: How many attempts and leases have an unknown outcome.
-        sent_after_cancelled: Emails whose request arrived at the provider after the answer "cancelled".
-        too_late_wrongly: Emails with the answer "too late" that no worker ever leased.
+        uncertain: The number of uncertain attempts plus expired leases.
+        sent_after_cancelled: Emails whose request arrived at the provider after a caller got the answer "cancelled".
+        too_late_wrongly: Emails that no worker ever leased, although a request to cancel got the answer "too late".
         violations: The violated requirements, each with the emails or keys that violate it.
     """
 
@@ -407,9 +406,9 @@ def _agrees_with_row(entry: DlqEntry, records: Records) -> bool:
 
 
 def _has_answered_key(answer: Answer, records: Records) -> bool:
-    """Whether the email in the database has the key for which the producer got this answer.
+    """Whether the database has the answer's email under the answer's message key.
 
-    True if the database does not have the email, because `_missing` reports such emails.
+    Also True if the database does not have the email, because `_missing` reports such emails.
     """
     row = records.rows.get(answer.email_id)
     return row is None or row.message_key == answer.message_key

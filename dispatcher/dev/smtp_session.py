@@ -99,9 +99,9 @@ class SmtpSession(asyncio.Protocol):
         self._forget()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greets the client, or refuses it if too many are connected. asyncio calls this for each new connection.
+        """Greets the client, or refuses it if too many are connected.
 
-        asyncio calls this again after STARTTLS, when the client gets no greeting.
+        asyncio calls this for each new connection, and again after STARTTLS. The second call sends no greeting.
         """
         is_new = self not in self._mailbox.sessions
         self._transport = cast(asyncio.Transport, transport)
@@ -359,7 +359,7 @@ class SmtpSession(asyncio.Protocol):
             self._transport.write(f"{line}\r\n".encode())
 
     def _act(self, step: Step) -> bool:
-        """Does what `SmtpBehaviour.script` demands at this step. Returns False if it demands nothing."""
+        """Does what `SmtpBehaviour.script` says for this step. Returns False if the normal reply must be sent."""
         wanted = self._behaviour.scripted(step)
         if wanted is None:
             return False

@@ -38,8 +38,8 @@ class Exchange:
     Attributes:
         read_at: When the request had arrived completely.
         answered_at: When the kernel took the whole answer while the connection was open; None if this never happened.
-        was_read: Whether the client read the answer. If a client closes a connection before it has read all octets, the
-            record shows a reset of the connection.
+        was_read: Whether the client read the answer. False if the connection ended with a reset: the client closed it
+            before all octets were read.
     """
 
     email_id: UUID

@@ -57,8 +57,8 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     pool = make_pool(settings.database_url, name="dispatcher monitor", size=1)
     # Do not wait for a connection: the monitor must run and alert even while PostgreSQL is unreachable.
     await pool.open()
-    # The holder's name stays the same after a restart. The name includes the run directory, because several monitors
-    # may run on a host, each with its own run directory.
+    # This monitor's name, which stays the same after a restart. The name includes the run
+    # directory, because several monitors may run on a host, each with its own run directory.
     holder = f"{settings.host_name}:{sha256(str(settings.run_dir).encode()).hexdigest()[:8]}"
     alert_store = AlertStore(
         settings.database_url,

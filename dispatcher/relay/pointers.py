@@ -15,8 +15,8 @@ The relay scans the due rows in one of two ways. In each scan, `Shares` chooses 
 - By tenant: during a backlog, the relay finds the tenants that have due emails. Each batch reads from each tenant only
   as many rows as the tenant has turns. The next batch continues at the due time at which the tenant's last batch ended.
   From time to time, the relay reads all rows before these due times again. So it finds rows that were committed late,
-  with an earlier due time, and forgets emails that are no longer due. It spends at most 1/50 of its time (CHECK_SHARE)
-  on these reads, unless MARK_AFTER_SECONDS have passed since the last one.
+  with an earlier due time, and forgets emails that are no longer due. After such a read, the relay waits 50 times as
+  long as the read took (1 / CHECK_SHARE), but at most MARK_AFTER_SECONDS, before the next.
 
 The list of remembered emails outlives the database session, but not the process. If a relay exits before it has cleared
 all marks, the next relay publishes the remembered emails again, although their messages are still on the queues and in
@@ -68,9 +68,9 @@ class PointerPublisher:
         """
         Args:
             shares: Decides which of the due emails are published now, and returns the queue of each lane.
-            mark_after_seconds: How long to wait until a lease clears the due mark. Afterwards, the relay clears it.
-            check_share: The relay spends at most this share of its time on reading published emails again. But the next
-                such read never has to wait longer than `mark_after_seconds`.
+            mark_after_seconds: How long after the confirm the relay clears the due mark, if no lease has cleared it.
+            check_share: The relay spends at most this share of its time on reading published emails again. But it waits
+                at most `mark_after_seconds` before the next such read.
         """
         self._shares = shares
         self._mark_after_seconds = mark_after_seconds
@@ -108,8 +108,8 @@ class PointerPublisher:
                 means that no email may be published now.
 
         Raises:
-            BrokerUnavailable: An earlier batch could not be published, or RabbitMQ does not report how long a queue is.
-                All unconfirmed emails are still due.
+            BrokerUnavailable: An earlier batch could not be published, or RabbitMQ does not report how many messages
+                are on a queue. All unconfirmed emails are still due.
         """
         await self._wait_for_confirms()
         if is_last:
@@ -137,8 +137,7 @@ class PointerPublisher:
         self._note_ended()
 
     async def mark_all(self, outbox: Outbox) -> None:
-        """Clears the due marks of all confirmed emails now, in batches. If this is cancelled, the marks of finished
-        batches stay cleared."""
+        """Clears the due marks of all confirmed emails, in batches. If cancelled, keeps what is cleared so far."""
         left = list(self._confirmed.to_mark(math.inf, len(self._confirmed)).items())
         for start in range(0, len(left), BATCH):
             await self._mark(outbox, dict(left[start : start + BATCH]))
@@ -206,10 +205,10 @@ class PointerPublisher:
             await self._check_published(outbox)
 
     async def _check_published(self, outbox: Outbox) -> None:
-        """Reads again all rows that are due no later than the published emails.
+        """Reads each tenant's due rows again, up to the due time of the tenant's last published email.
 
-        Forgets emails that are no longer due. If this finds a due row that no earlier read has found, because it was
-        committed late, the next read of the row's tenant begins at this row.
+        Forgets emails that are no longer due. If a tenant has a row that no earlier read has found, because the row was
+        committed late, the tenant's next read begins at this row.
         """
         self._checked_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
@@ -226,7 +225,7 @@ class PointerPublisher:
         self._check_due_at = now + min((now - self._checked_at) / self._check_share, self._mark_after_seconds)
 
     async def _read(self, outbox: Outbox, order: list[Tenant]) -> list[DuePointer]:
-        """Reads the next rows of each tenant that has turns. Gives back turns if a tenant has fewer rows than turns."""
+        """Reads from each tenant as many due rows as it has turns in `order`. Gives back the turns that are left."""
         turns = Counter(order)
         ranges = []
         for tenant, emails in turns.items():
@@ -259,8 +258,7 @@ class PointerPublisher:
 
     def _start_publishing(self, rows: list[DuePointer]) -> None:
         by_lane: dict[str, list[DuePointer]] = {}
-        # By tenant: the latest due time. The rows of a tenant are in the order of their due times, so its last row sets
-        # it.
+        # By tenant: the due time of its last row, which is the latest: the rows are in the order of their due times.
         latest: dict[Tenant, datetime] = {}
         for row in rows:
             by_lane.setdefault(row.lane, []).append(row)

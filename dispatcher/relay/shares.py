@@ -105,7 +105,7 @@ class Shares:
         Each turn reduces the room on the lane's queue, and uses a token if the tenant has a ceiling.
 
         Args:
-            waiting: For each lane and tenant, the number of due emails, or more if the number is unknown.
+            waiting: For each lane and tenant, the number of due emails; a larger number if the exact one is unknown.
             most: The most turns.
 
         Raises:

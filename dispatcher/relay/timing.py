@@ -14,7 +14,7 @@ BATCH: Final = 500
 the same second, they do not delay emails that are already due."""
 WAKE_SECONDS: Final = 0.25
 """The longest wait until the relay looks for waiting emails again. It is short, because an application may enqueue an
-email for an earlier time."""
+email that is due before all others."""
 PACE_SECONDS: Final = 0.02
 """The shortest wait after a batch that was not full. Emails that become due during the wait share one statement."""
 EXPIRE_SECONDS: Final = 1.0
