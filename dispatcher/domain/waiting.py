@@ -135,7 +135,7 @@ class WaitExplanation:
         detail: A sentence for people, without host names.
         until: The latest end of the wait, or the time of the next try; None if unknown.
         ahead: For `QUEUED`, the number of emails ahead; otherwise None.
-        because: If the email waits until a planned time, the clause that follows "because" in `detail`; otherwise None.
+        because: The clause after "because" in `detail`, if the email waits until a planned time; otherwise None.
     """
 
     reason: WaitReason
