@@ -154,8 +154,8 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Call
 
 
 async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) -> set[UUID]:
-    """Discards the dead letters of failed and held emails: makes the dead letters stale. The emails keep their status. A
-    replay undoes the discard.
+    """Discards the dead letters of failed and held emails: makes the dead letters stale. The emails keep their status.
+    A replay undoes the discard.
 
     Returns:
         The emails whose dead letters this call discarded. Leaves out emails that are not failed or held, and emails
