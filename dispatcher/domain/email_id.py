@@ -37,7 +37,7 @@ class Ticks:
     def next(self, nanoseconds: int) -> int:
         """The tick of an instant, or the tick after the last returned tick, whichever is later.
 
-        If the clock was set back by a second or more, returns the instant's own tick, although it is the earlier tick.
+        If the clock was set back by a second or more, always returns the tick of the instant.
         """
         now = nanoseconds * _TICKS_PER_MILLISECOND // 1_000_000
         if now <= self._latest < now + _FORGIVEN_TICKS:

@@ -36,7 +36,7 @@ class DlqEntry(NamedTuple):
 
     Attributes:
         dead_letter: The dead letter; None if the message is not one of the dispatcher's dead letters.
-        email: The email's row; None if there is no such email, or if the email has a different message key.
+        email: The email's row; None if there is no such email, or if its message key is not the dead letter's.
         is_orphan: Whether the message is a dead letter whose email no longer exists (pruned, or missing in a restored
             backup).
     """

@@ -114,10 +114,12 @@ async def create(
 ) -> Replay:
     """Creates a replay with its list of emails, audited. Changes no email.
 
-    If the selection has ids and no filter, all ids are included, whatever their emails' status. If the replay skips an
-    email, it records why.
+    If the selection has ids and no filter, all ids are included, whatever their emails' status. For each email that the
+    replay skips, it records the reason.
 
     Args:
+        include_held: Whether to replay emails that may have arrived (held, or failed after an uncertain attempt).
+        per_second: The rate in emails per second; None for no limit.
         source: How the operator selected the emails: `filter`, `ids` or `queue`. With `filter`, the selection may also
             have ids: the emails that the operator was shown and confirmed.
         force: Whether the replay keeps its own rate even if a running replay includes some of the same emails.
