@@ -191,8 +191,8 @@ def _check_label(label: str) -> None:
         raise ValueError("has a hyphen at the start or end of a part of its domain")
     if not all(_is_allowed_in_host(character) for character in label) or not _is_composed(label):
         raise ValueError("has a character after the @ that domain names do not allow")
-    # Check the label's own length first: the encoding to Punycode takes quadratic time, and its result is never shorter
-    # than the label.
+    # Check the label's length before the encoding, which takes quadratic time: a very long label would cost much CPU.
+    # The Punycode of a label is never shorter than the label.
     if len(label) > MAX_LABEL_OCTETS or _label_octets(label) > MAX_LABEL_OCTETS:
         raise ValueError(f"has a part longer than {MAX_LABEL_OCTETS} bytes in its domain")
 

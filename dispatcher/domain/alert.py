@@ -78,12 +78,12 @@ class Alert:
         queue: The name of the DLQ.
         raised_at: When a check first found that the condition is true.
         host: The host that ran the check.
-        count: By kind: the number of messages on the DLQ, of emails that are due, or of emails that lose their content
-            soon. None if the number is unknown, or if alerts of this kind have no count.
+        count: Depends on the kind: the number of messages on the DLQ, of emails that are due, or of emails that lose
+            their content soon. None if the number is unknown, or if alerts of this kind have no count.
         oldest_age_seconds: The time since the oldest email failed, or a lower bound of this time; None if unknown.
         correlation_ids: The correlation ids of the oldest emails, at most `MAX_CORRELATION_IDS`.
-        reason: By kind: why the check failed, why nothing is sent, or which providers, hosts, webhooks or pauses are
-            affected. None if alerts of this kind have no reason.
+        reason: Depends on the kind: why the check failed, why nothing is sent, or which providers, hosts, webhooks or
+            pauses are affected. None if alerts of this kind have no reason.
         is_alone: Whether PostgreSQL is unavailable to this host. Then the hosts cannot agree which of them sends
             notices, so each host sends its own.
     """

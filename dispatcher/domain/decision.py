@@ -10,8 +10,8 @@ uncertain, policy resend      → Resend      may duplicate: the policy accepts 
 uncertain, none left          → MarkHeld    `resend` would retry forever if the provider never answers
 
 If the provider has idempotency keys, an uncertain email is pinned: it is tried again at this provider only, with the
-same key. So a duplicate is impossible under either policy. A later rejection or deferral does not show what happened to
-the uncertain attempt. Only an acceptance does:
+same key. So until the key expires, no policy causes a duplicate. A later rejection or deferral does not show what
+happened to the uncertain attempt. Only an acceptance does:
 
 pinned, attempts left         → RetryIn     for an uncertain outcome or a deferral, until the key expires
 pinned, deferred, none left   → Redeliver   as above, if the key has not expired by then
@@ -133,8 +133,8 @@ def decide(
             redelivery from 1 again.
         on_uncertain: The email's own policy if it has one, otherwise the host's policy.
         random: Returns a number from 0 up to, but not including, 1, which spreads the retries over time.
-        key_seconds: For how many more seconds the provider remembers the email's idempotency key. None if the email is
-            not pinned: neither this attempt nor an earlier attempt with this key was uncertain.
+        key_seconds: For how many more seconds the provider remembers the idempotency key of a pinned email. None if the
+            email is not pinned, because the outcome of every attempt with this key is known.
         limits: The email's own limits; None if the email has no limits of its own and redelivery is off.
     """
     if limits is not None:

@@ -26,8 +26,8 @@ clock."""
 
 
 class Ticks:
-    """Counts time in ticks: 4096ths of a millisecond since 1970. `next` never returns the same tick twice, unless two
-    threads call it at the same time. In that case, the random bits make the two ids different."""
+    """Counts time in ticks: 4096ths of a millisecond since 1970. `next` returns a tick twice only if the clock is
+    set back, or if two threads call it at the same time. The random bits then make the two ids different."""
 
     __slots__ = ("_latest",)
 
@@ -37,7 +37,7 @@ class Ticks:
     def next(self, nanoseconds: int) -> int:
         """The tick of an instant, or the tick after the last returned tick, whichever is later.
 
-        If the clock was set back by a second or more, returns the instant's own tick, although it is the earlier tick.
+        If the clock was set back by a second or more, always returns the tick of the instant.
         """
         now = nanoseconds * _TICKS_PER_MILLISECOND // 1_000_000
         if now <= self._latest < now + _FORGIVEN_TICKS:
@@ -50,7 +50,7 @@ _ticks: Final = Ticks()
 
 
 def new_email_id() -> UUID:
-    """A new unique id, greater than all earlier ids of this process."""
+    """A new unique id, greater than all earlier ids of this process unless the clock is set back a second or more."""
     return new_email_ids(1)[0]
 
 

@@ -256,8 +256,7 @@ def _header_name(field: str, name: object, allowed: Collection[str]) -> str:
 
 
 def attachments(value: object) -> tuple[Attachment, ...]:
-    """The attachments. If together they are too large, the error names the attachment with which the sum of the sizes
-    exceeds the limit."""
+    """The attachments. If they are too large together, the error names the first attachment beyond the limit."""
     listed = _sequence("attachments", value, MAX_ATTACHMENTS)
     kept: list[Attachment] = []
     octets = 0

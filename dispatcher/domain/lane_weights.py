@@ -37,11 +37,7 @@ class LaneWeights:
         return None if self.lanes[0] == NORMAL else self.lanes[0]
 
     def update(self, policies: Mapping[str, LanePolicy]) -> None:
-        """Computes the weights again, from the policies that operators have set now.
-
-        Args:
-            policies: The policies, by lane.
-        """
+        """Computes the weights again, from the policies that operators have set now, by lane."""
         normal_at = self.lanes.index(NORMAL)
         self._weights = {
             lane: policies[lane].weight

@@ -203,8 +203,8 @@ def with_suppressed(outcome: Outcome, suppressed: Mapping[int, str]) -> Outcome:
     """Adds the suppressed recipients to the detail of an outcome. The email was sent without these recipients.
 
     Args:
-        outcome: The outcome of the attempt. The positions in its detail count only the recipients that were not left
-            out; the result has the positions in the email as it was enqueued.
+        outcome: The outcome of the attempt. Positions in its detail count only the recipients that were not left out.
+            Positions in the detail of the result count all recipients of the email as it was enqueued.
         suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued.
     """
     codes = {position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}

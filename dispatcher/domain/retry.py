@@ -24,8 +24,8 @@ class RetryLimits(NamedTuple):
     Attributes:
         max_attempts: The most attempts before the email fails or is redelivered. Set by the policy of the email's lane;
             None: the host's setting applies.
-        redeliver_seconds: The next redelivery must begin within this many seconds, before the time limit for
-            redeliveries has passed and before the email expires. Zero or less: no redelivery.
+        redeliver_seconds: How many seconds are left for another redelivery: until the time limit for redeliveries, or
+            until the email expires, whichever comes first. Zero or less: no redelivery.
         redeliveries: How often the email has waited for a redelivery since it first became due or was last replayed.
     """
 
@@ -80,7 +80,7 @@ class RetryPolicy:
         return min(self.cap_seconds, max(0.0, asked) + jitter)
 
     def limited(self, limits: RetryLimits | None) -> RetryPolicy:
-        """This policy, but with the `max_attempts` of `limits`, unless `limits` or its `max_attempts` is None."""
+        """This policy with the `max_attempts` that `limits` sets; this policy unchanged if `limits` sets none."""
         if limits is None or limits.max_attempts is None:
             return self
         return replace(self, max_attempts=limits.max_attempts)

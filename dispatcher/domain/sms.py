@@ -131,7 +131,6 @@ class Sms(TextMessage):
 
     @property
     def segments(self) -> Segments:
-        """The number of segments of the text."""
         return segments_of(self.text)
 
     @property

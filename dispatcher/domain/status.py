@@ -14,9 +14,9 @@
 
 Rules:
 
-1. Only an operator or evidence changes the status of an email that is `failed` or `held`. When a host is lost, recovery
-   sets emails to `held` without evidence. If the worker or its ledger returns, its evidence replaces the status, unless
-   the email has changed since.
+1. Only an operator or evidence changes the status of an email that is `failed` or `held`, except that a `held` email
+   may expire. When a host is lost, recovery sets emails to `held` without evidence. If the worker or its ledger
+   returns, its evidence replaces the status, unless the email has changed since.
 2. `sent` is final. `cancelled` is final, too, unless evidence shows that the email was sent before.
 3. A late acceptance, from a worker that lost its lease, is evidence, and so is an event that the provider reports after
    it accepted the email. Such evidence changes any status to `sent`. If a worker has leased the email, the event waits
@@ -109,7 +109,8 @@ TRANSITIONS: Final = MappingProxyType(
 )
 
 FINISHED: Final = frozenset({Status.SENT, Status.FAILED, Status.HELD, Status.CANCELLED})
-"""Statuses in which no process sends the email. Only an operator or evidence changes these statuses."""
+"""Statuses in which no process sends the email. Only an operator, evidence or the expiry of a held email changes these
+statuses."""
 
 
 class OnUncertain(StrEnum):

@@ -64,8 +64,8 @@ class ProviderProblem:
     """A provider that at least one worker cannot use now.
 
     Attributes:
-        state: The state of the provider's circuit breaker in the worker where it is worst: `open` (worst), `half_open`
-            or `paused`. `OPERATOR` if an operator paused the provider.
+        state: The worst state of the provider's circuit breaker in any worker: `open` (worst), `half_open` or `paused`
+            (the provider throttles us). `OPERATOR` if an operator paused the provider.
         workers: How many workers cannot use the provider.
         reason: The reason that the worker with the worst state reports: a `Reason`, or the provider's error text,
             scrubbed. None if unknown.
@@ -135,7 +135,7 @@ class WaitExplanation:
         detail: A sentence for people, without host names.
         until: The latest end of the wait, or the time of the next try; None if unknown.
         ahead: For `QUEUED`, the number of emails ahead; otherwise None.
-        because: If the email waits until a planned time, the clause that follows "because" in `detail`; otherwise None.
+        because: The clause after "because" in `detail`, if the email waits until a planned time; otherwise None.
     """
 
     reason: WaitReason

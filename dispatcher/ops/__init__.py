@@ -2,8 +2,8 @@
 
 All functions are asynchronous and take an open PostgreSQL session in autocommit mode (from `connect_async` in
 `store.connections`, or from `session` there for a session of a pool). Functions that remove dead letters from the DLQ
-also take a `broker.dlq.DeadLetterQueue` on an open connection (`broker.connection.open_connection`). Every change is
-one commit per email, audited with actor and reason, and idempotent.
+also take a `broker.dlq.DeadLetterQueue` on an open connection (`broker.connection.open_connection`). Every change of an
+email's row is audited with actor and reason, and idempotent.
 
     act = Act.of("ann@ops-1", "the provider shows it")             acts: actor and reason; the reason is required
 

@@ -66,7 +66,6 @@ class CapturedName:
 
     @property
     def captured_at(self) -> datetime:
-        """When the email was captured."""
         return datetime.fromtimestamp(self.captured_ns / 1e9, UTC)
 
 

@@ -36,7 +36,7 @@ class DlqEntry(NamedTuple):
 
     Attributes:
         dead_letter: The dead letter; None if the message is not one of the dispatcher's dead letters.
-        email: The email's row; None if there is no such email, or if the email has a different message key.
+        email: The email's row; None if there is no such email, or if its message key is not the dead letter's.
         is_orphan: Whether the message is a dead letter whose email no longer exists (pruned, or missing in a restored
             backup).
     """
@@ -154,8 +154,8 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Call
 
 
 async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) -> set[UUID]:
-    """Discards the dead letters of failed and held emails, audited: the dead letters become stale, and the emails keep
-    their status. A replay undoes the discard.
+    """Discards the dead letters of failed and held emails: makes the dead letters stale. The emails keep their status.
+    A replay undoes the discard.
 
     Returns:
         The emails whose dead letters this call discarded. Leaves out emails that are not failed or held, and emails

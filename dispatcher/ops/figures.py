@@ -63,8 +63,8 @@ class HostFigures:
         version: The release that the host runs; None if unknown.
         reported_seconds: Seconds since the host's monitor last reported; None if no monitor has reported.
         vanished: Details if the host has vanished; otherwise None.
-        settled_in_seconds: If the host has vanished: the seconds until other hosts have recovered its leased emails.
-            None if the host has not vanished, or has no leases.
+        settled_in_seconds: If the host has vanished: within how many seconds other hosts recover its leased
+            emails. None if the host has not vanished, or has no leases.
     """
 
     name: str

@@ -87,8 +87,8 @@ class FoundPage:
 
     Attributes:
         cursor: The value to pass to `find` for the next page; None if this is the last page.
-        was_cut: Whether the page has fewer emails than requested because the search read as many rows as it may read
-            for one page. The next page may contain more emails.
+        was_cut: Whether the search stopped at its limit of rows for one page, so that the page has fewer emails than
+            requested. The next page may contain more emails.
         recipients_since: A search by recipient or domain finds only emails enqueued at this instant or later. None if
             it finds all emails, and for other searches.
     """

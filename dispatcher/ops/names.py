@@ -41,7 +41,7 @@ async def find_by_key(session: AsyncSession, message_key: str, *, tenant_id: str
     """The ids of the emails with this message key, by tenant.
 
     Args:
-        tenant_id: The only tenant to search; None to search all tenants, but at most `MOST_TENANTS` of them.
+        tenant_id: The only tenant to search; None to search the first `MOST_TENANTS` tenants in the order of their ids.
     """
     if tenant_id is None:
         return await find_tenants_of_key(session, message_key, most_tenants=MOST_TENANTS)

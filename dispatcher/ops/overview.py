@@ -67,10 +67,10 @@ class Trends:
     """The figures of the Overview that are read less often than its other figures.
 
     Attributes:
-        pending_seconds: The longest wait of a pending email; None if no email is pending, or if the oldest pending
-            emails are all paused.
-        due_seconds: The longest time for which an email has been due; None if no email is due, or if the oldest due
-            emails are all paused.
+        pending_seconds: The longest wait of a pending email that is not paused; None if no such email is among the
+            oldest pending emails.
+        due_seconds: The longest time for which an email that is not paused has been due; None if no such email is among
+            the oldest due emails.
         latency: The latency of the newest emails; None if no email was sent in the last ten minutes.
         hours: The attempts of the last 24 hours, by hour.
     """
@@ -213,7 +213,7 @@ def points_of_minutes(samples: Sequence[MinuteSample], now: datetime) -> list[Po
 
 
 def points(attempts: Sequence[Attempts], begins: Sequence[datetime]) -> list[Point]:
-    """A point for each hour or day that begins at one of these instants, with the sums of the attempts in this time."""
+    """A point for each hour or day, with the sums of its attempts. `begins` are the hours' or days' first instants."""
     sent, not_sent = dict.fromkeys(begins, 0), dict.fromkeys(begins, 0)
     for each in attempts:
         counted = sent if each.outcome == ACCEPTED else not_sent
@@ -335,7 +335,7 @@ def _lanes(settings: Settings, controls: Controls, sample: MinuteSample | None) 
 
 
 def _with_sample(name: str, count: BoundedCount, sample: MinuteSample) -> BoundedCount:
-    """The count with this name. If the counting stopped at its limit, returns the sample's count if it is larger.
+    """The count with this name. If the counting stopped at its limit, the sample's count replaces a smaller count.
 
     The counts `dead_letters` and `held` are always returned unchanged.
     """

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 GLIMPSE_CHARACTERS: Final = 60
 _SCRUBBED_OCTETS: Final = 2000
-"""How many bytes `glimpse` scrubs. These are many more than it shows, because `scrub` cannot recognise a truncated
-address."""
+"""How many bytes `glimpse` scrubs: many more than it shows, because `scrub` cannot recognise a truncated address."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,8 +119,8 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, orphans: Collecti
     """Reads the DLQ once and removes surplus dead letters; returns how many it asked RabbitMQ to remove.
 
     Args:
-        orphans: Ids that the audit log contains, of emails that no longer exist. If the audit log does not contain such
-            an id, the dead letter stays on the DLQ.
+        orphans: The ids of emails that no longer exist and whose ids the audit log contains. A dead letter about any
+            other email that does not exist stays on the DLQ.
     """
     found = Differences()
     seen: set[UUID] = set()

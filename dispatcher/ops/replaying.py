@@ -1,4 +1,4 @@
-"""Replays failed and held emails for an operator: sends each email again once, at a limited rate (the pace).
+"""Replays failed and held emails for an operator: sends each email again once, at a limited rate.
 
     preview ──▶ create ──▶ run ──▶ done
                             │ ▲
@@ -8,7 +8,7 @@
 `create` stores the list of emails and changes no email. `run` replays the emails one by one. One commit makes an email
 pending and due and stores the outcome, so a later run continues exactly where an earlier run ended. If two replays
 include the same email, the replays overlap: the second replay finds the email pending or sending, and skips it.
-Overlapping replays share the slowest of their paces equally, except replays created with `force`. If another
+Overlapping replays share the lowest of their rates equally, except replays created with `force`. If another
 transaction has locked an email's row, the email is retried after all other emails. If the row stays locked, the run
 ends without this email and can be resumed. During the run, the stale dead letters of the replayed emails are removed
 from the DLQ.
@@ -34,13 +34,13 @@ from dispatcher.store.replays import ItemOutcome, OverlappingReplay, Replay
 
 DEFAULT_PER_SECOND: Final = 50.0
 MIN_PER_SECOND: Final = 0.01
-"""The slowest pace in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
+"""The lowest rate in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
 SAMPLE: Final = 5
 SWEEP_SECONDS: Final = 5.0
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _LONGEST_SLEEP_SECONDS: Final = 1.0
 _PACE_SECONDS: Final = 1.0
-"""How often a replay reads its pace from the database, in seconds."""
+"""How often a replay reads its rate from the database, in seconds."""
 
 
 _Note = Callable[[UUID, ItemOutcome], Awaitable[None]]
@@ -59,8 +59,8 @@ class Preview:
     """What a replay would do now.
 
     Attributes:
-        counts: The number of emails for each outcome that the replay would have.
-        samples: The ids of the first emails for each outcome.
+        counts: How many emails would get each outcome.
+        samples: The ids of the first emails with each outcome.
     """
 
     counts: dict[ItemOutcome, int]
@@ -114,13 +114,15 @@ async def create(
 ) -> Replay:
     """Creates a replay with its list of emails, audited. Changes no email.
 
-    If the selection has ids and no filter, all ids are included, whatever their emails' status. If the replay skips an
-    email, it records why.
+    If the selection has ids and no filter, all ids are included, whatever their emails' status. For each email that the
+    replay skips, it records the reason.
 
     Args:
+        include_held: Whether to replay emails that may have arrived (held, or failed after an uncertain attempt).
+        per_second: The rate in emails per second; None for no limit.
         source: How the operator selected the emails: `filter`, `ids` or `queue`. With `filter`, the selection may also
             have ids: the emails that the operator was shown and confirmed.
-        force: Whether the replay keeps its own pace even if a running replay includes some of the same emails.
+        force: Whether the replay keeps its own rate even if a running replay includes some of the same emails.
         at_most: The number of emails that the operator was shown; None if the operator was shown the emails themselves.
 
     Raises:
@@ -189,6 +191,7 @@ async def resume(
     Returns the replay's state; None if there is no such replay. Idempotent. Has no effect on a replay that is done.
 
     Args:
+        per_second: The new rate; None keeps the rate.
         force: See `create`.
     """
     await replays.resume_replay(session, replay_id, per_second=per_second, actor=actor, reason=reason, force=force)
@@ -203,7 +206,7 @@ async def run(
     on_email: Callable[[UUID, ItemOutcome], None] | None = None,
     lock_seconds: float = BATCH_LOCK_SECONDS,
 ) -> Ended:
-    """Replays the remaining emails at the replay's pace.
+    """Replays the remaining emails at the replay's rate.
 
     Returns when the replay is stopped, or when no emails are left except locked emails.
 
@@ -286,7 +289,7 @@ async def _sleep_until(until: float, session: AsyncSession, replay_id: int) -> N
 
 
 class _Pace:
-    """The current pace of a replay. It changes when overlapping replays begin or end."""
+    """The current rate of a replay, which changes when overlapping replays begin or end."""
 
     def __init__(self, session: AsyncSession, replay_id: int) -> None:
         self._session = session
@@ -295,7 +298,7 @@ class _Pace:
         self._look_at = 0.0
 
     async def seconds(self) -> float:
-        """The wait between two emails; 0 if the pace is not limited."""
+        """The wait between two emails; 0 if the rate is not limited."""
         now = asyncio.get_running_loop().time()
         if now >= self._look_at:
             self._look_at = now + _PACE_SECONDS
@@ -305,7 +308,7 @@ class _Pace:
 
 
 class _Sweeper:
-    """Removes stale dead letters from the DLQ during a run, every few seconds and at the end."""
+    """Removes stale dead letters from the DLQ while a replay runs: every few seconds, and at the end."""
 
     def __init__(self, session: AsyncSession, dlq: DeadLetterQueue | None) -> None:
         self._session = session

@@ -184,8 +184,7 @@ def read_entries(
     """Reads a CSV file with a heading, or one address or domain per line. Ignores blank lines.
 
     Args:
-        reason: The reason of an entry whose line has no value in the column `kind`. If the column has a value, that
-            value is the reason.
+        reason: The reason of entries without a value in the column `kind`.
     """
     reader = csv.reader(lines)
     names: list[str] | None = None

@@ -79,8 +79,8 @@ async def cancel(
 async def reschedule(
     session: AsyncSession, email_ids: Collection[UUID], send_at: datetime, act: Act, *, tenant_id: str | None = None
 ) -> list[Changed]:
-    """Makes emails that are pending or waiting wait until `send_at`, otherwise like `cancel`. If `send_at` is in the
-    past, the emails become due immediately."""
+    """Like `cancel`, but makes the pending and waiting emails wait until `send_at`. If `send_at` is in the past, the
+    emails become due immediately."""
     decided = await unsent.reschedule_emails(
         session, email_ids, send_at, tenant_id=tenant_id, actor=act.actor, reason=act.reason
     )
