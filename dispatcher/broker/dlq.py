@@ -46,8 +46,8 @@ class DlqMessage(NamedTuple):
         position: The position in the queue, from 0 at the head.
         properties: The AMQP properties.
         redelivered: Whether RabbitMQ has delivered the message before. A scan counts as a delivery.
-        window: The index of the scan's channel that received the message.
-        tag: RabbitMQ's number for the delivery on that channel.
+        window: The index in `DlqScan.windows` of the channel that received the message.
+        tag: RabbitMQ's number for the delivery on this channel.
     """
 
     position: int

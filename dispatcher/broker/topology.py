@@ -2,9 +2,9 @@
 
     exchange (direct, durable) ──queue's name──▶ send queue ──rejected──▶ exchange ──dlq's name──▶ DLQ
 
-Each lane has a send queue. One exchange serves all queues, and each queue is bound to it with its own name. Only `init`
-declares exchange and queues. If an existing queue has different arguments, RabbitMQ refuses the declaration and closes
-the channel, and an operator must decide what to do.
+Each lane has a send queue. One exchange serves all queues; the routing key is the queue's name. Only `init` declares
+exchange and queues. If an existing queue has different arguments, RabbitMQ refuses the declaration and closes the
+channel, and an operator must decide what to do.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Settlement:
         pinned_seconds: float | None,
         limits: RetryLimits | None,
     ) -> Result:
-        """Decides the result of an attempt that was answered or on the wire.
+        """Decides the result of an attempt in a ledger. An attempt without an answer is uncertain.
 
         Args:
             attempt_base: How many attempts the email had used before the last replay or redelivery.

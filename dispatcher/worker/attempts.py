@@ -138,7 +138,7 @@ class LedgerAttempt(Attempt):
             email.on(EmailEvent.UNMARK)
 
     def connection_acquired(self) -> None:
-        """Restarts the deadline. Raises _RouteClosed if the provider may no longer be tried."""
+        """Restarts the attempt's deadline. Raises _RouteClosed if the provider may no longer be tried."""
         if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
@@ -439,7 +439,7 @@ class Attempts:
         return self._refused(email, why.reason, str(why))
 
     def _has_next_provider(self, email: InFlightEmail, content: OutgoingEmail, route: Route, outcome: Outcome) -> bool:
-        """Whether the adapter found that its provider cannot send the email, and another provider could."""
+        """Whether the adapter found that its provider cannot send the email, but another provider can."""
         if not isinstance(outcome, Rejected) or outcome.code is not None:
             return False
         email.unable |= {route.name}
@@ -450,7 +450,7 @@ class Attempts:
     ) -> Outcome | None:
         """Awaits the outcome and reports it to the route's breaker.
 
-        Returns None if the caller may try the next provider, because the email may not be at fault.
+        Returns None if the caller may try another provider: this provider cannot be tried now, or may be at fault.
 
         Raises:
             TryLater: It is unknown whether the email or the provider is at fault, and no other provider may be tried.

@@ -250,7 +250,7 @@ def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[li
     halves if no email, every email, or more than MAX_SUSPECTS emails are suspects.
 
     Args:
-        suspects: The positions in `members` of the emails that may be the reason of the refusal.
+        suspects: The positions in `members` of the emails that may have caused the refusal.
     """
     if 0 < len(suspects) <= MAX_SUSPECTS and len(suspects) < len(members):
         others = [member for position, member in enumerate(members) if position not in suspects]

@@ -239,13 +239,12 @@ class InFlightEmail:
 
     @property
     def attempt_pin(self) -> Pin:
-        """A pin to the provider of the current attempt, from the time at which the attempt began. Use it only if the
-        outcomes of all earlier attempts are known."""
+        """A pin to the provider of the current attempt. Use it only if this is the email's first uncertain attempt."""
         return Pin(self.provider, self._started_steadily_at)
 
     @property
     def attempted_until(self) -> float:
-        """When the attempt ends, if it ends now, in Unix seconds: `started_at` plus the elapsed monotonic time."""
+        """The current time in Unix seconds: `started_at`, plus the monotonic time since the attempt began."""
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:

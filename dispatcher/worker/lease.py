@@ -315,8 +315,8 @@ class LeaseStage:
             return True
         if found.status is Status.PENDING and not found.is_left_out:
             # The email was released between the two queries, so a worker can lease it at the next delivery. Requeue the
-            # message. Wait before that if this worker still waits for the reply to its release statement, or if another
-            # transaction locks the row.
+            # message: at once, or after REQUEUE_SECONDS if this worker has no reply yet to its release statement, or if
+            # another transaction locks the row.
             if pointer.email_id in self._window.emails or pointer.email_id in self._store.locked:
                 self._requeue_later(delivery)
             else:
