@@ -109,7 +109,7 @@ class DeadLetterQueue:
     async def _return_messages(self, scan: DlqScan, depth_now: Callable[[], Awaitable[int]]) -> None:
         unread = scan.depth - sum(window.received for window in scan.windows)
         expected = max(0, unread)
-        # Close one window after the other. If two windows returned their messages at the same time, the order of the
+        # Close one channel after the other. If two channels returned their messages at the same time, the order of the
         # messages would be lost.
         for window in scan.windows:
             expected += await window.close()

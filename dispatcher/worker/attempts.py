@@ -269,7 +269,7 @@ class Attempts:
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
-            # A drain that timed out has already ended this attempt: do not begin another attempt.
+            # If a drain that timed out has already ended this attempt, do not begin another attempt.
             if email.state not in (EmailState.PREPARING, EmailState.STOPPED):
                 raise NoRoute
 
@@ -416,7 +416,7 @@ class Attempts:
             TryLater: The only providers that could send the email have failed, perhaps because of this email. So they
                 must be probed with other emails first.
         """
-        # The email was stopped, or its task was cancelled, but an adapter caught the CancelledError: raise it again.
+        # Raise CancelledError again: the email was stopped, or its task was cancelled, but an adapter caught the error.
         if _must_end(email):
             raise asyncio.CancelledError
         choose, unable = self._routes.choose, email.unable
