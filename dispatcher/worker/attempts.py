@@ -98,8 +98,8 @@ class LedgerAttempt(Attempt):
         """Checks the lease, and marks the email as on the wire in the in-flight ledger. Idempotent.
 
         Raises:
-            LeaseExpired: The lease may have ended, or the email has expired or was stopped. Or the worker is draining,
-                has waited too long for this attempt, and has already queued an outcome for the email.
+            LeaseExpired: The email must not be sent: its lease may have ended, it has expired or was stopped, or a
+                drain that timed out has already ended this attempt.
         """
         email = self.email
         if email.state is EmailState.ON_THE_WIRE:

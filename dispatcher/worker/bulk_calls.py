@@ -173,7 +173,7 @@ class BulkSender:
 
 
 class _CallAttempt(Attempt):
-    """The attempt of a whole bulk call: passes the adapter's reports on to each member's attempt."""
+    """The attempt of a whole bulk call. Passes what the adapter reports to the attempts of all its emails."""
 
     __slots__ = ("_members", "_seconds")
 
@@ -300,8 +300,8 @@ class _CallPlan:
     def add(self, member: _Member) -> None:
         """Adds the email to the first call that has room, or to a new call.
 
-        Tries only the calls after the last call with an email to one of the same addresses: a call may contain an
-        address only once, and emails to the same address keep their order.
+        A call may contain an address only once, and emails to the same address keep their order. So this method tries
+        only calls after the last call that contains one of the email's addresses.
         """
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):

@@ -152,7 +152,7 @@ class InFlightEmail:
         policy: What happens to the email if its outcome stays unknown.
         state: The current state. Only `on` writes it.
         attempt_number: The number of the current attempt. While the email waits: the number of the next attempt.
-        confirmed_at: When the last statement that confirmed the lease was sent (`clock.steady_clock`).
+        confirmed_at: When the worker sent the last statement that confirmed the lease (`clock.steady_clock`).
         leased_until: The lease lasts at least until this time (`clock.steady_clock`).
         expires_at: When the email expires (`clock.steady_clock`); infinite if it never expires. No attempt begins at
             this time or later.
