@@ -30,8 +30,6 @@ message stays due, and a message that cannot be dead-lettered stays on the send 
 
 @dataclass(frozen=True, slots=True)
 class _QueueReport:
-    """A queue as RabbitMQ reports it."""
-
     name: str
     fields: Mapping[str, Any]
 

@@ -115,7 +115,7 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, release))
 
     def reported(self, path: Path, outcome: BatchOutcome[set[UUID]]) -> BatchOutcome[set[UUID]]:
-        """Reports each email that PostgreSQL refused, with the error. Returns `outcome`."""
+        """Reports PostgreSQL's error about each email that PostgreSQL refused. Returns `outcome`."""
         for error in outcome.refused.values():
             self._report(path, error.message)
         return outcome

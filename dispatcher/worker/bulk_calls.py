@@ -78,12 +78,10 @@ class BulkSender:
 
     @property
     def name(self) -> str:
-        """The provider's name."""
         return self._provider.name
 
     @property
     def capabilities(self) -> Capabilities:
-        """The provider's capabilities."""
         return self._provider.capabilities
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
