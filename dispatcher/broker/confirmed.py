@@ -48,7 +48,8 @@ class ConfirmedMessages:
         """Drops emails that are no longer due, or that have a different due time.
 
         Args:
-            due: The due time of every email that became due before `until`. If `until` is None: of every due email.
+            due: The due time of every email that became due before `until`; later emails are kept. If `until` is None:
+                the due time of every due email.
         """
         for email_id, (due_at, _) in list(self._since.items()):
             if due.get(email_id) != due_at and (until is None or due_at < until):
@@ -58,7 +59,8 @@ class ConfirmedMessages:
         """Up to `limit` emails whose due mark the caller must clear, each with its due time.
 
         Args:
-            before: Only emails that were confirmed, or found locked, at this time or earlier.
+            before: Only emails whose message RabbitMQ confirmed, or whose row was found locked, at this local time or
+                earlier.
         """
         old = takewhile(lambda item: item[1][1] <= before, self._since.items())
         return {email_id: due_at for email_id, (due_at, _) in islice(old, limit)}

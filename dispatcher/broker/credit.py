@@ -78,7 +78,7 @@ class QueueCredit:
 
     @property
     def wait_seconds(self) -> float:
-        """How many seconds to wait until `emails` may be higher."""
+        """The seconds until the answer to RabbitMQ's next count, which may increase `emails`."""
         return max(0.0, self._counted_at + self._interval - time.monotonic()) + ANSWER_SECONDS
 
     def take(self, emails: int) -> None:
@@ -86,8 +86,8 @@ class QueueCredit:
         self._published += emails
 
     def note_messages(self, messages: int) -> None:
-        """Notes in how many messages the emails were published. RabbitMQ reports only the number of messages on the
-        queue. This object calculates from it how many emails are on the queue."""
+        """Notes in how many messages the emails were published. RabbitMQ counts only messages, so this object needs the
+        average number of emails per message."""
         self._messages += messages
 
     async def counted(self) -> None:

@@ -104,8 +104,8 @@ def _delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
 
 
 def is_incomplete_delivery(buffer: bytes) -> bool:
-    """Whether to wait for more data, because the buffer starts with a part of a delivery. False if that part shows that
-    pika must read the delivery."""
+    """Whether the buffer starts with a delivery of which only a part has arrived, so that the caller must wait for the
+    rest. False if this part already shows that pika must read the delivery."""
     if buffer[7:11] != _DELIVER or buffer[0] != spec.FRAME_METHOD:
         return False
     header_at = 8 + _FRAME.unpack_from(buffer)[2]

@@ -46,8 +46,8 @@ class DlqMessage(NamedTuple):
         position: The position in the queue, from 0 at the head.
         properties: The AMQP properties.
         redelivered: Whether RabbitMQ has delivered the message before. A scan counts as a delivery.
-        window: The index of the scan's channel that received the message.
-        tag: RabbitMQ's number for the delivery on that channel.
+        window: The index in `DlqScan.windows` of the channel that received the message.
+        tag: RabbitMQ's number for the delivery on this channel.
     """
 
     position: int
@@ -109,7 +109,7 @@ class DeadLetterQueue:
     async def _return_messages(self, scan: DlqScan, depth_now: Callable[[], Awaitable[int]]) -> None:
         unread = scan.depth - sum(window.received for window in scan.windows)
         expected = max(0, unread)
-        # Close one window after the other. If two windows returned their messages at the same time, the order of the
+        # Close one channel after the other. If two channels returned their messages at the same time, the order of the
         # messages would be lost.
         for window in scan.windows:
             expected += await window.close()

@@ -30,8 +30,6 @@ message stays due, and a message that cannot be dead-lettered stays on the send 
 
 @dataclass(frozen=True, slots=True)
 class _QueueReport:
-    """A queue as RabbitMQ reports it."""
-
     name: str
     fields: Mapping[str, Any]
 
@@ -53,7 +51,7 @@ class _QueueReport:
             yield f"the policy {named or 'of the queue'} sets {key} to {_shown(self.policy[key])}"
 
     def effective(self, key: str) -> Any:
-        """The value that the queue uses for the key: the argument's if there is one, otherwise the policy's."""
+        """The value that the queue uses for a key such as `max-length`. An argument takes precedence over a policy."""
         return self.arguments.get(f"x-{key}", self.policy.get(key))
 
 

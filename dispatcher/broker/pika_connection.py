@@ -122,10 +122,9 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         self._trim_frame_buffer(at)
 
     def _read_frame(self) -> Any:
-        """The next frame, with empty properties if pika cannot parse them.
+        """The next frame, with empty properties if pika cannot parse the message's properties.
 
-        Otherwise, pika would close the connection because of such a message, RabbitMQ would redeliver the message, and
-        this would repeat forever.
+        Otherwise, pika would close the connection, RabbitMQ would redeliver the message, and this would repeat forever.
         """
         try:
             return super()._read_frame()

@@ -2,9 +2,9 @@
 
     exchange (direct, durable) ──queue's name──▶ send queue ──rejected──▶ exchange ──dlq's name──▶ DLQ
 
-Each lane has a send queue. One exchange serves all queues, and each queue is bound to it with its own name. Only `init`
-declares exchange and queues. If an existing queue has different arguments, RabbitMQ refuses the declaration and closes
-the channel, and an operator must decide what to do.
+Each lane has a send queue. One exchange serves all queues; the routing key is the queue's name. Only `init` declares
+exchange and queues. If an existing queue has different arguments, RabbitMQ refuses the declaration and closes the
+channel, and an operator must decide what to do.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ async def _verify_on(connection: Connection, topology: Topology) -> None:
             await _declare_queue(connection, topology, queue)
         except ChannelClosed as fault:
             if fault.code != ACCESS_REFUSED:
-                raise _refusal(f"queue {queue}", topology.variable(queue), fault) from fault
+                raise _refusal("queue", queue, topology.variable(queue), fault) from fault
 
 
 async def depths(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> dict[str, int]:
@@ -261,11 +261,12 @@ def _refusals_of(kind: str, name: str, variable: str) -> Iterator[None]:
     try:
         yield
     except ChannelClosed as fault:
-        raise _refusal(f"{kind} {name}", variable, fault) from fault
+        raise _refusal(kind, name, variable, fault) from fault
 
 
-def _refusal(subject: str, variable: str, fault: ChannelClosed) -> TopologyError:
+def _refusal(kind: str, name: str, variable: str, fault: ChannelClosed) -> TopologyError:
     """The error that reports RabbitMQ's refusal of a declaration, and the remedy."""
+    subject = f"{kind} {name}"
     if fault.code == ACCESS_REFUSED:
         return TopologyError(
             f"RabbitMQ does not allow this user to declare {subject}.",
@@ -273,10 +274,10 @@ def _refusal(subject: str, variable: str, fault: ChannelClosed) -> TopologyError
         )
     if fault.code != PRECONDITION_FAILED:
         return TopologyError(f"RabbitMQ refuses to declare {subject}: {fault.code} {fault.text}.")
+    when = " when it is empty" if kind == "queue" else ""
     return TopologyError(
         f"RabbitMQ already has {subject}, with different arguments: {difference(fault.text)}.",
-        remedy=f"Delete the {subject} when it is empty, and run `dispatcher init`. Or set a different name in "
-        f"{variable}.",
+        remedy=f"Delete the {subject}{when}, and run `dispatcher init`. Or set a different name in {variable}.",
     )
 
 

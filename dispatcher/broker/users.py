@@ -44,7 +44,7 @@ def users_of(topology: Topology) -> list[User]:
         User("worker", "`dispatcher run`: publishes and consumes", write=exchange, read=_exactly(*send_queues)),
         User(
             "operator",
-            "an operator: `dispatcher init` creates the queues, `dlq` reads and repairs them",
+            "an operator: `dispatcher init` creates the queues, `dispatcher dlq` reads and repairs the DLQ",
             configure=everything,
             write=everything,
             read=everything,

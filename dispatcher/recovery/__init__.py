@@ -9,6 +9,6 @@ frozen_worker  a worker is frozen, and its leases have expired: settles these le
 ledgers        finds these ledgers; `settlement` contains the common code
 lost_host      a host and its ledgers are lost: holds or resends its emails           } the leading relay,
 lost_message   RabbitMQ lost a message: makes its email due again                     } for the whole database
-lost_commits   a promoted standby lacks commits: marks the emails that are in doubt   }
-unrenewed      decides which leases have expired by the monotonic clock, too
+lost_commits   a promoted standby lacks commits: marks the emails that are uncertain  }
+unrenewed      checks by the monotonic clock, too, that a lease has expired
 """

@@ -6,7 +6,7 @@
     being rendered → released, and one crash counted: rendering may have killed the worker. After three crashes,
                      the email fails
     not in the ledger → released. If another host has recovered the email in the meantime, the recovery is undone: a
-                     held email that has not changed since becomes pending again
+                     held email becomes pending again, unless it has changed since its recovery
 
 If the host has rebooted since the ledger was created, the last writes to the ledger may be lost. Emails that are not in
 the ledger are then left to `lost_host`.
@@ -176,8 +176,8 @@ class DeadWorkers:
         return sum(email.status is Status.PENDING for email in crashed)
 
     async def _undo_recovery(self, ledger: DeadLedger, store: LeaseStore, unrecorded: set[UUID]) -> bool:
-        """Makes emails pending again that another host has set to `held`, although this worker had not sent them.
-        Returns False if it had to skip an email.
+        """If another host has set emails to `held` that this worker had not sent, makes these emails pending again.
+        Returns False if this method had to skip an email.
 
         An email that was on the wire stays held. By now, its uncertain result is recorded, which confirms the recovery.
 

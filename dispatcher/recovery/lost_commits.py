@@ -1,8 +1,8 @@
 """Marks emails as uncertain after the promotion of a standby that may lack the old primary's last commits.
 
-Every lease becomes uncertain, and every message about a due email: the email may already have been sent, or the message
-published. The leading relay records PostgreSQL's timeline each second, and detects the promotion after it has
-reconnected. Then `lost_host` and `lost_message` recover the emails by policy (docs/protocol.md).
+Every email that is leased or due becomes uncertain: it may already have been sent. The leading relay records
+PostgreSQL's timeline each second, and detects the promotion after it has reconnected. Then `lost_host` and
+`lost_message` recover the emails by policy (docs/protocol.md).
 """
 
 from __future__ import annotations

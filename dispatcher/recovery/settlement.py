@@ -63,7 +63,7 @@ class Settlement:
         pinned_seconds: float | None,
         limits: RetryLimits | None,
     ) -> Result:
-        """Decides the result of an attempt that was answered or on the wire.
+        """Decides the result of an attempt in a ledger. An attempt without an answer is uncertain.
 
         Args:
             attempt_base: How many attempts the email had used before the last replay or redelivery.
@@ -84,11 +84,9 @@ class Settlement:
         return result_of(attempt, outcome, decision, is_pinned=key_seconds is not None)
 
     async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> BatchOutcome[set[UUID]]:
-        """Records results.
+        """Records results. `answers` of the returned object contains the ids of the emails whose lease was still valid.
 
-        `answers` of the result contains the ids of the emails whose lease was still valid.
-
-        If PostgreSQL refuses a result, records the result without the provider's texts. If PostgreSQL refuses the
+        If PostgreSQL refuses a result, removes the provider's texts from it and tries again. If PostgreSQL refuses the
         shorter result, too, reports the error.
         """
         by_id = {result.email_id: result for result in results}
@@ -106,7 +104,7 @@ class Settlement:
     async def release(self, path: Path, leases: Collection[FoundLease]) -> BatchOutcome[set[UUID]]:
         """Releases leases that have not changed since they were found.
 
-        `answers` of the result contains the ids of the released emails.
+        `answers` of the returned object contains the ids of the released emails.
         """
         by_id: Mapping[UUID, FoundLease] = {lease.email_id: lease for lease in leases}
 
@@ -117,7 +115,7 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, release))
 
     def reported(self, path: Path, outcome: BatchOutcome[set[UUID]]) -> BatchOutcome[set[UUID]]:
-        """Reports PostgreSQL's error for each email that it refused. Returns `outcome`."""
+        """Reports PostgreSQL's error about each email that PostgreSQL refused. Returns `outcome`."""
         for error in outcome.refused.values():
             self._report(path, error.message)
         return outcome

@@ -28,7 +28,7 @@ _End = tuple[UUID, int, datetime]
 
 
 class UnrenewedLeases:
-    """Measures how long leases have kept the same end."""
+    """Measures for how long the end of each lease has not moved: each renewal moves it."""
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float] = steady_clock) -> None:
         self.within_seconds = SHARE * lease_seconds
@@ -50,7 +50,7 @@ class UnrenewedLeases:
         """Whether a lease of the last observation has expired by PostgreSQL's clock and by the monotonic clock.
 
         Args:
-            grace_seconds: The end of the lease must not have moved for `within_seconds` and this time.
+            grace_seconds: The end of the lease must not have moved for `within_seconds` plus this time.
         """
         unrenewed_seconds = self._observed_at - self._same_end_since[_end(lease)]
         return lease.has_run_out and unrenewed_seconds >= self.within_seconds + grace_seconds

@@ -98,8 +98,8 @@ class LedgerAttempt(Attempt):
         """Checks the lease, and marks the email as on the wire in the in-flight ledger. Idempotent.
 
         Raises:
-            LeaseExpired: The lease may have ended, or the email has expired or was stopped. Or the worker is draining,
-                has waited too long for this attempt, and has already queued an outcome for the email.
+            LeaseExpired: The email must not be sent: its lease may have ended, it has expired or was stopped, or a
+                drain that timed out has already ended this attempt.
         """
         email = self.email
         if email.state is EmailState.ON_THE_WIRE:
@@ -138,7 +138,7 @@ class LedgerAttempt(Attempt):
             email.on(EmailEvent.UNMARK)
 
     def connection_acquired(self) -> None:
-        """Restarts the deadline. Raises _RouteClosed if the provider may no longer be tried."""
+        """Restarts the attempt's deadline. Raises _RouteClosed if the provider may no longer be tried."""
         if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
@@ -269,7 +269,7 @@ class Attempts:
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
-            # A drain that timed out has already ended this attempt: do not begin another attempt.
+            # If a drain that timed out has already ended this attempt, do not begin another attempt.
             if email.state not in (EmailState.PREPARING, EmailState.STOPPED):
                 raise NoRoute
 
@@ -416,7 +416,7 @@ class Attempts:
             TryLater: The only providers that could send the email have failed, perhaps because of this email. So they
                 must be probed with other emails first.
         """
-        # The email was stopped, or its task was cancelled, but an adapter caught the CancelledError: raise it again.
+        # Raise CancelledError again: the email was stopped, or its task was cancelled, but an adapter caught the error.
         if _must_end(email):
             raise asyncio.CancelledError
         choose, unable = self._routes.choose, email.unable
@@ -439,7 +439,7 @@ class Attempts:
         return self._refused(email, why.reason, str(why))
 
     def _has_next_provider(self, email: InFlightEmail, content: OutgoingEmail, route: Route, outcome: Outcome) -> bool:
-        """Whether the adapter found that its provider cannot send the email, and another provider could."""
+        """Whether the adapter found that its provider cannot send the email, but another provider can."""
         if not isinstance(outcome, Rejected) or outcome.code is not None:
             return False
         email.unable |= {route.name}
@@ -450,7 +450,7 @@ class Attempts:
     ) -> Outcome | None:
         """Awaits the outcome and reports it to the route's breaker.
 
-        Returns None if the caller may try the next provider, because the email may not be at fault.
+        Returns None if the caller may try another provider: this provider cannot be tried now, or may be at fault.
 
         Raises:
             TryLater: It is unknown whether the email or the provider is at fault, and no other provider may be tried.

@@ -78,12 +78,10 @@ class BulkSender:
 
     @property
     def name(self) -> str:
-        """The provider's name."""
         return self._provider.name
 
     @property
     def capabilities(self) -> Capabilities:
-        """The provider's capabilities."""
         return self._provider.capabilities
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
@@ -173,7 +171,7 @@ class BulkSender:
 
 
 class _CallAttempt(Attempt):
-    """The attempt of a whole bulk call: passes the adapter's reports on to each member's attempt."""
+    """The attempt of a whole bulk call. Passes what the adapter reports to the attempts of all its emails."""
 
     __slots__ = ("_members", "_seconds")
 
@@ -250,7 +248,7 @@ def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[li
     halves if no email, every email, or more than MAX_SUSPECTS emails are suspects.
 
     Args:
-        suspects: The positions in `members` of the emails that may be the reason of the refusal.
+        suspects: The positions in `members` of the emails that may have caused the refusal.
     """
     if 0 < len(suspects) <= MAX_SUSPECTS and len(suspects) < len(members):
         others = [member for position, member in enumerate(members) if position not in suspects]
@@ -300,8 +298,8 @@ class _CallPlan:
     def add(self, member: _Member) -> None:
         """Adds the email to the first call that has room, or to a new call.
 
-        Tries only the calls after the last call with an email to one of the same addresses: a call may contain an
-        address only once, and emails to the same address keep their order.
+        A call may contain an address only once, and emails to the same address keep their order. So this method tries
+        only calls after the last call that contains one of the email's addresses.
         """
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):

@@ -27,7 +27,7 @@ OVERHEAD_OCTETS: Final = 64 * 1024
 """The memory that an email needs in addition to its content."""
 LIGHT_OCTETS: Final = 1024 * 1024
 LIGHT_SHARE: Final = 4
-"""A quarter of the memory is reserved for content of at most LIGHT_OCTETS."""
+"""A quarter (1 / LIGHT_SHARE) of the memory is reserved for content of at most LIGHT_OCTETS."""
 WAITING_SHARE: Final = 8
 """The memory has two shares: one for light content, one for all other content. The emails that wait for one share may
 fill at most an eighth (1 / WAITING_SHARE) of the prefetch window. The worker releases further emails."""

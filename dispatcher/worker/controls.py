@@ -95,12 +95,11 @@ class OperatorControls:
             await asyncio.sleep(READ_SECONDS)
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
-        """Which of these emails an operator paused while they were being leased. If PostgreSQL does not answer, returns
-        all of them.
+        """Which of these emails belong to a tenant or lane that was paused after the lease statement was sent. If
+        PostgreSQL does not answer, returns all of these emails.
 
         Args:
-            pauses: The pauses when the lease statement was sent. If they are still the same, the result is empty,
-                because the statement left out the emails that were paused by then.
+            pauses: The pauses when the statement was sent. If they have not changed, the result is empty.
         """
         if self.current.pauses == pauses:
             return NOTHING

@@ -152,7 +152,7 @@ class InFlightEmail:
         policy: What happens to the email if its outcome stays unknown.
         state: The current state. Only `on` writes it.
         attempt_number: The number of the current attempt. While the email waits: the number of the next attempt.
-        confirmed_at: When the last statement that confirmed the lease was sent (`clock.steady_clock`).
+        confirmed_at: When the worker sent the last statement that confirmed the lease (`clock.steady_clock`).
         leased_until: The lease lasts at least until this time (`clock.steady_clock`).
         expires_at: When the email expires (`clock.steady_clock`); infinite if it never expires. No attempt begins at
             this time or later.
@@ -239,13 +239,12 @@ class InFlightEmail:
 
     @property
     def attempt_pin(self) -> Pin:
-        """A pin to the provider of the current attempt, from the time at which the attempt began. Use it only if the
-        outcomes of all earlier attempts are known."""
+        """A pin to the provider of the current attempt. Use it only if this is the email's first uncertain attempt."""
         return Pin(self.provider, self._started_steadily_at)
 
     @property
     def attempted_until(self) -> float:
-        """When the attempt ends, if it ends now, in Unix seconds: `started_at` plus the elapsed monotonic time."""
+        """The current time in Unix seconds: `started_at`, plus the monotonic time since the attempt began."""
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:

@@ -57,7 +57,7 @@ class LaneInbox(BatchQueue[Arrival]):
         self._window: Window | None = None
 
     async def lease(self, handle: Callable[[list[Arrival]], Awaitable[None]], window: Window) -> None:
-        """Passes batches to `handle` until cancelled: at most as many arrivals as emails may be leased now."""
+        """Passes batches to `handle` until cancelled. A batch has no more arrivals than emails may be leased now."""
         self._window = window
         # If an email must probe a provider, choose this email at random: emails that the provider would refuse may
         # arrive one after another.

@@ -253,8 +253,8 @@ class LeaseStage:
     async def _settle_all(self, arrivals: Sequence[Arrival]) -> None:
         try:
             unleased = await self._store.find_unleased([pointer.email_id for _, pointer in arrivals])
-            # This worker owns leases of emails that are not in its window: PostgreSQL executed the lease statement, but
-            # the reply was lost. Release these leases.
+            # Release leases of this worker whose emails are not in its window: PostgreSQL executed the lease statement,
+            # but the reply was lost.
             tokens = {i: found.our_token for i, found in unleased.items() if i not in self._window.emails}
             if orphans := {i: token for i, token in tokens.items() if token is not None}:
                 await self._store.release_unlocked(orphans)
@@ -315,8 +315,8 @@ class LeaseStage:
             return True
         if found.status is Status.PENDING and not found.is_left_out:
             # The email was released between the two queries, so a worker can lease it at the next delivery. Requeue the
-            # message. Wait before that if this worker still waits for the reply to its release statement, or if another
-            # transaction locks the row.
+            # message: at once, or after REQUEUE_SECONDS if this worker has no reply yet to its release statement, or if
+            # another transaction locks the row.
             if pointer.email_id in self._window.emails or pointer.email_id in self._store.locked:
                 self._requeue_later(delivery)
             else:

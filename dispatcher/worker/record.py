@@ -87,9 +87,9 @@ class RecordStage:
                 await self._record_or_split(certain)
 
     async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
-        """Records results. If PostgreSQL refuses a result, records the result without the provider's text.
+        """Records results. If PostgreSQL refuses a result, removes the provider's text from it and tries again.
 
-        If PostgreSQL refuses the result without this text, too, queues the result again for later.
+        If PostgreSQL refuses the shorter result, too, queues it again for later.
         """
         _, culprits = await bisect_batch(batch, self._record_with_retries)
         for ended, error in culprits:

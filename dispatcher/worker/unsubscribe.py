@@ -1,4 +1,4 @@
-"""Adds the headers with which mail programs offer to unsubscribe by one click (RFC 8058)."""
+"""Adds the headers with which recipients can unsubscribe by one click in a mail program (RFC 8058)."""
 
 from __future__ import annotations
 
