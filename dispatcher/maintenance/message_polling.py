@@ -33,8 +33,8 @@ NEXT_BATCH_SECONDS: Final = 1.0
 """The wait before the next round if the last round left out messages."""
 AGES_SECONDS: Final = (600.0, 3600.0, 6 * 3600.0, 23 * 3600.0, 24 * 3600.0)
 """The monitor asks about a message when the message reaches each of these ages except the last. From the last age on,
-the monitor no longer asks. A monitor that has just started, or replaces another host, asks once about each open
-message."""
+the monitor no longer asks. A monitor that has just started, or replaces another host, asks once about each
+message without a final result."""
 MAX_REQUESTS: Final = 25
 """The most requests per round and age."""
 MOST_WAIT_SECONDS: Final = 3600.0
@@ -180,7 +180,7 @@ class MessagePolling:
 
 
 def _up_to(requests: int, rows: list[PolledRow]) -> list[PolledRow]:
-    """The first rows that together need at most `requests` requests. Only rows with open messages need requests."""
+    """The first rows that together need at most `requests` requests. Only a row that `is_open` needs a request."""
     for at, row in enumerate(rows):
         if row.is_open and not requests:
             return rows[:at]

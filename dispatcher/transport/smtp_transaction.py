@@ -269,8 +269,8 @@ class CommandSequence:
     async def cancel(self) -> None:
         """Sends no further command, and reads the outstanding replies. No part of the email was sent.
 
-        With PIPELINING, DATA was already sent. If the server then asks for the body, although it refused the email,
-        closes the connection. RFC 2920, section 3.1, recommends a final dot, but this would send an empty email.
+        With PIPELINING, DATA was already sent. If the server asks for the body, although it refused the email, closes
+        the connection. RFC 2920, section 3.1, recommends a final dot instead, but a dot would send an empty email.
         """
         self._unsent.clear()
         last = None

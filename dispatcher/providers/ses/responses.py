@@ -24,7 +24,7 @@ NAME: Final = "ses"
 
 @dataclass(frozen=True, slots=True)
 class SetupFault:
-    """The account or the settings are at fault, not the email.
+    """The verdict that the account or the settings are at fault, not the email.
 
     Attributes:
         remedy: What an operator can do.
