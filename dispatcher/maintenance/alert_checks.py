@@ -154,8 +154,10 @@ class AlertChecks:
         return pause.until is None and age_seconds >= self._reminder_seconds
 
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
-        """The states of alerts that are raised only if a condition lasts for some time. If the condition changes, the
-        time begins again."""
+        """The states of the alerts that are raised only if a condition has lasted for some time.
+
+        Each accepted email restarts the time of `NOTHING_SENT`, and each report of a host the time of `HOST_VANISHED`.
+        """
         paused = {pause.name for pause in tables.pauses if pause.scope is PauseScope.PROVIDER}
         can_send = not self._providers or not paused.issuperset(self._providers)
         idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due and can_send else []

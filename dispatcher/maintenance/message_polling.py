@@ -32,9 +32,9 @@ INTERVAL_SECONDS: Final = 60.0
 NEXT_BATCH_SECONDS: Final = 1.0
 """The wait before the next round if the last round left out messages."""
 AGES_SECONDS: Final = (600.0, 3600.0, 6 * 3600.0, 23 * 3600.0, 24 * 3600.0)
-"""The monitor asks about a message when the message reaches each of these ages, but not the last one, at which the
-monitor stops asking. When a monitor begins to ask, after a start or in place of another host, it asks about every open
-message once."""
+"""The monitor asks about a message when the message reaches each of these ages except the last. From the last age on,
+the monitor no longer asks. A monitor that has just started, or replaces another host, asks once about each
+message without a final result."""
 MAX_REQUESTS: Final = 25
 """The most requests per round and age."""
 MOST_WAIT_SECONDS: Final = 3600.0
@@ -43,7 +43,7 @@ IDLE_SECONDS: Final = 900.0
 
 
 class MessagePolling:
-    """Asks one provider, at intervals, what became of the messages that it accepted. See the module's docstring.
+    """Asks one provider, at intervals, what became of sent and held messages.
 
     Runs in each monitor whose host has this provider configured. Of the monitors of one database, only one asks.
     """
@@ -111,7 +111,7 @@ class MessagePolling:
     async def _ask_all(self, session: AsyncSession, age: float, next_age: float) -> bool:
         """Asks about the messages whose age in seconds is between `age` and `next_age`.
 
-        Returns whether some of these messages are left for the next round.
+        Returns whether the next round must ask about more of these messages.
         """
         rows = await find_polled(
             session,
@@ -138,8 +138,8 @@ class MessagePolling:
     ) -> tuple[list[ProviderEvent], datetime | None, PollRefused | None]:
         """Asks about messages, until the provider refuses to answer.
 
-        Returns three values: the events; the time `since` of the row after which the next round continues (None if the
-        next round must start with the same rows again); and the refusal (None if the provider answered all requests).
+        Returns the events; the `since` of the row after which the next round continues (None if the next round must ask
+        about the same rows again); and the refusal (None if the provider answered all requests).
         """
         events: list[ProviderEvent] = []
         last: datetime | None = None
@@ -180,7 +180,7 @@ class MessagePolling:
 
 
 def _up_to(requests: int, rows: list[PolledRow]) -> list[PolledRow]:
-    """The first rows that together need at most `requests` requests. Only rows with open messages need requests."""
+    """The first rows that together need at most `requests` requests. Only a row that `is_open` needs a request."""
     for at, row in enumerate(rows):
         if row.is_open and not requests:
             return rows[:at]

@@ -13,7 +13,7 @@ LOCK_NAME: Final = "partitions"
 
 
 class Partitions:
-    """Creates missing partitions. A service of each relay, but only one relay at a time does the work."""
+    """Creates the partitions of the next weeks. A service of each relay, but only one relay at a time does the work."""
 
     interval_seconds = 3600.0
 

@@ -19,7 +19,7 @@ LOCK_WAIT_SECONDS: Final = 60.0
 
 
 class OneTimeCodePruning:
-    """A service of each monitor: deletes the content of one-time codes within a minute after they were sent or
+    """A service of each monitor: deletes the content of one-time codes about a minute after they were sent or
     cancelled."""
 
     interval_seconds = 60.0

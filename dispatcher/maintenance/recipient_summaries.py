@@ -1,4 +1,4 @@
-"""Keeps look-ups by recipient fast: checks the index of the recipients, hourly, on one host at a time."""
+"""Keeps look-ups by recipient fast: repairs the index of the recipients, hourly, on one host at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LOCK_NAME: Final = "recipient summaries"
 
 
 class RecipientSummaries:
-    """Creates missing and broken summaries in the index of the recipients. A service of each monitor.
+    """Creates missing summaries in the index of the recipients, and replaces broken ones. A service of each monitor.
 
-    It has a separate session, because creating the summaries of a million emails takes about a second.
+    Uses a separate session, because creating the summaries of a million emails takes about a second.
     """
 
     interval_seconds = 3600.0
@@ -24,7 +24,7 @@ class RecipientSummaries:
         self._database_url = database_url
 
     async def run_once(self) -> None:
-        """Checks the summaries of each partition, unless another host is doing so.
+        """Repairs the summaries of each partition, unless another host is doing so.
 
         Raises:
             StoreUnavailable: PostgreSQL cannot be reached, or the session was lost.

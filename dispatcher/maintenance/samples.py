@@ -24,7 +24,7 @@ DLQ: Final = "dlq"
 class MinuteSampling:
     """Writes the figures that the operators' page shows: one sample per minute, which is updated every 10 seconds.
 
-    A service of each monitor: the first monitor whose round is due writes the sample.
+    A service of each monitor. In each interval, the monitor whose round begins first writes the sample.
     """
 
     interval_seconds = SAMPLE_SECONDS

@@ -40,8 +40,8 @@ class CaptureProvider:
     """
 
     name = NAME
-    # The whole rendered email is in memory at once. So up to four copies of an attachment are in memory at the same
-    # time.
+    # The other adapters encode an attachment while they write it. This adapter puts the whole rendered email into
+    # memory first, so up to four copies of an attachment are in memory at the same time.
     capabilities = Capabilities(copies=4, delivers=False)
     settings: type[CaptureSettings] = CaptureSettings
     _suffix = "eml"

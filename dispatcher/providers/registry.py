@@ -1,7 +1,4 @@
-"""Finds providers by name: built-in providers and providers of installed packages.
-
-`config.plugins` finds the classes of the providers.
-"""
+"""Opens and checks providers by name: built-in providers and providers of installed packages."""
 
 from __future__ import annotations
 

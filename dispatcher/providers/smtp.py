@@ -105,6 +105,7 @@ class SmtpProvider:
 
         Args:
             ca_file: Certificates to trust instead of the system's.
+            trusted_idle_seconds: A connection that was idle for longer is tested before the next email.
 
         Raises:
             ConfigurationError: DISPATCHER_SMTP_URL is not set.

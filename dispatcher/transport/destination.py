@@ -65,7 +65,7 @@ async def addresses_of(host: str, port: int, *, private_setting: str | None, res
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is public.
+    """Whether an address is public, that is, reachable from the internet.
 
     An IPv6 address that contains an IPv4 address (IPv4-mapped, 6to4) is public if the IPv4 address is.
     """

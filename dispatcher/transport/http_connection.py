@@ -105,7 +105,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(octets)
 
     async def write_pieces(self, pieces: Iterable[bytes]) -> None:
-        """Writes more of a request, as fast as the system takes the octets.
+        """Writes more of a request, as fast as the kernel accepts the octets.
 
         Returns when all pieces are written, a response arrives, or the connection closes.
         """
@@ -119,8 +119,8 @@ class HttpConnection(asyncio.Protocol):
                 self._drained = self.loop.create_future()
                 await self._drained
             else:
-                # Yield to the loop, so that other emails need not wait while the system takes megabytes without a
-                # pause.
+                # Yield to the loop. If the kernel accepts many pieces in a row, other emails would otherwise wait for
+                # all of them.
                 await asyncio.sleep(0)
 
     def response_done(self, deadline: float) -> asyncio.Future[None]:
@@ -133,7 +133,7 @@ class HttpConnection(asyncio.Protocol):
         return self._done
 
     def abort(self) -> None:
-        """Aborts the connection; octets that the system has not taken are never sent. Idempotent."""
+        """Aborts the connection; octets that the kernel has not accepted are never sent. Idempotent."""
         self._set_closed()
         if self._transport is not None:
             self._transport.abort()
@@ -178,11 +178,11 @@ class HttpConnection(asyncio.Protocol):
         self._set_closed()
 
     def pause_writing(self) -> None:
-        """Makes `write_pieces` wait, because the system's buffer is full. Called by asyncio."""
+        """Makes `write_pieces` wait, because the kernel's buffer is full. Called by asyncio."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Lets `write_pieces` continue, because the system has taken all octets. Called by asyncio."""
+        """Lets `write_pieces` continue, because the kernel has accepted all octets. Called by asyncio."""
         self._is_paused = False
         self._resume_pieces()
 

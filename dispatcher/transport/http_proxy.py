@@ -92,7 +92,7 @@ async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, por
 async def _asked(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> bytes:
     """Sends CONNECT, and returns the head of the proxy's response.
 
-    Returns less if the proxy closes the connection early. Does not check what the proxy sent.
+    Returns only what arrived if the proxy closes the connection early. Does not check the response.
     """
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connected, _request(proxy, host, port))

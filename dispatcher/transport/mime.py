@@ -206,10 +206,9 @@ def _with_line_ends(text: str) -> str:
 
 
 def _charset_for(text: str, octets: bytes) -> str | Charset:
-    """Chooses the charset of a text. The charset determines the transfer encoding.
+    """Chooses the charset of a text, and with it the transfer encoding.
 
-    Of the encodings that no server changes on the way, this is the most readable. The encoded text never contains a
-    MIME boundary.
+    With the chosen encoding, no server changes the text on the way, and the text never contains a MIME boundary.
     """
     if text.isascii() and "--=_" not in text and _is_clean(octets) and not _has_long_line(octets):
         return "us-ascii"

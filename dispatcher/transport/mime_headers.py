@@ -157,7 +157,7 @@ def quoted(text: str) -> str:
 
 
 def _is_plain_text(text: str) -> bool:
-    """Whether a header can contain the text without encoding: folding keeps the text, and no receiver decodes it."""
+    """Whether a header can contain the text unencoded: folding keeps the text, and the text does not look encoded."""
     fits = len(text) <= MAX_WORD_CHARACTERS or max(map(len, text.split(" "))) <= MAX_WORD_CHARACTERS
     return fits and text.isascii() and text == text.strip(" ") and "=?" not in text
 

@@ -79,7 +79,7 @@ class SignedPoster:
 
         Args:
             private_setting: The name of the setting that would allow addresses that are not public; the error mentions
-                it. None if this setting is on: all addresses are allowed, and http:// for a loopback address.
+                it. None if this setting is on: then all addresses are allowed, and loopback addresses also over http://.
             total_seconds: The longest time for a post, including the time to connect.
         """
         self._url = urlsplit(url)

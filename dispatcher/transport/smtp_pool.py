@@ -18,7 +18,7 @@ FULL_SECONDS: Final = 30.0
 
 
 class ConnectionPool:
-    """A limited number of connections. A task acquires a slot (the right to use one connection) before it takes one:
+    """A limited number of connections. Acquire a slot (the right to use one connection) before you take a connection:
 
             await pool.acquire_slot()
             try:

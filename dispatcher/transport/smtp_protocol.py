@@ -80,7 +80,7 @@ class SmtpProtocol(asyncio.Protocol):
     def is_sound(self) -> bool:
         """Whether the connection can be reused: it is open, no reply is outstanding, and no surplus reply has arrived.
 
-        Includes replies that are still unread in the socket.
+        Replies that are still unread in the socket count as arrived.
         """
         return (
             self._fault is None
@@ -188,14 +188,14 @@ class SmtpProtocol(asyncio.Protocol):
         return self._take() if self._replies else None
 
     async def flush(self) -> None:
-        """Returns when the system has taken every byte, a reply has arrived, or the connection has broken."""
+        """Returns when the kernel has accepted every byte, a reply has arrived, or the connection has broken."""
         # Yield to the loop at least once: if the server reads as fast as we write, the buffer is always empty, and the
         # wait below never begins.
         await asyncio.sleep(0)
         if self._transport.is_closing():
             return
-        # With asyncio's default limit, up to 64 KB in its own buffer would count as written. With the limit 0, data
-        # counts as written only when it is in the system's buffer.
+        # With asyncio's default limit, up to 64 KB in asyncio's buffer would count as written. With the limit 0, data
+        # counts as written only when the kernel has accepted it.
         self._transport.set_write_buffer_limits(high=0)
         try:
             while self._is_writing():

@@ -1,7 +1,7 @@
 """Sends one email on one SMTP connection (MAIL, RCPT, DATA, body), and derives the outcome from the replies.
 
 The server can accept nothing before it has read the final dot (RFC 5321, section 4.1.1.4). A small body and its dot are
-sent in one write, right after `mark_on_wire`. A large body is sent first, and the dot only when the system has taken
+sent in one write, right after `mark_on_wire`. A large body is sent first, and the dot only when the kernel has accepted
 the whole body. So a connection that breaks after half of ten megabytes is a definite failure.
 """
 
@@ -71,7 +71,7 @@ class SmtpTransaction:
             reused: Whether the connection was used for earlier emails. Such a connection may be dead.
 
         Raises:
-            SmtpConnectionLost: The server sent no reply. Call `outcome_without_reply` for the outcome.
+            SmtpConnectionLost: No reply arrived, or the replies cannot be trusted. Call `outcome_without_reply`.
             ProviderFault: The server accepts no email without credentials or TLS.
         """
         if unsupported := _unsupported(email, connection):
@@ -90,7 +90,7 @@ class SmtpTransaction:
         return _outcome_of(reply, self.phase, connection.protocol)
 
     def outcome_without_reply(self, broke: SmtpConnectionLost | None) -> Deferred | Uncertain:
-        """The outcome if no reply arrived.
+        """The outcome if no reply arrived that can be trusted.
 
         Args:
             broke: The exception if the connection broke; None if the deadline passed.
@@ -148,11 +148,11 @@ class SmtpTransaction:
     async def _content(self, content: Body, protocol: SmtpProtocol) -> SmtpReply:
         """Sends the body and the final dot, and returns the reply.
 
-        If the server replies before the final dot of a large body, returns this early reply, and does not send the dot.
+        If the server replies while a large body is being sent, returns this early reply, and does not send the dot.
 
         Raises:
-            SmtpConnectionLost: The connection broke, a reply came before the body, or two replies after the dot
-                contradict each other.
+            SmtpConnectionLost: The connection broke, a reply arrived before the first byte of the body, or two replies
+                after the dot contradict each other.
         """
         await protocol.read_available()
         protocol.check()
@@ -189,7 +189,7 @@ class SmtpTransaction:
             raise
 
     async def _write_slowly(self, body: Body, protocol: SmtpProtocol) -> None:
-        """Writes a body as fast as the system takes the octets. Stops early if the server replies or the connection
+        """Writes a body as fast as the kernel accepts the octets. Stops early if the server replies or the connection
         closes."""
         protocol.write(b"", 1)
         for piece in body.pieces():
@@ -222,10 +222,10 @@ class CommandSequence:
     def __init__(
         self, protocol: SmtpProtocol, commands: list[bytes], pipelining: bool, timeout_seconds: float | None
     ) -> None:
-        """If `pipelining` is true, sends all commands now.
+        """Sends all commands now if `pipelining` is true; otherwise, sends nothing yet.
 
         Args:
-            timeout_seconds: The limit for the first reply, in seconds; None if only the deadline limits the wait.
+            timeout_seconds: The time limit for the first reply; None for no limit.
         """
         self._protocol = protocol
         self._unsent = deque(commands)
@@ -269,8 +269,8 @@ class CommandSequence:
     async def cancel(self) -> None:
         """Sends no further command, and reads the outstanding replies. No part of the email was sent.
 
-        With PIPELINING, DATA was already sent. If the server then asks for the body, although it refused the email,
-        closes the connection. RFC 2920, section 3.1, recommends a final dot, but this would send an empty email.
+        With PIPELINING, DATA was already sent. If the server asks for the body, although it refused the email, closes
+        the connection. RFC 2920, section 3.1, recommends a final dot instead, but a dot would send an empty email.
         """
         self._unsent.clear()
         last = None

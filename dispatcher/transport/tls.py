@@ -1,7 +1,7 @@
 """A TLS layer for asyncio protocols, on `ssl.SSLObject`, and the certificates that our clients trust.
 
 asyncio's own TLS would take a fifth of a request's CPU: it has layers for streams, and after each response it reads
-again until OpenSSL raises an exception, because no input is left. This layer reads only once if the response is one TLS
+once more, only to get OpenSSL's exception for missing input. This layer reads only once if the response is one TLS
 record, which is the usual case.
 """
 
@@ -99,12 +99,12 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self.handshake_done.exception()
 
     def pause_writing(self) -> None:
-        """Makes the protocol above pause, because the system's buffer is full."""
+        """Makes the protocol above pause, because the kernel's buffer is full."""
         if self._is_established:
             self._above.pause_writing()
 
     def resume_writing(self) -> None:
-        """Lets the protocol above write again, because the system has taken all octets from the buffer."""
+        """Lets the protocol above write again, because the kernel has accepted all octets."""
         if self._is_established:
             self._above.resume_writing()
 
@@ -136,7 +136,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         return self._below.get_extra_info(name, default)
 
     def get_write_buffer_size(self) -> int:
-        """How many octets the system has not taken yet."""
+        """How many octets the kernel has not accepted yet."""
         return self._below.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:

@@ -24,7 +24,7 @@ NAME: Final = "ses"
 
 @dataclass(frozen=True, slots=True)
 class SetupFault:
-    """The account or the settings are at fault, not the email.
+    """The verdict that the account or the settings are at fault, not the email.
 
     Attributes:
         remedy: What an operator can do.
@@ -177,7 +177,11 @@ def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | Provi
 
 
 def _bulk_refusal(outcome: Outcome, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
-    """The outcome for each email if SES refused the whole call."""
+    """The outcome of each email of a refused call; BulkCallRefused if some of the emails may be the cause.
+
+    Args:
+        outcome: The outcome that SES's response would mean for a single email.
+    """
     is_common = not isinstance(outcome, Rejected) or outcome.reason is Reason.REJECTED_SENDER
     if is_common or (isinstance(outcome, Rejected) and outcome.code in _OF_THE_CALL):
         return [outcome] * count
@@ -271,10 +275,9 @@ def is_denied(response: HttpResponse) -> bool:
 
 
 def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Verdict:
-    """Corrects the verdict for an error code if SES's message is more exact.
+    """Returns the verdict for an error code, or a more exact verdict if SES's message (`words`) names the cause.
 
-    SES uses some codes for several causes. For example, the code for a message that SES rejected also reports a sender
-    that is not verified.
+    SES uses some codes for several causes. For example, MessageRejected can also mean that the sender is not verified.
     """
     if verdict is _THROTTLED:
         return _QUOTA if _DAILY.search(words) else verdict

@@ -22,9 +22,7 @@ from dispatcher.providers.twilio.statuses import SID, event_of
 from dispatcher.transport.http_response import HttpResponse
 
 PAGE_SIZE: Final = 50
-"""The most messages that one request lists. If Twilio has more messages to the number, the list is incomplete, and
-proves nothing.
-"""
+"""The most messages that one request lists. If Twilio has more messages to the number, the list proves nothing."""
 
 Message = Mapping[str, Any]
 
@@ -63,7 +61,7 @@ def document_of(response: HttpResponse) -> Message | None:
 def matching(document: Message, traits: Traits, default_sender: str) -> Message | None:
     """The only message of a list that can be the SMS.
 
-    None if the list has no such message or several, or if the list is incomplete.
+    None if no message or several messages can be the SMS, or if Twilio has more messages than the list shows.
 
     Args:
         document: Twilio's list of messages.
