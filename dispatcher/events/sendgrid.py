@@ -74,7 +74,7 @@ class SendGridVerifier:
         """
         Args:
             keys: Public keys in base64 (SPKI). During a rotation, these are the old key and the new key.
-            max_age_seconds: See `Freshness`.
+            max_age_seconds: How old a signature may be; 0 for any age.
 
         Raises:
             ConfigurationError: A key is not a point on the curve.
