@@ -83,7 +83,9 @@ class SendGridVerifier:
         self._freshness = Freshness(max_age_seconds, clock)
 
     def check_headers(self, headers: Mapping[str, str]) -> SendGridSignature:
-        """The request's signature. Call this before the body is read, so that a forged request costs little.
+        """Checks the headers, and returns the signature.
+
+        Call this before the body is read, so that a forged request costs little.
 
         Raises:
             EventsRefused: A header is missing or malformed, or the timestamp is too old.

@@ -123,7 +123,7 @@ class SnsVerifier:
         self._certificates = _Certificates(fetch, clock, fetch_interval_seconds)
 
     async def verify(self, body: bytes | bytearray) -> SnsMessage:
-        """The verified message in a request body.
+        """Verifies the message in a request body, and returns it.
 
         Raises:
             EventsUnreadable: The body is not JSON.

@@ -9,8 +9,8 @@
 
 A failure counts if it may concern the provider as a whole: a failed connection, a timeout, a server error. Failures
 count only if they come from different emails and domains (see `evidence`). A failed connection concerns no email and
-always counts. Missing answers count, too. But because one restart of the provider interrupts every email on the wire,
-they open the breaker only if as many are missing as the worker can have emails on the wire. Any answer about an email
+always counts. Missing answers count, too. But one restart of the provider interrupts every email on the wire. So the
+breaker opens only after as many missing answers as the worker can have emails on the wire. Any answer about an email
 counts as a success, even a rejection, because an answer shows that the provider works.
 
 While the breaker is half open, an email is suspect if it was refused before, or if each domain of its recipients is

@@ -1,8 +1,7 @@
 """Whether a refusal counts against the provider or only against the email.
 
-A refusal may concern the provider or the email. It counts against the provider only together with refusals of other
-emails, to several domains, without a success in between. If an email is refused again after other emails succeeded, the
-refusal counts against that email alone.
+A refusal counts against the provider only together with refusals of other emails, to several domains, without a success
+in between. If an email is refused again after other emails succeeded, the refusal counts against that email alone.
 """
 
 from __future__ import annotations
