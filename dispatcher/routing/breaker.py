@@ -222,7 +222,7 @@ class CircuitBreaker:
             email: The email of the attempt; None if the provider has not seen the email.
             in_a_row: How many failures, including this one, open the breaker.
             by_recipient: Whether the refusal concerns the recipients. Such refusals of emails to the same recipients
-                count once. A repeated refusal of an email does not count if other emails have succeeded in between.
+                count once. A repeated refusal of one email does not count if other emails have succeeded in between.
         """
         self.abandon(trial)
         if not self._is_old(trial):
@@ -299,7 +299,8 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
-        """Decides whether the provider or the email caused a throttling. No email pauses the provider twice.
+        """Decides whether the provider or the email caused a throttling. Only an email's first throttling can
+        pause the provider.
 
         Args:
             names_time: Whether the provider gave a wait time. If so, the throttling concerns all emails.

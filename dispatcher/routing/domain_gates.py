@@ -64,7 +64,7 @@ class _WaitingEmail(NamedTuple):
 
 
 class DomainGate:
-    """One worker's tokens and slots of a domain. Emails get tokens and slots in the order in which they ask."""
+    """One worker's tokens and slots of a domain. Emails get tokens and slots in order of arrival."""
 
     def __init__(self, store: DomainStore, limit: DomainLimit, waits: asyncio.Semaphore) -> None:
         """
@@ -234,7 +234,8 @@ class DomainGate:
             self._slots, self._slots_until = claim.slots, asked_at + SLOT_SECONDS
 
     async def _wait_to_claim(self) -> None:
-        """Waits until the next claim is due: another email asks, or ASK_SECONDS or RENEW_SECONDS have passed."""
+        """Waits until the next claim is due: when another email arrives, or after ASK_SECONDS; after RENEW_SECONDS if no
+        email waits."""
         until = self._claimed_at + (ASK_SECONDS if self._waiting else RENEW_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(until - self._loop.time()):
