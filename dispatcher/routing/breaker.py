@@ -299,8 +299,9 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
-        """Decides whether the provider or the email caused a throttling. Only an email's first throttling can
-        pause the provider.
+        """Decides whether the provider or the email caused a throttling.
+
+        Only an email's first throttling can pause the provider.
 
         Args:
             names_time: Whether the provider gave a wait time. If so, the throttling concerns all emails.
