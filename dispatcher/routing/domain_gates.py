@@ -234,7 +234,7 @@ class DomainGate:
             self._slots, self._slots_until = claim.slots, asked_at + SLOT_SECONDS
 
     async def _wait_to_claim(self) -> None:
-        """Waits until the next claim is due: when an email arrives, or after ASK_SECONDS (RENEW_SECONDS if none waits)."""
+        """Waits until the next claim is due: an email arrives, or ASK_SECONDS pass (RENEW_SECONDS if none waits)."""
         until = self._claimed_at + (ASK_SECONDS if self._waiting else RENEW_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(until - self._loop.time()):
