@@ -95,7 +95,7 @@ class _Finding:
             server forwarded the email to a different address, and this address was refused.
         status: The enhanced status code of the notice.
         words: What the servers said about the recipient.
-        after_data: See `classify`.
+        after_data: Whether the server refused the email only after it had received the content.
     """
 
     kind: EventKind
@@ -167,8 +167,8 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
 def _code(finding: _Finding) -> str | None:
     """Returns the first enhanced status code that is not vague.
 
-    The codes in the servers' words come before the notice's status. If all these codes are vague, returns the first of
-    them. If there is none, returns the first SMTP reply code of a bounce or a deferral.
+    Searches the servers' words, then the notice's status. If all these codes are vague, returns the first of them. If
+    there are none, returns the first SMTP reply code of a bounce or a deferral.
     """
     codes = [*ENHANCED.findall(finding.words), *([finding.status] if finding.status else [])]
     replies = REPLY.findall(finding.words) if finding.kind in (EventKind.BOUNCED, EventKind.DEFERRED) else []
@@ -258,15 +258,16 @@ def _of_block(block: Message, text: str, known: Known, *, is_only: bool) -> _Fin
 
 
 def _kind_of(status: str | None) -> EventKind:
-    """The kind of event if a delivery status has no field `Action`: decided by the status code's first digit."""
+    """The kind of event for a delivery status without the field `Action`, from the first digit of the status code."""
     return {"2": EventKind.DELIVERED, "4": EventKind.DEFERRED}.get((status or "5")[0], EventKind.BOUNCED)
 
 
 def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
-    """The recipient that a block of a delivery status is about, and whether the block is about this address itself.
+    """Returns the recipient that a block of a delivery status is about, and `is_sent_to` (see `_Finding`).
 
     A block names an original and a final address. If they differ, a server has forwarded the email to the final
-    address, and the block is about the final address. The recipient is None if the email was sent to neither address.
+    address, and the block reports what became of it there. The recipient is None if the email was sent to neither
+    address.
     """
     original, final = (_address_in(field(block, f"{name}-Recipient")) for name in ("Original", "Final"))
     if final in known:

@@ -57,7 +57,7 @@ def kind_of_notice(message: Message, text: str, *, names_recipient: bool) -> Eve
     None if the message reports neither, or if no mail server wrote the message.
 
     Args:
-        text: What `explanation` returns.
+        text: The server's explanation (see `explanation`).
         names_recipient: Whether the text names an address to which the email was sent.
     """
     if not _is_from_server(message):

@@ -130,7 +130,7 @@ class EventIntake:
     async def _settle(self, email_ids: Collection[UUID]) -> int:
         """Settles emails immediately. Returns how many changed their status.
 
-        If this fails, the leading relay settles the emails later, because `store_events` has marked their rows.
+        If this fails, the leading relay settles the emails later, because `store_events` has marked them as proven.
         """
         with suppress(StoreUnavailable):
             outcome = await self._locked.execute_unlocked(email_ids, lambda free: settle_proven(self._pool, free))

@@ -74,7 +74,7 @@ class SendGridVerifier:
         """
         Args:
             keys: Public keys in base64 (SPKI). During a rotation, these are the old key and the new key.
-            max_age_seconds: See `Freshness`.
+            max_age_seconds: How old a signature may be; 0 for any age.
 
         Raises:
             ConfigurationError: A key is not a point on the curve.
@@ -83,7 +83,9 @@ class SendGridVerifier:
         self._freshness = Freshness(max_age_seconds, clock)
 
     def check_headers(self, headers: Mapping[str, str]) -> SendGridSignature:
-        """The request's signature. Call this before the body is read, so that a forged request costs little.
+        """Checks the headers, and returns the signature.
+
+        Call this before the body is read, so that a forged request costs little.
 
         Raises:
             EventsRefused: A header is missing or malformed, or the timestamp is too old.

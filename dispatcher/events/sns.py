@@ -114,8 +114,8 @@ class SnsVerifier:
         """
         Args:
             topics: The ARNs of the allowed topics.
-            max_age_seconds: See `Freshness`.
-            fetch_interval_seconds: See FETCH_INTERVAL_SECONDS.
+            max_age_seconds: How old a message's signature may be; 0 for any age.
+            fetch_interval_seconds: The shortest time between two requests for certificates.
         """
         self._topics = frozenset(topics)
         self._freshness = Freshness(max_age_seconds, clock)
@@ -123,7 +123,7 @@ class SnsVerifier:
         self._certificates = _Certificates(fetch, clock, fetch_interval_seconds)
 
     async def verify(self, body: bytes | bytearray) -> SnsMessage:
-        """The verified message in a request body.
+        """Verifies the message in a request body, and returns it.
 
         Raises:
             EventsUnreadable: The body is not JSON.

@@ -49,7 +49,7 @@ class TwilioVerifier:
         self._secrets = [secret.encode() for secret in secrets]
 
     def verify(self, headers: Mapping[str, str], url: str, body: bytes | bytearray) -> dict[str, str]:
-        """The fields of a genuine request.
+        """Verifies a request, and returns the fields of its form.
 
         Args:
             url: The public URL that Twilio requested, with its query. Proxies change the URL of a request, so the

@@ -328,8 +328,8 @@ def settle(
     Args:
         posts: The posts of the round.
         results: The results, in the order of `posts`. If the receiver failed, the last posts have no result.
-        end: The position of the last event that was read for the round, even if the webhook does not get events of this
-            kind or tenant.
+        end: The position of the last event that was read for the round. The webhook may not get this event, because of
+            the event's kind or tenant.
         draw: Returns a random number from 0 to 1.
     """
     delivered = [result.post for result in results if result.reaction is Reaction.DELIVERED]

@@ -203,8 +203,8 @@ class Ledger:
         """Keeps the file when the worker exits, so that the relay ends the worker's leases.
 
         Call this if PostgreSQL's reply to a statement that leases emails was lost. PostgreSQL may have committed these
-        leases, or may still commit them, although the worker does not know them. The relay ends the worker's sessions,
-        and then releases the leases that are not in the ledger.
+        leases, or may still commit them, although the worker does not know them. The relay ends the worker's database
+        sessions, and then releases the leases that are not in the ledger.
         """
         self._is_file_kept = True
 

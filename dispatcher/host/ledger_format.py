@@ -91,8 +91,6 @@ class RenderSuspect:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHeader:
-    """The fields of a ledger's header."""
-
     worker: str
     slot: str
     boot: str

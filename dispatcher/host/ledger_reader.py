@@ -122,7 +122,7 @@ def living_ledger(path: Path) -> LivingLedger | None:
     """Reads the header of a ledger; None if the file was deleted. Does not check that the worker is alive.
 
     Raises:
-        LedgerUnreadable: See `dead_ledger`.
+        LedgerUnreadable: The file is not a ledger, is newer than this release, is truncated, or cannot be read.
     """
     with _opened(path) as descriptor:
         head = None if descriptor is None else read_head(_content(descriptor, HEADER_BYTES))

@@ -245,7 +245,6 @@ class ProcessSlot:
 
     @property
     def is_up(self) -> bool:
-        """Whether the process is up."""
         return bool(self._cells[self._at + _Field.IS_UP])
 
     @property

@@ -9,8 +9,8 @@
 
 A failure counts if it may concern the provider as a whole: a failed connection, a timeout, a server error. Failures
 count only if they come from different emails and domains (see `evidence`). A failed connection concerns no email and
-always counts. Missing answers count, too. But because one restart of the provider interrupts every email on the wire,
-they open the breaker only if as many are missing as the worker can have emails on the wire. Any answer about an email
+always counts. Missing answers count, too. But one restart of the provider interrupts every email on the wire. So the
+breaker opens only after as many missing answers as the worker can have emails on the wire. Any answer about an email
 counts as a success, even a rejection, because an answer shows that the provider works.
 
 While the breaker is half open, an email is suspect if it was refused before, or if each domain of its recipients is
@@ -59,8 +59,6 @@ moments."""
 
 
 class BreakerState(StrEnum):
-    """States of a circuit breaker."""
-
     CLOSED = "closed"
     PAUSED = "paused"
     OPEN = "open"
@@ -68,8 +66,6 @@ class BreakerState(StrEnum):
 
 
 class BreakerEvent(Enum):
-    """Events that change a circuit breaker."""
-
     WAIT_ENDED = auto()
     """The time of a pause or of an open breaker is over."""
     SUCCEEDED = auto()
@@ -140,7 +136,6 @@ class CircuitBreaker:
 
     @property
     def state(self) -> BreakerState:
-        """The current state."""
         self._update()
         return self._state
 
@@ -169,8 +164,7 @@ class CircuitBreaker:
         return self.room != 0 and not self.suspect_wait_seconds(email)
 
     def suspect_wait_seconds(self, email: OutgoingEmail) -> float:
-        """How many seconds this email must wait while other emails probe the provider; 0 if this email is not
-        suspect."""
+        """For how many seconds this email must let other emails be the probe, because it is suspect; otherwise 0."""
         if not self._is_half_open or not self._is_suspect(email):
             return 0.0
         if self._probe is not None:
@@ -192,7 +186,7 @@ class CircuitBreaker:
         return self._trials
 
     def may_proceed(self, trial: int) -> bool:
-        """Whether an attempt that has sent nothing yet may send: the breaker is closed, or the attempt is the probe."""
+        """Whether this attempt may begin to send: the breaker is closed, or the attempt is the probe."""
         return self._state is BreakerState.CLOSED or self.state is BreakerState.CLOSED or trial == self._probe
 
     def abandon(self, trial: int) -> None:
@@ -227,9 +221,8 @@ class CircuitBreaker:
         Args:
             email: The email of the attempt; None if the provider has not seen the email.
             in_a_row: How many failures, including this one, open the breaker.
-            by_recipient: Whether the refusal concerns the recipients. If so, refusals of emails to the same recipients
-                count once. This refusal does not count if the email was refused before, and other emails have succeeded
-                since then.
+            by_recipient: Whether the refusal concerns the recipients. Such refusals of emails to the same recipients
+                count once. A repeated refusal of one email does not count if other emails have succeeded in between.
         """
         self.abandon(trial)
         if not self._is_old(trial):
@@ -306,7 +299,9 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
-        """Decides whether the provider or the email caused a throttling. No email pauses the provider twice.
+        """Decides whether the provider or the email caused a throttling.
+
+        Only an email's first throttling can pause the provider.
 
         Args:
             names_time: Whether the provider gave a wait time. If so, the throttling concerns all emails.

@@ -47,7 +47,6 @@ class DomainFull(Exception):
     """The ceiling of a recipient domain is reached. Caught inside the worker.
 
     Attributes:
-        domain: The domain.
         pace: How many waiting emails of the domain may become due per second.
     """
 
@@ -65,7 +64,7 @@ class _WaitingEmail(NamedTuple):
 
 
 class DomainGate:
-    """One worker's tokens and slots of a domain. Emails get tokens and slots in the order in which they ask."""
+    """One worker's tokens and slots of a domain. Emails get tokens and slots in order of arrival."""
 
     def __init__(self, store: DomainStore, limit: DomainLimit, waits: asyncio.Semaphore) -> None:
         """
@@ -111,7 +110,7 @@ class DomainGate:
         """Waits for a token and a slot for one email. Returns whether the email got both. If not, the worker must
         release the email.
 
-        If this method returned True, call `leave` after the attempt, or `give_back` if no attempt is made.
+        If this method returned True, call `leave` or `give_back` once.
         """
         if not self._waiting and self._may_enter():
             self._take()
@@ -122,10 +121,10 @@ class DomainGate:
             return await self._wait()
 
     def leave(self, seconds: float | None) -> None:
-        """Frees the email's slot.
+        """Frees the email's slot. The email's token stays used.
 
         Args:
-            seconds: How long the attempt took; None if no attempt was made, or if the attempt did not end.
+            seconds: How long the attempt took; None if the attempt did not end, or never began.
         """
         if seconds is not None:
             self._seconds += NEW_SHARE * (seconds - self._seconds)
@@ -133,7 +132,7 @@ class DomainGate:
         self._admit()
 
     def give_back(self) -> None:
-        """Frees the email's slot, and gives back its token, because no attempt is made."""
+        """Frees the email's slot, and gives back the email's token, because no attempt was begun."""
         self._tokens += 1
         self._used -= 1
         self._admit()
@@ -235,7 +234,7 @@ class DomainGate:
             self._slots, self._slots_until = claim.slots, asked_at + SLOT_SECONDS
 
     async def _wait_to_claim(self) -> None:
-        """Waits until the next claim is due: another email asks, or ASK_SECONDS or RENEW_SECONDS have passed."""
+        """Waits until the next claim is due: an email arrives, or ASK_SECONDS pass (RENEW_SECONDS if none waits)."""
         until = self._claimed_at + (ASK_SECONDS if self._waiting else RENEW_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(until - self._loop.time()):
@@ -275,7 +274,7 @@ class DomainGates:
     async def enter(self, email: OutgoingEmail) -> Sequence[DomainGate]:
         """Waits for a token and a slot at the gate of each of the email's recipient domains that has ceilings.
 
-        Returns these gates. Later, call `leave` or `give_back` of each gate; see `DomainGate.enter`.
+        Returns these gates. Call `leave` or `give_back` of each gate once.
 
         Raises:
             DomainFull: A ceiling is reached. The worker must release the email.

@@ -1,8 +1,7 @@
 """Whether a refusal counts against the provider or only against the email.
 
-A refusal may concern the provider or the email. It counts against the provider only together with refusals of other
-emails, to several domains, without a success in between. If an email is refused again after other emails succeeded, the
-refusal counts against that email alone.
+A refusal counts against the provider only together with refusals of other emails, to several domains, without a success
+in between. If an email is refused again after other emails succeeded, the refusal counts against that email alone.
 """
 
 from __future__ import annotations
@@ -73,9 +72,8 @@ class Refusals:
     def are_enough(self, needed: int) -> bool:
         """Whether at least `needed` refusals count against the provider.
 
-        Refusals of the same email count once. If the refused emails have fewer than SEVERAL_DOMAINS domains,
-        ALIKE_FACTOR times as many refusals are needed. If there are `needed` failed connections, they are always
-        enough.
+        Refusals of the same email count once. If the refused emails go to fewer than SEVERAL_DOMAINS domains,
+        ALIKE_FACTOR times as many refusals are needed. But `needed` failed connections are always enough.
         """
         count = self.certain + len(self._witnesses)
         has_several = len(self._domains) >= min(needed, SEVERAL_DOMAINS)

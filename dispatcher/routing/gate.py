@@ -43,7 +43,8 @@ class Gate:
 
     def release(self) -> None:
         """Gives a slot back. If emails wait, the next email gets the slot."""
-        # Emails wait only while no slot is free. So if a slot is already free, no email waits for this slot.
+        # Emails wait only while no slot is free. If another slot is already free, no email waits, and this slot becomes
+        # free, too.
         while not self._free and (lanes := [lane for lane, slots in self._waiting.items() if slots]):
             lane = self._turns.next(lanes)
             slot = self._waiting[lane].popleft()

@@ -46,7 +46,6 @@ class RateLimit:
         """
         Args:
             ceiling: Emails per second over all workers and hosts.
-            weights: The lanes' weights.
         """
         self._store = store
         self._provider = provider

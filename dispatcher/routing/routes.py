@@ -59,8 +59,6 @@ class Route:
         limit: The provider's rate limit; None if the operator set no ceiling.
         gate: Limits the attempts at the same time; None for no limit.
         is_paused: Whether an operator paused the provider (see `domain.controls`).
-        name: The provider's name.
-        capabilities: The provider's capabilities.
     """
 
     provider: Provider
@@ -263,8 +261,8 @@ class Routes:
 
     @staticmethod
     def suspect_wait_seconds(able: Sequence[Route], email: OutgoingEmail) -> float:
-        """How many seconds an email must wait while other emails probe one of these routes; 0 if the email is not
-        suspect."""
+        """For how many seconds a suspect email must let other emails probe these routes: the longest wait of a route. 0
+        if the email is not suspect."""
         open_routes = (route for route in able if not route.is_paused)
         return max((route.breaker.suspect_wait_seconds(email) for route in open_routes), default=0.0)
 
@@ -286,8 +284,8 @@ class Routes:
 
     @property
     def change_seconds(self) -> float | None:
-        """Seconds until the next blocked route may be tried; None if no route is blocked, or if operators paused all
-        blocked routes."""
+        """Seconds until one more route may be tried; None if every route may be tried now, except those that operators
+        paused."""
         waits = [seconds for route in self._routes if (seconds := route.wait_seconds) and seconds < math.inf]
         return min(waits, default=None)
 
@@ -324,5 +322,5 @@ class Routes:
 
 
 def _asks_for_long_wait(outcome: Deferred) -> bool:
-    """Whether the provider asks for a longer wait than an open breaker would last."""
+    """Whether a refusal that concerns the provider asks for a wait of more than LONGEST_OPEN_SECONDS."""
     return outcome.reason in CONCERNS_PROVIDER and (outcome.retry_after or 0.0) > LONGEST_OPEN_SECONDS

@@ -128,7 +128,7 @@ class _CountingExporter(SpanExporter):
         self._exporter.shutdown()
 
     def take_lost(self) -> int:
-        """See `Spans.take_lost`. Call it from one thread only."""
+        """The number of spans lost since the last call. Call this from one thread only."""
         lost = self._lost
         new, self._reported = lost - self._reported, lost
         return new
