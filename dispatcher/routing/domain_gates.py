@@ -125,7 +125,7 @@ class DomainGate:
         """Frees the email's slot.
 
         Args:
-            seconds: How long the attempt took; None if no attempt was made, or if the attempt did not end.
+            seconds: How long the attempt took; None if it raised an exception.
         """
         if seconds is not None:
             self._seconds += NEW_SHARE * (seconds - self._seconds)
