@@ -110,7 +110,7 @@ class DomainGate:
         """Waits for a token and a slot for one email. Returns whether the email got both. If not, the worker must
         release the email.
 
-        If this method returned True, call `leave` or `give_back` once.
+        If this method returned True, call `leave` after the attempt, or `give_back` if no attempt was made.
         """
         if not self._waiting and self._may_enter():
             self._take()
@@ -124,7 +124,7 @@ class DomainGate:
         """Frees the email's slot. The email's token stays used.
 
         Args:
-            seconds: How long the attempt took; None if the attempt did not end, or never began.
+            seconds: How long the attempt took; None if it raised an exception.
         """
         if seconds is not None:
             self._seconds += NEW_SHARE * (seconds - self._seconds)

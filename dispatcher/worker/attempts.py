@@ -301,14 +301,18 @@ class Attempts:
         """
         gates = await self._routes.domains.enter(content)
         began_at = asyncio.get_running_loop().time()
-        seconds: float | None = None
         try:
-            if ended := await self._try(email, content, route) if route.may_be_tried else None:
-                seconds = asyncio.get_running_loop().time() - began_at
-            return ended
-        finally:
+            ended = await self._try(email, content, route) if route.may_be_tried else None
+        except BaseException:
             for gate in gates:
-                gate.leave(seconds)
+                gate.leave(None)
+            raise
+        for gate in gates:
+            if ended is None:
+                gate.give_back()
+            else:
+                gate.leave(asyncio.get_running_loop().time() - began_at)
+        return ended
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
         """The outcome of an email whose content PostgreSQL cannot read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt
+from dispatcher.worker.attempts import Attempts
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedProvider, accept_when_let_go, answer
@@ -139,6 +141,25 @@ async def test_each_retry_counts_and_keeps_the_number_of_attempts(bench: Bench, 
     row = bench.books.row(email_id)
     assert (row["attempt_count"], row["wait_reason"]) == (1, "domain")
     assert bench.books.outcomes(email_id) == ["deferred"]
+
+
+async def test_a_try_without_an_attempt_uses_up_no_token(
+    bench: Bench, smtp: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_attempt = Attempts._try
+    closed = iter([True])
+
+    async def try_unless_closed(*arguments: Any) -> object:
+        """The provider's breaker opens after the email has got its token, and closes again."""
+        return None if next(closed, False) else await make_attempt(*arguments)
+
+    monkeypatch.setattr(Attempts, "_try", try_unless_closed)
+    set_limit(bench, rate=0.01)
+    await bench.start()
+
+    await bench.enqueue(1, to=LIMITED)
+    await bench.settled({"sent": 1})
+    assert next(closed, None) is None
 
 
 async def test_a_changed_ceiling_is_in_force_within_two_seconds(bench: Bench, smtp: ScriptedProvider) -> None:
