@@ -103,7 +103,7 @@ where i.inhparent = 'dispatcher.email_recipient'::regclass
 order by c.relname;
 
 -- name: summarize_recipients
--- Creates missing and broken summaries of a partition. Returns one row: whether there were any.
+-- Creates missing summaries of a partition, and replaces unfinished ones. Returns one row: whether there were any.
 select dispatcher.email_recipient_summarize(%(partition)s);
 
 -- name: find_with_domain
