@@ -502,7 +502,7 @@ class TestInvalidLedgerFiles:
         content[8:10] = struct.pack("<H", FORMAT + 1)
         good.write_bytes(content)
 
-        with pytest.raises(LedgerUnreadable, match=f"format is {FORMAT + 1}, and this release reads only"):
+        with pytest.raises(LedgerUnreadable, match=f"has format {FORMAT + 1}, and this release reads only"):
             read(good)
 
     def test_a_copy(self, good: Path) -> None:
