@@ -67,7 +67,7 @@ class Caller:
                 raise Problem("tenant-missing", "Add tenant_id, or use a key of one tenant.")
             return asked
         if asked is not None and asked != self.key.tenant_id:
-            raise Problem("tenant-forbidden", "Leave out tenant_id, or use a key of that tenant.")
+            raise Problem("tenant-forbidden", "Leave out tenant_id, or use a key of the tenant that tenant_id names.")
         return self.key.tenant_id
 
     def check_sender(self, sender: str, prefix: str = "") -> None:

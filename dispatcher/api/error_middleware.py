@@ -36,7 +36,8 @@ class ErrorMiddleware:
             return
         except Exception as error:
             if is_started:
-                # `problem_of` logs the error. Its problem cannot be sent, because a response has already begun.
+                # Call `problem_of` only because it logs unexpected exceptions. The `Problem` that it returns cannot be
+                # sent, because a response has already begun.
                 problem_of(error)
                 raise
             response = self._response(error)

@@ -1,4 +1,7 @@
-"""Limits what all requests in progress together use, such as memory. One caller gets at most half of each limit."""
+"""Limits the resources, such as memory, that all requests in progress use in total.
+
+One caller gets at most half of each resource, or enough for one request of the largest size.
+"""
 
 from __future__ import annotations
 

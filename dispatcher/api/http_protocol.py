@@ -350,7 +350,11 @@ class _LingeringTransport:
         return self._end is not None or self._transport.is_closing()
 
     def close(self) -> None:
-        """Closes after all output is written. Lingers if part of the request has not been read."""
+        """Closes the connection after all output is written.
+
+        If part of the request has not been read, closes only the sending direction, and aborts the connection after
+        LINGER_SECONDS.
+        """
         if self.is_closing():
             return
         if not self._has_unread_request():

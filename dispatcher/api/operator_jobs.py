@@ -47,8 +47,9 @@ class OperatorJobs:
     def start_replay(self, replay: Replay) -> None:
         """Runs a replay in the background, unless this process already runs it.
 
-        At most CONCURRENT_REPLAYS replays of one tenant run at the same time; further replays wait. All replays that
-        select emails of all tenants count as replays of one tenant.
+        At most CONCURRENT_REPLAYS replays of one tenant run at the same time; further replays wait. The replays that
+        are not limited to one tenant have the same limit together: at most CONCURRENT_REPLAYS of these replays run at
+        the same time.
         """
         work = partial(self._run_replay, replay.replay_id, str(replay.selection.get("tenant_id", "")))
         self._start(_replay_name(replay.replay_id), work)

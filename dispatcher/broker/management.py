@@ -190,7 +190,7 @@ class _Node:
         """The HTTP status and the decoded JSON of the node's reply. The JSON is None if the reply has none."""
         connection = self._connection()
         # The connection's timeout applies to each single read, so a server that sends one byte at a time could delay us
-        # forever. The timer limits the whole request.
+        # for ever. The timer limits the whole request.
         is_late = threading.Event()
         cut = threading.Timer(self._timeout_seconds, _cut, [connection, is_late])
         cut.start()

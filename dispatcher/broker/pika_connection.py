@@ -124,7 +124,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
     def _read_frame(self) -> Any:
         """The next frame, with empty properties if pika cannot parse the message's properties.
 
-        Otherwise, pika would close the connection, RabbitMQ would redeliver the message, and this would repeat forever.
+        Otherwise, pika would close the connection, RabbitMQ would redeliver the message, and so on for ever.
         """
         try:
             return super()._read_frame()

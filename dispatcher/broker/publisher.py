@@ -151,8 +151,8 @@ class Publisher:
         if stream is None:
             return BrokerUnavailable(f"RabbitMQ cannot be reached {within}.")
         if stream.connection.is_blocked:
-            # Keep the blocked connection. RabbitMQ would accept a new connection, too, but it would then buffer a
-            # second window of messages.
+            # Keep the blocked connection. RabbitMQ would also accept a new connection, but would then have to buffer up
+            # to `window` more unconfirmed messages.
             return BrokerUnavailable(
                 "RabbitMQ blocks publishers: it is short of memory or disk space.",
                 remedy="See the alarm in RabbitMQ's log or on its management page. No email is lost.",

@@ -52,8 +52,8 @@ _COLUMNS: Final = 96
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("var/demo"),
-    show_default="var/demo in the current folder",
-    help="Folder for emails, the SMTP server's record of deliveries, and logs. The next demo replaces these files.",
+    help="Folder for emails, the SMTP server's record of deliveries, and logs. The next demo replaces these files.  "
+    "[default: var/demo in the current folder]",
 )
 @json_option("Print one line of JSON instead of the table.")
 def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -> int:

@@ -23,9 +23,9 @@ _folder_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     envvar=_FOLDER_VARIABLE,
     default=Path("var/dev"),
-    show_default="var/dev in the current folder",
     show_envvar=True,
-    help="Folder for the servers' data, logs and secrets. Each folder has its own servers.",
+    help="Folder for the servers' data, logs and secrets. Each folder has its own servers.  [default: var/dev in the "
+    "current folder]",
 )
 
 

@@ -46,6 +46,8 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
     JSON with --by: {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
     JSON with --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
 
+    `--by error_type` groups by cause, such as outcome_unknown. `--by error` groups by the text of the last error.
+
     With `--by domain`, an email counts once for each domain of its recipients. Emails whose content was deleted have no
     recipients any more: they are in the group `-`.
 

@@ -28,7 +28,7 @@ _PROGRESS_SECONDS: Final = 5.0
 @click.command("forget")
 @click.argument("address")
 @audit_options(reason="The reason, for the audit log, such as a ticket's number. Write no name and no address.")
-@click.option("--suppressions", is_flag=True, help="Remove the address from the suppression list, too.")
+@click.option("--suppressions", is_flag=True, help="Remove the address's suppression entries, too.")
 @click.option("--dry-run", is_flag=True, help="Only count what would be erased.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
 @json_option("Print one line of JSON: counts, and the ids of emails that were not changed.")
@@ -67,6 +67,8 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
     \b
     JSON: {"dry_run": false, "emails": 2, "contents": 2, "attachments": 0, "events": 3, "suppressions": 1,
            "unfinished": [], "locked": [], "read": 41000}
+
+    In the JSON, `read` is the number of emails whose recipients the command has read.
     """
     from dispatcher.domain.address import parse_address
     from dispatcher.domain.phone import phone_number

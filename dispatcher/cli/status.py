@@ -109,10 +109,11 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     The table shows `oldest_pending_seconds` as "oldest pending", `longest_due_seconds` as "oldest unpublished", and
     `expiring` as "undecided, expiring".
 
-    With --history, the command counts attempts by provider and outcome: per hour if TIME is at most 2d, otherwise per
-    day, in UTC. The first hour or day is counted as a whole, even if only a part of it lies within TIME. An email
-    counts once per attempt: for example, an email that is deferred once and sent later counts twice. The history needs
-    only DISPATCHER_DATABASE_URL. The JSON of --history always contains hours and days:
+    With --history, the command counts attempts by provider and outcome. The table has a row for each provider in each
+    hour if TIME is at most 2d, otherwise in each day, in UTC. The first hour or day is counted as a whole, even if only
+    a part of it lies within TIME. An email counts once per attempt: for example, an email that is deferred once and
+    sent later counts twice. The history needs only DISPATCHER_DATABASE_URL. The JSON of --history has both lists,
+    `hours` and `days`, for every TIME:
 
     \b
       {"hours": [{"begins_at": "2026-11-23T12:00:00Z", "provider": "smtp", "outcome": "accepted", "attempts": 4711}],

@@ -92,7 +92,10 @@ def cancel(**options: Any) -> int:
 @click.command("reschedule")
 @click.option("--send-at", type=Instant(), metavar="TIME", help="Send at this time, such as 2026-12-24T18:00:00+01:00.")
 @click.option(
-    "--send-in", type=Age(), metavar="DURATION", help="Send this length of time from now, such as 90s, 15m, 2h or 3d."
+    "--send-in",
+    type=Age(),
+    metavar="DURATION",
+    help="Send after this length of time, counted from now, such as 90s, 15m, 2h or 3d.",
 )
 @click.option("--now", "is_now", is_flag=True, help="Send as soon as possible.")
 @_selecting

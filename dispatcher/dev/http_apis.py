@@ -139,7 +139,8 @@ class SendGrid:
         return Reply(400, {"errors": errors}) if names else sendgrid_error(400, "Bad Request")
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """All emails of the request: SendGrid accepts or refuses a request as a whole."""
+        """The emails that SendGrid accepts: all emails of the request, because SendGrid accepts or refuses a request as
+        a whole. Called only if `refused` returned None."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from threading import Lock
 from types import MappingProxyType
 from urllib.parse import urlsplit
@@ -263,10 +264,11 @@ def _reuse(servers: Servers, owner_pid: int | None) -> Servers:
     """
     if owner_pid is None and not servers.owned:
         return servers
-    raise ServerUnavailable(
-        f"private servers are already running in {servers.folder}.",
-        remedy="Stop them with `dispatcher dev down`, wait until their owner process exits, or use a different folder.",
-    )
+    folder = servers.folder
+    remedy = f"Stop them with `dispatcher dev down --folder {quote(str(folder))}`, or use a different folder."
+    if servers.owned:
+        remedy += " They also stop when the program that started them, such as a demo, exits."
+    raise ServerUnavailable(f"private servers are already running in {folder}.", remedy=remedy)
 
 
 def _recorded(folder: Path) -> Servers | None:

@@ -22,7 +22,7 @@ guess."""
 
 
 class BounceAddress:
-    """Creates and verifies the envelope senders of one mailbox."""
+    """Creates and verifies envelope senders: one address per email, all of one mailbox that receives bounces."""
 
     def __init__(self, mailbox: str, keys: Sequence[bytes]) -> None:
         """

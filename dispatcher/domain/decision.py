@@ -7,7 +7,7 @@ deferred, none left           → Redeliver   if redelivery is on, unless its ti
 rejected                      → MarkFailed
 uncertain, policy hold        → MarkHeld
 uncertain, policy resend      → Resend      may duplicate: the policy accepts that
-uncertain, none left          → MarkHeld    `resend` would retry forever if the provider never answers
+uncertain, none left          → MarkHeld    `resend` would retry for ever if the provider never answers
 
 If the provider has idempotency keys, an uncertain email is pinned: it is tried again at this provider only, with the
 same key. So until the key expires, no policy causes a duplicate. A later rejection or deferral does not show what

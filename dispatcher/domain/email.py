@@ -198,7 +198,7 @@ class Email:
 
     @property
     def stored_tags(self) -> tuple[str, ...]:
-        """The tags as PostgreSQL stores them."""
+        """The tags as PostgreSQL stores them; see `outgoing.stored_tags`."""
         return stored_tags(self.tags, is_erased=self.erase_after_sending)
 
     def payload_hash(self) -> bytes:

@@ -156,7 +156,8 @@ class AlertChecks:
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
         """The states of the alerts that are raised only if a condition has lasted for some time.
 
-        Each accepted email restarts the time of `NOTHING_SENT`, and each report of a host the time of `HOST_VANISHED`.
+        The time for `NOTHING_SENT` starts again whenever a provider accepts an email. The time for `HOST_VANISHED`
+        starts again whenever the host reports.
         """
         paused = {pause.name for pause in tables.pauses if pause.scope is PauseScope.PROVIDER}
         can_send = not self._providers or not paused.issuperset(self._providers)
@@ -235,7 +236,11 @@ class StateDurations:
         self._since = {state: self._since.get(state, now) for state in states}
 
     def clear(self) -> None:
-        """Deletes all states. Call this after a missed check, because a state may have ended and begun again."""
+        """Deletes all states.
+
+        Call this when a check could not be made, or another monitor made it: a state may have ended and begun again in
+        the meantime.
+        """
         self._began_at = None
         self._since = {}
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dispatcher.config import Settings
-from dispatcher.domain.controls import Pause, PauseScope, subject_of
+from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.domain.email_rules import tenant
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.ops.acts import Act
@@ -48,8 +48,9 @@ async def resume(session: AsyncSession, scope: PauseScope, name: str, act: Act) 
     """
     ended = await controls.end_pause(session, scope, name, actor=act.actor, reason=act.reason)
     if ended is None:
+        words = f"{scope} {name}".rstrip()
         raise NotPaused(
-            f"No pause of {subject_of(scope, name)} is in force.",
+            f'No pause "{words}" is in force.',
             remedy="`dispatcher pause list` lists what is paused.",
         )
     return ended

@@ -1,10 +1,10 @@
 """Settles the ledger of a dead worker. The relay on the same host does this within moments.
 
     answered       → the answer is recorded
-    on the wire    → uncertain: held or resent, by the policy in the ledger. Pending, and pinned to its provider, if the
-                     provider has idempotency keys (see `domain.decision`)
-    being rendered → released, and one crash counted: rendering may have killed the worker. After three crashes,
-                     the email fails
+    on the wire    → uncertain. If the provider has idempotency keys: pending, and pinned to this provider (see
+                     `domain.decision`). Otherwise: held or resent, by the policy in the ledger
+    being rendered → released, and a crash of this email is counted, because rendering may have killed the worker.
+                     After three crashes, the email fails
     not in the ledger → released. If another host has recovered the email in the meantime, the recovery is undone: a
                      held email becomes pending again, unless it has changed since its recovery
 

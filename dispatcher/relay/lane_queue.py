@@ -64,7 +64,7 @@ class LaneQueue:
         return confirmed
 
     async def counted(self) -> None:
-        """Waits until RabbitMQ has reported how many messages are on the queue."""
+        """Waits for RabbitMQ's answer, if RabbitMQ is counting the queue's messages now."""
         await self._credit.counted()
 
     async def close(self) -> None:

@@ -289,7 +289,8 @@ class CircuitBreaker:
             if blame is not Blame.PROVIDER:
                 return blame
         if asked < DEFAULT_PAUSE_SECONDS and not is_waiting:
-            # Hundreds of emails may get the same refusal at the same time. Count it once.
+            # Hundreds of emails may be throttled at the same time. Lengthen the next pause only for the first of these
+            # emails: for the others, the breaker is already paused or open.
             asked = max(asked, self._pauses.next_wait(lambda: 1.0))
         self._until = max(self._until, self._clock() + min(asked, LONGEST_PAUSE_SECONDS))
         if self._until <= self._reported_until + (_REPORT_SECONDS if is_waiting else 0.0):

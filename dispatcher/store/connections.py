@@ -68,8 +68,9 @@ _NAME_REMEDY: Final = (
     "createdb --encoding UTF8 NAME."
 )
 _GRANTS: Final = "As the owner of the tables, execute the statements that `dispatcher topology grants` prints."
-# psycopg classifies these errors as errors of the server. But a block that the disk cannot read affects only the rows
-# in this block, so this module treats these errors as errors of rows.
+# psycopg classifies these errors as errors of the server, but this module treats them as errors of rows. A block that
+# the disk cannot read (IoError) or a missing file (UndefinedFile) affects only some rows. ProgramLimitExceeded means
+# that a row is too large for PostgreSQL, for example for an index.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
 # Overrides a client encoding that is set in the URL, in the environment or for the role, because `arrays` writes lists
 # in this encoding, and emails can contain any character.
@@ -380,8 +381,8 @@ def _raise_if_cancelled() -> None:
 
     The pool loses a cancellation in two cases. While it waits for a free session, it uses `asyncio.wait_for`, which
     in Python 3.11 loses a cancellation that arrives at the same moment as the session. While it checks its sessions,
-    it mistakes a cancellation for a broken session. Without this function, a stopping process would wait forever for
-    the task.
+    it mistakes a cancellation for a broken session. Without this function, a stopping process could wait for the
+    task for ever.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

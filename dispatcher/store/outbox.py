@@ -57,7 +57,7 @@ class DuePointer:
 
     @property
     def tenant(self) -> Tenant:
-        """The email's tenant within its lane."""
+        """The email's lane and tenant id."""
         return self.lane, self.tenant_id
 
 

@@ -40,7 +40,7 @@ of replays, replays, audit records, and events for applications."""
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How many days each kind of data is kept; 0 means forever.
+    """How many days each kind of data is kept; 0 means for ever.
 
     Attributes:
         undecided_days: How many days the content and the row of undecided emails are kept (see the module's docstring).
@@ -83,7 +83,7 @@ class ExpiringEmails:
 
 
 async def count_expiring(session: AsyncSession, retention: Retention) -> ExpiringEmails | None:
-    """Counts the undecided emails that can be pruned within WARN_DAYS; None if undecided emails are kept forever."""
+    """Counts the undecided emails that can be pruned within WARN_DAYS; None if undecided emails are kept for ever."""
     days = retention.undecided_days
     if not days:
         return None
@@ -189,7 +189,7 @@ class Pruner:
             yield PrunedStep("partition", 1, rows[0][0])
 
     async def _delete_rows(self, name: str, what: str, days: int | None = None) -> AsyncIterator[PrunedStep]:
-        """Executes a statement until it deletes no row. Does nothing if `days` is 0 (keep forever)."""
+        """Executes a statement until it deletes no row. Does nothing if `days` is 0 (keep for ever)."""
         limits = {} if days is None else self._limits(days)
         while days != 0 and (rows := await fetch(self._session, name, {**limits, "limit": BATCH})):
             yield PrunedStep(what, len(rows))

@@ -57,7 +57,8 @@ END_TO_END_SECONDS: Final = Histogram(
 )
 HELD: Final = Counter(
     "dispatcher_held_emails_total",
-    "Emails that became held because their outcome is unknown.",
+    "Emails that became held because their outcome is unknown. reason is promotion if PostgreSQL lost commits when a "
+    "standby was promoted.",
     ("reason",),
     (("no_answer",), ("worker_died",), ("worker_frozen",), ("lease_expired",), ("promotion",)),
     panel=Panel.TROUBLE,

@@ -179,7 +179,7 @@ class HttpTransport:
                 connection = await self._connected(target)
         except TimeoutError:
             if until <= gives_up_at:
-                raise _late("no connection was open in time for a response") from None
+                raise _late("the connection did not open early enough for a response") from None
             raise RequestNotSent(
                 Reason.CONNECTION_FAILED, f"no connection: connecting took longer than {self._connect_seconds:g} s"
             ) from None
@@ -269,7 +269,7 @@ async def _exchange(
     else:
         write, rest = connection.start_request, head + bytes(body)
     if connection.loop.time() >= send_by:
-        raise _late("no connection was open in time for a response")
+        raise _late("the request could not be sent early enough for a response")
     leaving()
     write(rest)
     await connection.response_done(deadline)
@@ -294,7 +294,7 @@ async def _write_all_but_last(
         async with asyncio.timeout_at(send_by):
             await connection.write_pieces(most.pieces())
     except TimeoutError:
-        raise _late("the server did not read the body in time for a response") from None
+        raise _late("the server did not read the body early enough for a response") from None
     if not connection.is_busy:
         connection.abort()
         return _response(connection)

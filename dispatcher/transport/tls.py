@@ -108,7 +108,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         if self._is_established:
             self._above.resume_writing()
 
-    # The protocol above calls the following methods.
+    # The protocol that uses the connection calls the following methods.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Encrypts and sends the data."""

@@ -1,8 +1,10 @@
 """Bulk calls: several emails in one call to their provider, each with a separate outcome.
 
-    send ─▶ rendered as a part ─▶ pending until the loop adds no more ─▶ bulk calls ─▶ one outcome per email
-               │ must be sent alone                                         │ refused as a whole: split in halves until
-               └▶ the adapter's `send`                                      └ the faulty email is alone
+    send ─▶ rendered as a part ─▶ collected until the event loop adds no more emails ─▶ bulk calls ─▶ one outcome
+               │ must be sent alone                                                        │          per email
+               └▶ the adapter's `send`                                                     └ refused as a whole: split
+                                                                                             in halves until the faulty
+                                                                                             email is alone
 
 `BulkSender` is a provider like any other: each email keeps its lease, deadline, ledger slot and outcome. Before the
 first byte of a call is sent, the ledger shows all emails of the call as on the wire. If the lease of an email is no
@@ -72,7 +74,7 @@ class BulkSender:
         limits = provider.limits
         self._provider = provider
         self._limits = BulkLimits(min(most_emails, limits.emails), limits.recipients, limits.octets)
-        self._pending: list[_Member] = []
+        self._collected: list[_Member] = []
         self._seen_count = 0
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -102,9 +104,9 @@ class BulkSender:
             return None
         loop = asyncio.get_running_loop()
         member = _Member(email, part, attempt, attempt.deadline - loop.time(), loop.create_future())
-        if not self._pending:
+        if not self._collected:
             loop.call_soon(self._flush_when_idle)
-        self._pending.append(member)
+        self._collected.append(member)
         return member.outcome
 
     async def close(self) -> None:
@@ -115,13 +117,15 @@ class BulkSender:
         await self._provider.close()
 
     def _flush_when_idle(self) -> None:
-        """Starts calls for the pending emails if the last iteration of the event loop added no email. Otherwise, checks
-        again after the next iteration."""
-        if len(self._pending) > self._seen_count:
-            self._seen_count = len(self._pending)
+        """Starts calls for the collected emails if the last iteration of the event loop added no email.
+
+        Otherwise, checks again after the next iteration.
+        """
+        if len(self._collected) > self._seen_count:
+            self._seen_count = len(self._collected)
             asyncio.get_running_loop().call_soon(self._flush_when_idle)
             return
-        members, self._pending, self._seen_count = self._pending, [], 0
+        members, self._collected, self._seen_count = self._collected, [], 0
         for call in _plan_calls(members, self._limits):
             self._begin(call)
 

@@ -3,7 +3,7 @@
 outcome ─▶ record (batched) ─▶ committed: clear the ledger slot, ack the message
              │ row locked: tried later      └ deferred: back to the send stage, or released if the lease was lost
              │ reply lost: first check whether the result is recorded already
-             └ refused: split until the faulty result is alone; record it without the provider's text, or retry later
+             └ refused: split until the faulty result is alone; record it without the provider's texts, or retry later
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
 REFUSED_SECONDS: Final = 2.0
-"""The wait before the next try to record a result that PostgreSQL refuses even without the provider's text."""
+"""The wait before the next try to record a result that PostgreSQL refuses even without the provider's texts."""
 FULL_SHARE: Final = 2
 """A full batch is half (1 / FULL_SHARE) of the window: while this half is recorded, the other half is sent."""
 
@@ -87,7 +87,7 @@ class RecordStage:
                 await self._record_or_split(certain)
 
     async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
-        """Records results. If PostgreSQL refuses a result, removes the provider's text from it and tries again.
+        """Records results. If PostgreSQL refuses a result, removes the provider's texts from it and tries again.
 
         If PostgreSQL refuses the shorter result, too, queues it again for later.
         """

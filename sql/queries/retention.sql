@@ -2,7 +2,7 @@
 -- Drops one partition of old emails, if all emails in the partition are finished and no undecided email must be kept.
 -- Returns the partition's name. Zero rows: no partition is left to drop. Here and below, a finished email is sent,
 -- cancelled, failed or held. An undecided email is failed or held, and no operator has decided what becomes of it.
--- undecided_days is how long an undecided email is kept; 0 means forever.
+-- undecided_days is how long an undecided email is kept; 0 means for ever.
 select dispatcher.email_partition_prune(
     %(parent)s,
     statement_timestamp() - %(days)s * interval '1 day',

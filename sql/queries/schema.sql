@@ -104,7 +104,7 @@ select current_setting('email_dispatcher.session', true);
 
 -- name: configure_session
 -- Sets the settings of a new session. A commit waits for the disk, because the worker sends an email after the commit.
--- No statement waits forever. The server detects within 15 seconds that a client's host has vanished, and releases the
+-- No statement waits for ever. The server detects within 15 seconds that a client's host has vanished, and releases the
 -- client's locks.
 -- Sequential scans are off, because every statement finds its rows by an index. Otherwise, PostgreSQL would plan a
 -- sequential scan while a partition is almost empty, and keep this plan while the partition fills. This would happen

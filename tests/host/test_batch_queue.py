@@ -38,7 +38,7 @@ class Handled:
 
 @pytest.fixture
 async def handled() -> AsyncIterator[Handled]:
-    """A queue that, under load, waits forever for a full batch."""
+    """A queue that, under load, waits for ever for a full batch."""
     made = Handled(FOR_EVER)
     yield made
     made.task.cancel()

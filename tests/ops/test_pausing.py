@@ -66,7 +66,7 @@ async def test_a_pause_that_has_ended_by_itself_is_no_longer_in_force(session: A
         return await list_pauses(session) == []
 
     await until_answer(has_ended)
-    with pytest.raises(pausing.NotPaused, match="No pause of tenant acme is in force"):
+    with pytest.raises(pausing.NotPaused, match='No pause "tenant acme" is in force'):
         await pausing.resume(session, PauseScope.TENANT, "acme", ACT)
     assert books.count("operator_audit") == 0
     again = await pausing.pause(session, PauseScope.TENANT, "acme", ACT, seconds=None)

@@ -57,7 +57,7 @@ class Scene:
 
 @pytest.mark.parametrize("seconds", [2.005, 2.015])
 def test_wait_seconds_is_zero_only_after_the_change_was_reported(seconds: float) -> None:
-    """A caller that gets neither a report nor a wait time would wait forever. This is tested while the clock moves
+    """A caller that gets neither a report nor a wait time would wait for ever. This is tested while the clock moves
     between any two calls."""
     clock = itertools.count(1000.0, 0.01)
     told: list[BreakerState] = []

@@ -188,7 +188,11 @@ class OpenIdIssuer:
         found = await self._json(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration", deadline)
         if found.get("issuer") != self._issuer:
             name = cut(str(found.get("issuer")), 200)
-            raise _unavailable(f"the metadata is for {name}, but DISPATCHER_OPS_OIDC_ISSUER is {self._issuer}")
+            raise PageError(
+                503,
+                f"The OpenID Connect issuer's name is {name}, but DISPATCHER_OPS_OIDC_ISSUER is {self._issuer}.",
+                "Correct DISPATCHER_OPS_OIDC_ISSUER. " + _TRY_AGAIN,
+            )
         self._metadata = time.monotonic(), found
         return found
 

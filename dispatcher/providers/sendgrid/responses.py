@@ -93,6 +93,8 @@ def bulk_outcomes_of(
 ) -> list[Outcome] | BulkCallRefused:
     """The outcome of each email of a bulk call.
 
+    Returns `BulkCallRefused` if SendGrid refused the call, probably because of some of its emails.
+
     Raises:
         ProviderFault: See `outcome_of`.
     """

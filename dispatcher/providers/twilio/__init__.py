@@ -164,7 +164,7 @@ class TwilioProvider:
         """Reads a document of the account, such as a message. Returns None if the document does not exist.
 
         Raises:
-            PollRefused: Twilio cannot be reached, or refuses the request.
+            PollRefused: No connection became free, Twilio cannot be reached, or Twilio refuses the request.
         """
         deadline = asyncio.get_running_loop().time() + POLL_SECONDS
         try:
@@ -173,7 +173,7 @@ class TwilioProvider:
             is_about_all = isinstance(error, RequestNotSent)
             raise PollRefused(f"Twilio cannot be reached: {error.detail}.", is_about_all=is_about_all) from error
         except NoFreeConnection:
-            raise PollRefused("Twilio cannot be reached: no connection was free.") from None
+            raise PollRefused("Twilio was not asked: no connection of the pool became free in time.") from None
 
     async def close(self) -> None:
         """Closes the connections."""

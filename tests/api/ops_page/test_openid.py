@@ -238,7 +238,7 @@ async def test_an_issuer_that_is_away_or_slow_leaves_the_sign_in_with_a_key(
     assert meanwhile.status == 303
     assert {answer.status for answer in (*held, too_many, misnamed, away)} == {503}
     assert b"Too many people sign in at the moment." in too_many.body
-    assert b"the metadata is for https://other.example" in misnamed.body
+    assert b"name is https://other.example, but DISPATCHER_OPS_OIDC_ISSUER is" in misnamed.body
     assert b"The OpenID Connect issuer is not available: no connection: Connection refused." in away.body
     assert b"sign in with an API key" in away.body
 
