@@ -80,7 +80,7 @@ class Reaction(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class EventPost:
     """An event that a round posts.
 
     Attributes:
@@ -97,7 +97,7 @@ class Post:
 class PostResult:
     """What the receiver did with the event of a post."""
 
-    post: Post
+    post: EventPost
     reaction: Reaction
     error: str | None = None
     retry_after_seconds: float = 0.0
@@ -207,8 +207,8 @@ class WebhookDelivery:
         limit = REFUSALS_IN_A_ROW if is_failing else BATCH_EVENTS
         retries = await find_due_retries(session, webhook.webhook_id, now=self._now(), limit=limit)
         part = await read_slice(session, webhook.position, tenant=webhook.tenant_id, kinds=webhook.kinds, limit=limit)
-        posts = [Post(event, failed_at=failed_at) for failed_at, event in retries]
-        posts += [Post(event, position) for position, event in part.events]
+        posts = [EventPost(event, failed_at=failed_at) for failed_at, event in retries]
+        posts += [EventPost(event, position) for position, event in part.events]
         poster = SignedPoster(
             webhook.url, private_setting=self._private_setting, context=self._context, total_seconds=self._post_seconds
         )
@@ -262,7 +262,7 @@ class WebhookDelivery:
 async def _post_all(
     poster: SignedPoster,
     secrets: list[str],
-    posts: Sequence[Post],
+    posts: Sequence[EventPost],
     bodies: dict[UUID, bytes],
     concurrency: int,
 ) -> list[PostResult]:
@@ -273,7 +273,7 @@ async def _post_all(
     """
     results: dict[int, PostResult] = {}
     latest: dict[UUID, asyncio.Future[None]] = {}
-    waiting: Iterator[tuple[int, Post]] = iter(enumerate(posts))
+    waiting: Iterator[tuple[int, EventPost]] = iter(enumerate(posts))
 
     def must_stop() -> bool:
         found = results.values()
@@ -299,7 +299,7 @@ async def _post_all(
     return [results[index] for index in sorted(results)]
 
 
-async def _post(poster: SignedPoster, secrets: list[str], post: Post, body: bytes) -> PostResult:
+async def _post(poster: SignedPoster, secrets: list[str], post: EventPost, body: bytes) -> PostResult:
     try:
         answer = await poster.post(str(post.event.event_id), secrets, body)
     except NoAnswer as error:
@@ -316,7 +316,7 @@ async def _post(poster: SignedPoster, secrets: list[str], post: Post, body: byte
 
 def settle(
     webhook: DueWebhook,
-    posts: Sequence[Post],
+    posts: Sequence[EventPost],
     results: Sequence[PostResult],
     *,
     end: Position,
@@ -376,7 +376,7 @@ def _refused(result: PostResult, now: datetime, draw: float) -> RefusedEvent:
 
 
 def _handled(
-    position: Position, posts: Sequence[Post], results: Sequence[PostResult], end: Position, *, is_working: bool
+    position: Position, posts: Sequence[EventPost], results: Sequence[PostResult], end: Position, *, is_working: bool
 ) -> Position:
     """The new cursor of the webhook.
 
