@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python b
 
 from dispatcher.dev.servers import private_servers
 from dispatcher.domain.status import Status
+from dispatcher.maintenance.recipient_summaries import RecipientSummaries
 from dispatcher.ops.lookup import EmailQuery, find
 from dispatcher.store.connections import connect_async, connected
 from dispatcher.store.migrations import migrate
@@ -99,6 +100,8 @@ def main() -> None:
             connection.commit()
         with psycopg.connect(servers.database_url, autocommit=True) as connection:
             _generate(connection, options.emails, begin, timedelta(weeks=options.weeks) / options.emails, console)
+            # As the monitor does hourly. The vacuum can cancel autovacuum while it creates a summary.
+            asyncio.run(RecipientSummaries(servers.database_url).run_once())
             sizes = connection.execute(
                 "select pg_size_pretty(sum(pg_total_relation_size(relid)))"
                 " from pg_partition_tree('dispatcher.email_recipient')"
@@ -123,11 +126,6 @@ def _generate(connection: psycopg.Connection, emails: int, begin: datetime, step
         if last % (10 * CHUNK) == 0 or last == emails:
             console.log(f"{last:,} emails after {time.monotonic() - began:.0f} s")
     connection.execute("vacuum (analyze) dispatcher.email_log, dispatcher.email_recipient")
-    # As the monitor does hourly. The vacuum can cancel autovacuum while it writes a summary.
-    connection.execute(
-        "select dispatcher.email_recipient_summarize(relid::regclass::text) from pg_partition_tree(%s) where isleaf",
-        ["dispatcher.email_recipient"],
-    )
     console.log(f"vacuumed after {time.monotonic() - began:.0f} s")
 
 

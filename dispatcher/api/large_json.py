@@ -183,7 +183,7 @@ def _count_wide(body: bytearray, begin: int, end: int) -> int:
         if body.find(b"\\", start, until) >= 0:
             escapes = body.count(rb"\u", start, min(end, until + 1))
             is_wide = is_wide or escapes > 0
-            # An escape such as \u00e4 takes six characters, and stands for one. But \\u does not begin such an escape:
+            # An escape such as \u00e4 has six characters, and means one. But \\u does not begin such an escape:
             # its first backslash escapes the second.
             count -= 5 * (escapes - body.count(rb"\\u", start, min(end, until + 2)))
     return count if is_wide else 0

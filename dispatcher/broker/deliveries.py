@@ -104,7 +104,7 @@ def _delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
 
 
 def is_incomplete_delivery(buffer: bytes) -> bool:
-    """Whether the buffer starts with a delivery of which only a part has arrived, so that the caller must wait for the
+    """Whether the buffer starts with a delivery that has arrived only in part, so that the caller must wait for the
     rest. False if this part already shows that pika must read the delivery."""
     if buffer[7:11] != _DELIVER or buffer[0] != spec.FRAME_METHOD:
         return False

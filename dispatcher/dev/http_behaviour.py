@@ -56,7 +56,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An HTTP answer to a request of which no email is accepted.
+    """The HTTP answer to a request whose emails are all refused.
 
     Attributes:
         body: The bytes of the body, or a value to send as JSON.

@@ -32,7 +32,7 @@ from typing import NamedTuple, TypedDict
 WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 OWNER_CHECK_SECONDS = 0.25
 STOP_SECONDS = 16.0  # long enough for a clean stop of RabbitMQ, which takes 6 s
-OWNED_STOP_SECONDS = 4.0  # short: nobody needs the data after the owner's exit, so a clean stop is not needed
+OWNED_STOP_SECONDS = 4.0  # short, because the data is of no use after the owner's exit
 ORPHAN_STOP_SECONDS = 0.5  # short: a server's helper processes exit by themselves when the server has exited
 
 PR_SET_PDEATHSIG = 1

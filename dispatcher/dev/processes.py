@@ -214,7 +214,7 @@ def _kill(family: list[ProcessIdentity]) -> None:
 def _reap(dead: ProcessIdentity) -> None:
     """Reaps the dead keeper if this process is its parent. Otherwise, does nothing.
 
-    A keeper that nobody reaps would stay a zombie until this process exits.
+    A keeper that is not reaped would stay a zombie until this process exits.
     """
     if keeper.identify(dead.pid, even_a_zombie=True) == dead:
         with contextlib.suppress(ChildProcessError):

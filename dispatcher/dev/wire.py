@@ -50,7 +50,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A request of which only a part arrived. So it is unknown which email the request contained."""
+    """A request that arrived only in part. So it is unknown which email the request contained."""
 
     began_at: float
     ended_at: float
@@ -62,7 +62,7 @@ class Wire:
 
     Attributes:
         exchanges: The requests that arrived completely.
-        fragments: The requests of which only a part arrived.
+        fragments: The requests that arrived only in part.
         closed_at: The times at which the provider closed connections. A client may send a request before it detects
             that the provider has closed the connection.
     """

@@ -24,10 +24,10 @@ async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[U
 
 
 async def summarize_recipients(source: Source) -> list[str]:
-    """Creates missing summaries in the index of the recipients, and repairs broken summaries (see migration 0046).
+    """Creates missing summaries in the index of the recipients, and replaces unfinished ones (see migration 0046).
 
     Each partition is a transaction. Leaves out a partition that vacuum is working on. Returns the names of the
-    partitions in which summaries were created or repaired.
+    partitions in which it created or replaced summaries.
     """
     partitions = [row[0] for row in await fetch(source, "list_recipient_partitions")]
     return [each for each in partitions if (await fetch(source, "summarize_recipients", {"partition": each}))[0][0]]

@@ -1,13 +1,12 @@
 -- Look-ups by recipient stay fast although PostgreSQL may leave summaries of email_recipient missing or unfinished.
 
--- Checks the summaries of a partition of email_recipient, and creates them again if look-ups read too many pages because
--- of them. Returns whether it has done so.
+-- Checks the summaries of a partition of email_recipient, and creates them again if look-ups read too many pages
+-- because of them. Returns whether it has done so.
 --
--- Autovacuum summarises the pages of new rows, but forgets requests if there are many. And if it is cancelled, or the
--- server stops, while it summarises a range of pages, this range keeps an unfinished summary, which no vacuum finishes.
--- PostgreSQL 15 then reads all later ranges of the partition, too, at each look-up. The unfinished summary cannot be
--- seen without a superuser's extension. So this function measures how many pages are read for a recipient that does not
--- exist.
+-- Autovacuum creates the summaries of new pages, but forgets requests if there are many. If the creation of a summary is
+-- cancelled, or the server stops during it, the summary stays unfinished, and no vacuum finishes it. Each look-up then
+-- also reads all later pages of the partition (seen with PostgreSQL 15 and 18). Only a superuser's extension shows
+-- unfinished summaries. So this function measures how many pages are read for a recipient that does not exist.
 create function email_recipient_summarize(partition text) returns boolean
 language plpgsql
 security definer
@@ -55,7 +54,7 @@ begin
     end loop;
     return has_changed;
 exception
-    when lock_not_available then
+    when lock_not_available or undefined_table then  -- vacuum works on the partition, or it was dropped just now
         return false;
 end
 $$;

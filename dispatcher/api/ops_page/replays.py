@@ -175,8 +175,8 @@ class ReplayPages:
     def _state(self, replay: Replay) -> str:
         """The replay's state.
 
-        `stopping`: an operator has stopped the replay, but a process still runs it. `interrupted`: nobody has stopped
-        the replay, but no process runs it.
+        `stopping`: an operator has stopped the replay, but a process still runs it. `interrupted`: no operator has
+        stopped the replay, but no process runs it.
         """
         is_run = replay.is_active or self.site.jobs.has_replay(replay.replay_id)
         if replay.state is ReplayState.STOPPED and is_run:

@@ -90,7 +90,7 @@ class Sessions:
             return None
         visitor = self._visitor(found)
         # An automatic refresh of a page keeps the session alive only if the visitor is not allowed to change anything.
-        # The session of any other visitor must end when nobody uses it.
+        # The session of any other visitor must end if it is not used.
         is_used = not is_refresh or (visitor is not None and not visitor.may_act)
         if is_used and found.idle_seconds > min(TOUCH_SECONDS, self._settings.ops_idle_seconds / 4):
             async with session(self._pool) as connection:
