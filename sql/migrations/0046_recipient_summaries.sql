@@ -3,9 +3,9 @@
 -- Checks the summaries of a partition of email_recipient, and creates them again if look-ups read too many pages
 -- because of them. Returns whether it has done so.
 --
--- Autovacuum creates the summaries of new pages, but forgets requests if there are many. If the creation of a summary is
--- cancelled, or the server stops during it, the summary stays unfinished, and no vacuum finishes it. Each look-up then
--- also reads all later pages of the partition (seen with PostgreSQL 15 and 18). Only a superuser's extension shows
+-- Autovacuum creates the summaries of new pages, but forgets requests if there are many. If the creation of a summary
+-- is cancelled, or the server stops during it, the summary stays unfinished, and no vacuum finishes it. Each look-up
+-- then also reads all later pages of the partition (seen with PostgreSQL 15 and 18). Only a superuser's extension shows
 -- unfinished summaries. So this function measures how many pages are read for a recipient that does not exist.
 create function email_recipient_summarize(partition text) returns boolean
 language plpgsql
