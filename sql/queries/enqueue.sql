@@ -50,20 +50,6 @@ with input as (
         octets, ignore_suppression, send_at, expires_at, channel, lane, sender_address, sender_domain
     )
 ),
--- The lane of each email, and the lane's policy.
-laned as (
-    select
-        input.email_id, chosen.lane, coalesce(input.on_uncertain, policy.on_uncertain) as on_uncertain,
-        policy.max_attempts, policy.redeliver_seconds,
-        chosen.lane = any(%(direct_lanes)s::text[]) and input.tenant_id <> all(%(relay_tenants)s::text[]) as is_direct
-    from input
-    left join dispatcher.lane_rule as by_address on by_address.sender = input.sender_address
-    left join dispatcher.lane_rule as by_domain on by_domain.sender = input.sender_domain
-    cross join lateral (
-        select coalesce(input.lane, by_address.lane, by_domain.lane, 'normal'::text) as lane offset 0
-    ) as chosen
-    left join dispatcher.lane_policy as policy on policy.lane = chosen.lane
-),
 claimed as (
     insert into dispatcher.email_idempotency (tenant_id, message_key, email_id, payload_hash)
     select tenant_id, message_key, email_id, payload_hash
@@ -73,13 +59,29 @@ claimed as (
     on conflict (tenant_id, message_key) do nothing
     returning email_id
 ),
+-- The emails whose key is new, each with its lane and the lane's policy. Joined once, for the three inserts that follow.
+accepted as (
+    select
+        input.*, chosen.lane as chosen_lane, coalesce(input.on_uncertain, policy.on_uncertain) as chosen_on_uncertain,
+        policy.max_attempts, policy.redeliver_seconds,
+        chosen.lane = any(%(direct_lanes)s::text[]) and input.tenant_id <> all(%(relay_tenants)s::text[]) as is_direct,
+        coalesce(input.send_at::timestamptz > clock_timestamp(), false) as is_later
+    from input
+    join claimed using (email_id)
+    left join dispatcher.lane_rule as by_address on by_address.sender = input.sender_address
+    left join dispatcher.lane_rule as by_domain on by_domain.sender = input.sender_domain
+    cross join lateral (
+        select coalesce(input.lane, by_address.lane, by_domain.lane, 'normal'::text) as lane offset 0
+    ) as chosen
+    left join dispatcher.lane_policy as policy on policy.lane = chosen.lane
+),
 logged as (
     insert into dispatcher.email_log (
         email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, channel, lane,
         max_attempts, redeliver_seconds, expires_at, status, wait_until, wait_reason, due_since, publish_due_at
     )
     select
-        email_id, tenant_id, message_key, laned.on_uncertain, correlation_id, traceparent, channel, laned.lane,
+        email_id, tenant_id, message_key, chosen_on_uncertain, correlation_id, traceparent, channel, chosen_lane,
         max_attempts, redeliver_seconds, expires_at::timestamptz,
         case when is_later then 'waiting'::text else 'pending'::text end,
         case when is_later then send_at::timestamptz end,
@@ -91,12 +93,7 @@ logged as (
                 then clock_timestamp() + %(publish_in_seconds)s::double precision * interval '1 second'
             else clock_timestamp()
         end
-    from input
-    join claimed using (email_id)
-    join laned using (email_id)
-    cross join lateral (
-        select coalesce(send_at::timestamptz > clock_timestamp(), false) as is_later offset 0
-    ) as schedule
+    from accepted
     returning email_id, publish_due_at
 ),
 stored as (
@@ -107,8 +104,7 @@ stored as (
     select
         email_id, sender, recipients::jsonb, subject, text_body, html_body, template_id, template_data::jsonb,
         headers::jsonb, tags::jsonb, attachment_count, octets, ignore_suppression
-    from input
-    join claimed using (email_id)
+    from accepted
 ),
 -- The recipients of the emails: a hash of each address, without the address.
 listed as (
@@ -130,7 +126,7 @@ listed as (
 select
     email_id,
     publish_due_at,
-    case when is_direct and publish_due_at is not null then lane end,
+    case when is_direct and publish_due_at is not null then chosen_lane end,
     case
         when not is_direct and publish_due_at is not null
             then pg_notify('email_dispatcher_due'::text, ''::text)
@@ -142,7 +138,7 @@ select
             then set_config('synchronous_commit'::text, 'on'::text, true)
     end
 from logged
-join laned using (email_id);
+join accepted using (email_id);
 
 -- name: enqueue_attachments
 -- Inserts the attachments of emails that `enqueue` has just inserted, in the same transaction. No rows.

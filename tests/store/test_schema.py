@@ -44,6 +44,16 @@ SHADOWS = """
     create function public.pg_notify(varchar, varchar) returns void language sql as 'select public.trap()';
     create function public.clock_timestamp() returns timestamptz language sql
         as 'select pg_catalog.now() where public.trap()';
+    create table public.dispatcher_database (address_key_inner bytea, address_key_outer bytea);
+    create function public.sha256(bytea) returns bytea language sql as 'select ''\\x00''::bytea where public.trap()';
+    create function public.convert_to(text, varchar) returns bytea language sql
+        as 'select ''\\x00''::bytea where public.trap()';
+    create function public.array_append(bytea[], bytea) returns bytea[] language sql
+        as 'select null::bytea[] where public.trap()';
+    create function public.substring(bytea, integer, integer) returns bytea language sql
+        as 'select null::bytea where public.trap()';
+    create function public.trapped(bytea, bytea) returns bytea language sql as 'select $1 where public.trap()';
+    create operator public.|| (leftarg = bytea, rightarg = bytea, function = public.trapped);
     create function public.current_setting(varchar) returns text language sql as 'select ''off'' where public.trap()';
 """
 """Objects of an application that PostgreSQL could confuse with our objects or with PostgreSQL's own."""
@@ -92,6 +102,18 @@ def test_enqueue_needs_no_search_path_and_calls_no_function_of_the_application(d
         assert stored == [(first.email_id,)]
 
 
+def test_the_function_that_reads_the_secret_key_calls_no_function_of_the_caller(database_url: str) -> None:
+    hashes = "select dispatcher.hash_addresses(array['ann@example.org'])"
+    with psycopg.connect(database_url) as connection:
+        usual = connection.execute(hashes).fetchone()
+        connection.execute(SHADOWS.encode())
+        connection.execute("set search_path = public, pg_catalog")
+
+        assert connection.execute(hashes).fetchone() == usual
+        with pytest.raises(psycopg.errors.RaiseException, match="a function of the application was called"):
+            connection.execute("select sha256('')")
+
+
 def test_all_tables_and_functions_are_created_in_the_configured_schema(
     empty_database_url: str, use_schema: UseSchema
 ) -> None:
@@ -132,7 +154,8 @@ def test_functions_find_our_tables_with_any_search_path(tables_url: str) -> None
             "and array_to_string(coalesce(proconfig, '{}'), ' ') !~ 'search_path=dispatcher, pg_temp'"
         ).fetchall()
 
-    assert loose == [("dead_emails",)]  # only the previous release uses this function
+    # Only the previous release uses `dead_emails`. In `hash_addresses`, every name has its schema.
+    assert sorted(loose) == [("dead_emails",), ("hash_addresses",)]
 
 
 def test_tables_of_the_previous_release_are_reported_with_the_setting_to_use(
