@@ -13,7 +13,7 @@ LOCK_NAME: Final = "recipient summaries"
 
 
 class RecipientSummaries:
-    """Creates missing summaries in the index of the recipients, and replaces unfinished ones. A service of each monitor.
+    """Creates missing summaries in the index of the recipients, and replaces unfinished ones. A service of monitors.
 
     Uses a separate session, because creating the summaries of a million emails takes about a second.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Final
 
 from markupsafe import Markup
@@ -18,6 +19,7 @@ MAX_CHARACTERS: Final = 200_000
 _INVISIBLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
+_LONG_WORD: Final = re.compile(r"\S{80}(?=\S)")
 _SHORT: Final = Markup("<bdi>{}</bdi>")
 _LONG: Final = Markup(
     '<details class="long"><summary><bdi>{}…</bdi> <span class="more">{:,} characters</span></summary>'
@@ -39,6 +41,20 @@ def cut(text: str, at_most: int = MAX_CHARACTERS) -> str:
     return shown if len(text) <= at_most else f"{shown}… ({len(text) - at_most:,} characters more)"
 
 
+def breakable(text: str) -> Markup:
+    """The HTML of a text, with a possible line break after each 80 characters of a long word.
+
+    Otherwise, a word of 64,000 characters would stop some browsers for half a minute, even if it is hidden.
+    """
+    ends = [found.end() for found in _LONG_WORD.finditer(text)]
+    return Markup("<wbr>").join(text[begin:end] for begin, end in pairwise([0, *ends, len(text)]))
+
+
+def whole(text: str) -> Markup:
+    """The HTML of a long text: `cut` and `breakable`."""
+    return breakable(cut(text))
+
+
 def plain(value: object, at_most: int = SHORT_CHARACTERS, *, opens: bool = True) -> Markup:
     """The HTML of a text. The text's reading direction does not affect the text around it.
 
@@ -52,4 +68,4 @@ def plain(value: object, at_most: int = SHORT_CHARACTERS, *, opens: bool = True)
         return _SHORT.format(visible(text))
     if not opens:
         return _SHORT.format(f"{visible(text[:at_most])}…")
-    return _LONG.format(visible(text[:at_most]), len(text), cut(text))
+    return _LONG.format(visible(text[:at_most]), len(text), whole(text))

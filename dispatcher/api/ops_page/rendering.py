@@ -12,7 +12,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 
 from dispatcher.api.ops_page.forms import CSRF_FIELD
-from dispatcher.api.ops_page.plain_text import cut, plain, visible
+from dispatcher.api.ops_page.plain_text import breakable, plain, visible, whole
 from dispatcher.api.ops_page.static_files import static_files
 from dispatcher.version import VERSION
 
@@ -54,7 +54,7 @@ class Rendering:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self._environment.filters.update(plain=plain, visible=visible, cut=cut)
+        self._environment.filters.update(plain=plain, visible=visible, breakable=breakable, whole=whole)
         self._environment.globals.update(url=self.url, static=self._static, version=VERSION)
         self._environment.filters.update(
             time=time, age=age, number=number, copy=copyable, duration=duration, bytes=byte_count, label=label

@@ -71,6 +71,7 @@ _TAGS: Final = frozenset(
         "td",
         "code",
         "bdi",
+        "wbr",
         "details",
         "summary",
         "time",

@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from dispatcher.api.ops_page.plain_text import MAX_CHARACTERS, cut, plain, visible
+from dispatcher.api.ops_page.plain_text import MAX_CHARACTERS, breakable, cut, plain, visible
 from tests.api.ops_page.browsing import Browser
 from tests.api.ops_page.hostile import LONG, MARK, SHORT, TEXTS, faults_of
 from tests.store.books import Books
@@ -105,8 +105,16 @@ def test_a_long_text_is_shortened_and_can_be_opened() -> None:
     assert html.startswith('<details class="long"><summary><bdi>&lt;b&gt;xxx')
     assert "64,003 characters" in html
     assert html.count("x") > 64_000
+    assert html.count("<wbr>") == 64_003 // 80
     assert "<details" not in plain("x" * 64_000, opens=False)
     assert cut("x" * (MAX_CHARACTERS + 7)).endswith("… (7 characters more)")
+
+
+def test_a_long_word_can_be_broken_after_each_80_characters_outside_of_entities() -> None:
+    assert breakable("<" * 161) == "<wbr>".join(["&lt;" * 80, "&lt;" * 80, "&lt;"])
+    for text in ("", "W" * 80, "a word " * 100, "\0" * 3, f"{'W' * 80} {'W' * 80}\n"):
+        assert breakable(text) == text
+    assert breakable("x" * 200_000).replace("<wbr>", "") == "x" * 200_000
 
 
 def test_characters_that_mislead_are_shown_as_escapes_and_joiners_stay() -> None:
