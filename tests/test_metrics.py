@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
+from dispatcher.config.example import environment_file
 from dispatcher.monitor import server_gauges
 from dispatcher.monitor.health import CHECKS
 from dispatcher.telemetry import metrics, scrape
@@ -40,6 +42,15 @@ def test_every_metric_that_processes_count_is_used() -> None:
     assert [
         name for name in declared() if not re.search(rf"\bmetrics\.{name}\.(add|set|observe|observe_all)\(", code)
     ] == []
+
+
+def test_every_metric_has_a_panel_so_that_processes_count_it() -> None:
+    environment_file()  # imports every built-in provider
+    modules = [module for name, module in sys.modules.items() if name.startswith("dispatcher.")]
+    meters = [each for module in modules for each in vars(module).values() if isinstance(each, Meter)]
+
+    assert [each.name for each in meters if each.panel is None] == []
+    assert meters
 
 
 def test_names_end_in_their_unit() -> None:

@@ -435,13 +435,14 @@ def check_packages() -> Iterator[Finding]:
         subject = f"package {packages_of(name)}"
         try:
             provider_class(name)
+            fault = clash(name)
         except ValueError as error:
-            fault = f"if DISPATCHER_PROVIDERS includes {name}, `dispatcher run` fails: DISPATCHER_PROVIDERS {error}"
-            yield Finding(subject, CheckState.WARNING, fault)
+            fault = f"DISPATCHER_PROVIDERS {error}"
+        if fault:
+            words = f"if DISPATCHER_PROVIDERS includes {name}, `dispatcher run` fails: {fault}"
+            yield Finding(subject, CheckState.WARNING, words)
         else:
-            words = clash(name)
-            is_fine = f"adds the provider {name}"
-            yield Finding(subject, CheckState.WARNING, words) if words else passed(subject, is_fine)
+            yield passed(subject, f"adds the provider {name}")
 
 
 def check_providers(settings: Settings) -> Iterator[Finding]:

@@ -2,9 +2,9 @@
 
 One line in a test module runs all tests:
 
-    class TestLog(Conformance, place=log_place): ...
+    class TestJournal(Conformance, place=journal_place): ...
 
-`log_place(folder)` is an asynchronous context manager that yields a `Place`: the adapter, and a test server. The
+`journal_place(folder)` is an asynchronous context manager that yields a `Place`: the adapter, and a test server. The
 adapter sends to the server, and the server counts the emails. If the server stores whole emails, inherit from
 `ContentConformance`, which also compares the emails' content. The tests need pytest and pytest-asyncio.
 """

@@ -123,12 +123,14 @@ def _queries(meter: Meter) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """Writes each file whose text has to change, and prints its path."""
+    """Writes each file whose text has to change, and prints its path, or that nothing changed."""
     assert metrics.EMAILS in Meter.declared  # the import of `metrics` has declared the metrics
-    for path, text in generated().items():
-        if path.read_text() != text:
-            path.write_text(text)
-            print(f"wrote {path.relative_to(ROOT)}")
+    changed = {path: text for path, text in generated().items() if path.read_text() != text}
+    for path, text in changed.items():
+        path.write_text(text)
+        print(f"wrote {path.relative_to(ROOT)}")
+    if not changed:
+        print("Everything is up to date.")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ def arguments_of(document: object) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidEmail("email", "must be a JSON object")
     for name in document.keys() - FIELDS:
-        raise InvalidEmail(shown(name), "is not a field of an email; check the spelling")
+        remedy = "the field is named from" if name == "sender" else "check the spelling"
+        raise InvalidEmail(shown(name), f"is not a field of an email; {remedy}")
     given = {name: value for name, value in document.items() if value is not None}
     for name in REQUIRED_FIELDS:
         if name not in given:

@@ -167,7 +167,6 @@ def test_a_document_that_is_not_an_object_is_refused(document: object) -> None:
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("sender", "sender"),
         ("From", "From"),
         ("subject ", "subject "),
         ("a\r\nb\x1b[31m", "a??b?[31m"),
@@ -181,6 +180,13 @@ def test_the_name_of_an_unknown_field_is_made_printable(name: object, shown: str
     document[name] = 1
 
     assert refusal(document) == (shown, "is not a field of an email; check the spelling")
+
+
+def test_the_refusal_of_sender_names_the_field_from() -> None:
+    assert refusal({**PLAIN, "sender": "shop@example.com"}) == (
+        "sender",
+        "is not a field of an email; the field is named from",
+    )
 
 
 @pytest.mark.parametrize(

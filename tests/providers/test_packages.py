@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.cli.checks import CheckState, check_packages
 from dispatcher.config import BUILT_IN, examine, load, plugins
 from dispatcher.dev.conformance import Conformance
 from dispatcher.providers.capabilities import capability_gap
@@ -145,6 +146,15 @@ def test_a_package_with_the_name_of_a_built_in_provider_is_refused(tmp_path: Pat
     assert found.startswith(
         "DISPATCHER_PROVIDERS lists capture, which is a built-in provider, but email-dispatcher-capture 1.0 provides"
     )
+
+
+def test_doctor_warns_of_a_package_with_the_name_of_a_built_in_provider(tmp_path: Path) -> None:
+    journal_package.install(tmp_path, name="capture")
+
+    (found,) = check_packages()
+
+    assert found.state is CheckState.WARNING
+    assert found.detail.startswith("if DISPATCHER_PROVIDERS includes capture, `dispatcher run` fails: ")
 
 
 def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
