@@ -1,8 +1,9 @@
 -- An enqueue does not write summaries of email_recipient.
 
--- As in 0033, but faster for one address: a loop instead of a query, and no `set search_path`, for which PostgreSQL would
--- compute the path anew at the beginning and the end of each call. So every name in it has its schema. Otherwise the
--- caller's search_path could replace an operator or a table, and read the key.
+-- As in 0033, but without `set search_path`, for which PostgreSQL would compute the path anew at the beginning and the end
+-- of each call. So every name in it has its schema. Otherwise the caller's search_path could replace an operator or a
+-- table, and read the key. No variable holds the key: in a plan, PostgreSQL would replace the variable by its value, and a
+-- caller who logs plans (`debug_print_plan`) could read it.
 do $migration$
 begin
     execute format(
@@ -10,29 +11,19 @@ begin
         create or replace function hash_addresses(addresses text[]) returns bytea[]
         language plpgsql stable strict parallel safe security definer
         as $$
-        declare
-            inner_block pg_catalog.bytea;
-            outer_block pg_catalog.bytea;
-            address pg_catalog.text;
-            hashes pg_catalog.bytea[] := '{}';
         begin
-            select d.address_key_inner, d.address_key_outer
-            into inner_block, outer_block
-            from %I.dispatcher_database as d;
-            foreach address in array addresses loop
-                hashes := pg_catalog.array_append(
-                    hashes,
-                    pg_catalog.substring(
-                        pg_catalog.sha256(
-                            outer_block operator(pg_catalog.||) pg_catalog.sha256(
-                                inner_block operator(pg_catalog.||) pg_catalog.convert_to(address, 'UTF8')
-                            )
-                        ),
-                        1, 6
-                    )
-                );
-            end loop;
-            return hashes;
+            return array(
+                select pg_catalog.substring(
+                    pg_catalog.sha256(
+                        d.address_key_outer operator(pg_catalog.||) pg_catalog.sha256(
+                            d.address_key_inner operator(pg_catalog.||) pg_catalog.convert_to(a.address, 'UTF8')
+                        )
+                    ),
+                    1, 6
+                )
+                from %I.dispatcher_database as d
+                cross join pg_catalog.unnest(addresses) as a (address)
+            );
         end
         $$
         $function$,
