@@ -180,7 +180,7 @@ def _recipient_parameters(drafts: Iterable[Draft]) -> Parameters:
         for address in email.to + email.cc + email.bcc:
             addresses.append(normalised(address))
             numbers.append(number)
-    return {"recipient_email_numbers": _array(numbers), "recipient_addresses": addresses}
+    return {"email_numbers": _array(numbers), "addresses": addresses}
 
 
 def _array(values: Iterable[int]) -> str:

@@ -16,7 +16,11 @@
 -- does. Lists of numbers and booleans need no escapes, and are sent as array literals (%s).
 -- The statement runs with the search_path of the application's session. So each call of an operator or function has
 -- exactly the argument types that pg_catalog declares, and PostgreSQL finds no better match in another schema.
-with input as (
+with input (
+    email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent, sender, recipients, subject,
+    text_body, html_body, template_id, template_data, headers, tags, attachment_count, octets, ignore_suppression,
+    send_at, expires_at, channel, lane, sender_address, sender_domain
+) as (
     select *
     from unnest(
         %(email_ids)b::uuid[],
@@ -44,10 +48,6 @@ with input as (
         %(lanes)b::text[],
         %(sender_addresses)b::text[],
         %(sender_domains)b::text[]
-    ) as t (
-        email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent,
-        sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, attachment_count,
-        octets, ignore_suppression, send_at, expires_at, channel, lane, sender_address, sender_domain
     )
 ),
 claimed as (
@@ -59,19 +59,19 @@ claimed as (
     on conflict (tenant_id, message_key) do nothing
     returning email_id
 ),
--- The emails whose key is new, each with its lane and the lane's policy. Joined once, for the three inserts that follow.
+-- The emails whose key is new, each with its lane and the lane's policy; without the content, which may be large.
 accepted as (
     select
-        input.*, chosen.lane as chosen_lane, coalesce(input.on_uncertain, policy.on_uncertain) as chosen_on_uncertain,
-        policy.max_attempts, policy.redeliver_seconds,
-        chosen.lane = any(%(direct_lanes)s::text[]) and input.tenant_id <> all(%(relay_tenants)s::text[]) as is_direct,
-        coalesce(input.send_at::timestamptz > clock_timestamp(), false) as is_later
+        email_id, tenant_id, message_key, correlation_id, traceparent, channel, expires_at,
+        chosen.lane, coalesce(input.on_uncertain, policy.on_uncertain) as on_uncertain, max_attempts, redeliver_seconds,
+        chosen.lane = any(%(direct_lanes)s::text[]) and tenant_id <> all(%(relay_tenants)s::text[]) as is_direct,
+        case when send_at::timestamptz > clock_timestamp() then send_at::timestamptz end as later_at
     from input
     join claimed using (email_id)
-    left join dispatcher.lane_rule as by_address on by_address.sender = input.sender_address
-    left join dispatcher.lane_rule as by_domain on by_domain.sender = input.sender_domain
+    left join dispatcher.lane_rule as by_address on by_address.sender = sender_address
+    left join dispatcher.lane_rule as by_domain on by_domain.sender = sender_domain
     cross join lateral (
-        select coalesce(input.lane, by_address.lane, by_domain.lane, 'normal'::text) as lane offset 0
+        select coalesce(input.lane, by_address.lane, by_domain.lane, 'normal') as lane offset 0
     ) as chosen
     left join dispatcher.lane_policy as policy on policy.lane = chosen.lane
 ),
@@ -81,14 +81,14 @@ logged as (
         max_attempts, redeliver_seconds, expires_at, status, wait_until, wait_reason, due_since, publish_due_at
     )
     select
-        email_id, tenant_id, message_key, chosen_on_uncertain, correlation_id, traceparent, channel, chosen_lane,
+        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, channel, lane,
         max_attempts, redeliver_seconds, expires_at::timestamptz,
-        case when is_later then 'waiting'::text else 'pending'::text end,
-        case when is_later then send_at::timestamptz end,
-        case when is_later then 'scheduled'::text end,
-        case when is_later then send_at::timestamptz end,
+        case when later_at is null then 'pending' else 'waiting' end,
+        later_at,
+        case when later_at is not null then 'scheduled' end,
+        later_at,
         case
-            when is_later then null
+            when later_at is not null then null
             when is_direct
                 then clock_timestamp() + %(publish_in_seconds)s::double precision * interval '1 second'
             else clock_timestamp()
@@ -104,31 +104,29 @@ stored as (
     select
         email_id, sender, recipients::jsonb, subject, text_body, html_body, template_id, template_data::jsonb,
         headers::jsonb, tags::jsonb, attachment_count, octets, ignore_suppression
-    from accepted
+    from input
+    join claimed using (email_id)
 ),
 -- The recipients of the emails: a hash of each address, without the address.
 listed as (
     insert into dispatcher.email_recipient (email_id, address_hash, domain)
     -- A phone number has no domain.
     select
-        r.email_id, r.address_hash,
-        case when strpos(r.address, '@'::text) > 0 then split_part(r.address, '@'::text, -1) else ''::text end
-    from (
-        select (%(email_ids)b::uuid[])[n.email_number] as email_id, n.address, n.address_hash
-        from unnest(
-            %(recipient_email_numbers)s::smallint[],
-            %(recipient_addresses)b::text[],
-            dispatcher.hash_addresses(%(recipient_addresses)b::text[])
-        ) as n (email_number, address, address_hash)
-    ) as r
-    join claimed using (email_id)
+        email_id, address_hash,
+        case when strpos(address, '@'::text) > 0 then split_part(address, '@'::text, -1) else '' end
+    from unnest(
+        %(email_numbers)s::smallint[],
+        %(addresses)b::text[],
+        dispatcher.hash_addresses(%(addresses)b::text[])
+    ) as r (number, address, address_hash)
+    join claimed on email_id = (%(email_ids)b::uuid[])[number]
 )
 select
     email_id,
     publish_due_at,
-    case when is_direct and publish_due_at is not null then chosen_lane end,
+    case when later_at is null and is_direct then lane end,
     case
-        when not is_direct and publish_due_at is not null
+        when later_at is null and not is_direct
             then pg_notify('email_dispatcher_due'::text, ''::text)
     end,
     -- After the commit, the email must not be lost. So this commit waits for the disk, even if the session's setting
