@@ -158,7 +158,7 @@ def _provider_gaps(settings: Settings, origins: Mapping[str, Origin]) -> list[st
     There are two kinds: a listed provider lacks a setting that it needs, or an installed package declares a second
     provider with the name of a listed built-in provider.
     """
-    clashes = [clash for name in settings.providers if (clash := plugins.clash(name))]
+    clashes = [f"DISPATCHER_PROVIDERS: {clash}" for name in settings.providers if (clash := plugins.clash(name))]
     return clashes + [
         f"{each.variable} is not set, but {_lists(name)} lists {name}: {each.needed}."
         for name in settings.providers

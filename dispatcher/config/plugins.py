@@ -95,8 +95,8 @@ def clash(name: str) -> str | None:
     if name not in BUILT_IN or name not in installed():
         return None
     return (
-        f"DISPATCHER_PROVIDERS lists {name}, which is a built-in provider, but {packages_of(name)} provides "
-        "a second provider with that name. Uninstall that package, or rename its provider."
+        f"{name} is a built-in provider, but {packages_of(name)} provides a second provider with that name. "
+        "Uninstall that package, or rename its provider."
     )
 
 

@@ -202,7 +202,7 @@ def succeed(commandline: CommandLine, words: str, *options: str) -> None:
 
 
 def counts(**emails: int) -> dict[str, int]:
-    return {"pending": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0, **emails}
+    return {"pending": 0, "waiting": 0, "sending": 0, "sent": 0, "cancelled": 0, "failed": 0, "held": 0, **emails}
 
 
 def test_no_role_has_more_privileges_than_it_needs(owner: CommandLine, database: Database) -> None:

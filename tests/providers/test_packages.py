@@ -144,7 +144,7 @@ def test_a_package_with_the_name_of_a_built_in_provider_is_refused(tmp_path: Pat
     found = mistake({"DISPATCHER_PROVIDERS": "capture", "DISPATCHER_CAPTURE_DIR": str(tmp_path)})
 
     assert found.startswith(
-        "DISPATCHER_PROVIDERS lists capture, which is a built-in provider, but email-dispatcher-capture 1.0 provides"
+        "DISPATCHER_PROVIDERS: capture is a built-in provider, but email-dispatcher-capture 1.0 provides a second"
     )
 
 
@@ -154,7 +154,9 @@ def test_doctor_warns_of_a_package_with_the_name_of_a_built_in_provider(tmp_path
     (found,) = check_packages()
 
     assert found.state is CheckState.WARNING
-    assert found.detail.startswith("if DISPATCHER_PROVIDERS includes capture, `dispatcher run` fails: ")
+    assert found.detail.startswith(
+        "if DISPATCHER_PROVIDERS includes capture, `dispatcher run` fails: capture is a built-in provider, but"
+    )
 
 
 def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:

@@ -114,6 +114,26 @@ def test_the_function_that_reads_the_secret_key_calls_no_function_of_the_caller(
             connection.execute("select sha256('')")
 
 
+def test_a_caller_of_the_function_cannot_read_the_secret_key_from_a_logged_plan(database_url: str) -> None:
+    notices: list[str] = []
+    with psycopg.connect(database_url) as connection:
+        keys = connection.execute("select address_key_inner, address_key_outer from dispatcher.dispatcher_database")
+        # A plan shows the octets of a constant as signed numbers.
+        secrets_in_plans = [" ".join(map(str, memoryview(key).cast("b")[:8])) for key in keys.fetchone() or ()]
+        connection.add_notice_handler(lambda told: notices.append(f"{told.message_primary} {told.message_detail}"))
+        connection.execute("set client_min_messages = log")
+        for name in ("debug_print_parse", "debug_print_rewritten", "debug_print_plan"):
+            connection.execute(f"set {name} = on".encode())
+        for mode in ("auto", "force_custom_plan", "force_generic_plan"):
+            connection.execute(f"set plan_cache_mode = {mode}".encode())
+            connection.execute("select dispatcher.hash_addresses(array['ann@example.org'])")
+
+    plans = [text for text in notices if "PLANNEDSTMT" in text]
+    assert len(plans) > 3  # of the three calls, and of the query in the function
+    assert len(secrets_in_plans) == 2
+    assert [text for text in notices for secret in secrets_in_plans if secret in text] == []
+
+
 def test_all_tables_and_functions_are_created_in_the_configured_schema(
     empty_database_url: str, use_schema: UseSchema
 ) -> None:
