@@ -147,7 +147,7 @@ class AcceptingTransport(asyncio.Transport):
 
 
 class ShuttablePool:
-    """A pool of sessions. After `shut`, whoever asks for a session waits for ever, so that no periodic statement is
+    """A pool of sessions. After `shut`, each request for a session waits for ever, so that no periodic statement is
     counted."""
 
     def __init__(self, pool: Any) -> None:
