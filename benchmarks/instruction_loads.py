@@ -14,7 +14,6 @@ import asyncio
 import gc
 import json
 import os
-import secrets
 import socket
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 from uuid import UUID
@@ -57,7 +57,7 @@ DELIVERED_AT_ONCE: Final = 32
 ENQUEUE_BATCH: Final = 500
 ENQUEUES: Final = 6
 WARM_UP_ENQUEUES: Final = 2
-SINGLE_ENQUEUES: Final = 40
+SINGLE_ENQUEUES: Final = 100
 LEASE_SECONDS: Final = 3600.0
 BATCHES: Final = {6: 20, 72: 6, 108: 6}
 """How many batches of each size are counted."""
@@ -69,6 +69,9 @@ _ANSWER: Final = (
     b"HTTP/1.1 202 Accepted\r\nServer: double\r\nX-Message-Id: 01a22242-67e6-77d4-9468-98f77b7d957b\r\n"
     b"Content-Length: 0\r\nDate: Sat, 28 Nov 2026 12:00:00 GMT\r\n\r\n"
 )
+
+
+_NUMBERS: Final = count()
 
 
 class Part(NamedTuple):
@@ -313,14 +316,14 @@ async def _execute(database_url: str) -> list[Part]:
             await worker.execute("select pg_backend_pid()")
 
     waiting = list(keys)
-    for size, count in BATCHES.items():
-        batches = _batches([waiting.pop() for _ in range(size * (WARM_UP_BATCHES + count))], size)
+    for size, times in BATCHES.items():
+        batches = _batches([waiting.pop() for _ in range(size * (WARM_UP_BATCHES + times))], size)
         for batch in batches[:WARM_UP_BATCHES]:
             await store.record(_results(await _lease(store, keys, batch)))
-        async with part(f"lease {size}", size * count):
+        async with part(f"lease {size}", size * times):
             leases = [await _lease(store, keys, batch) for batch in batches[WARM_UP_BATCHES:]]
         results = [_results(each) for each in leases]
-        async with part(f"record {size}", size * count):
+        async with part(f"record {size}", size * times):
             for each in results:
                 await store.record(each)
     async with part(NOTHING, 1):
@@ -380,18 +383,21 @@ def _results(leases: Sequence[Lease]) -> list[Result]:
     ]
 
 
-def _emails(count: int) -> list[Email]:
-    """Emails like those of a shop. They are the same in every checkout, so that figures can be compared."""
-    prefix = secrets.token_hex(4)
+def _emails(emails: int) -> list[Email]:
+    """Emails like those of a shop.
+
+    They are the same in every run and checkout. With random message keys, PostgreSQL would split the pages of its
+    indexes at other places in each run, and the counts would differ by up to a tenth.
+    """
     return [
         Email(
-            message_key=f"{prefix}-{number:06}",
+            message_key=f"receipt-{number:06}",
             sender="Shop <shop@example.com>",
             to=f"customer{number:06}@example.org",
             subject=f"Your receipt {number:06}",
             text="Thank you for your order. It leaves our house tomorrow.\n" * 8,
         )
-        for number in range(count)
+        for number in islice(_NUMBERS, emails)
     ]
 
 

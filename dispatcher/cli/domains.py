@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -56,7 +55,10 @@ def list_(*, as_json: bool) -> int:
 
     domains = run_with_session("domains", list_domains)
     if as_json:
-        print_json([{**asdict(each.limit), "waiting": each.waiting} for each in domains])
+        names = ("domain", "per_second", "concurrent")
+        print_json(
+            [{name: getattr(each.limit, name) for name in names} | {"waiting": each.waiting} for each in domains]
+        )
     elif domains:
         shown = Table("domain", "per second", "at the same time", "emails that wait", right=[1, 2, 3])
         for each in domains:

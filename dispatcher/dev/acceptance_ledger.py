@@ -51,12 +51,10 @@ class AcceptanceLedger:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids of the emails that were accepted at least once."""
         return frozenset(self.times)
 
     @property
     def delivered(self) -> int:
-        """The number of different emails that were accepted."""
         return len(self.times)
 
     @property
@@ -96,5 +94,4 @@ class LedgerWriter:
         os.write(self._file, b"".join(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE) for entry in entries))
 
     def close(self) -> None:
-        """Closes the ledger's file."""
         os.close(self._file)

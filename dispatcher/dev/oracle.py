@@ -298,19 +298,19 @@ def _existence(records: Records) -> dict[str, Iterable[object]]:
 
 def _deliveries(records: Records) -> dict[str, Iterable[object]]:
     status = {email_id: row.status for email_id, row in records.rows.items()}
+
+    def is_partial(email_id: UUID) -> bool:
+        return records.rows[email_id].reason == "partly_delivered" and bool(_missed(email_id, records))
+
     return {
         "sent and never accepted": _unaccepted(records),
         "sent, and a recipient is left out": _left_out(records),
         "sent or cancelled, and not completed": [
             i for i, row in records.rows.items() if row.status in ("sent", "cancelled") and not row.is_completed
         ],
-        "failed and accepted": [
-            i for i in records.accepted if status.get(i) == "failed" and not _is_known_to_be_partial(i, records)
-        ],
+        "failed and accepted": [i for i in records.accepted if status.get(i) == "failed" and not is_partial(i)],
         "accepted for another recipient": [
-            f"{i} for {address}"
-            for i, address in records.deliveries
-            if address not in records.recipients.get(i, (address,))
+            key for key in records.deliveries if key[1] not in records.recipients.get(key[0], key)
         ],
         "accepted and never enqueued": records.accepted.keys() - records.rows.keys(),
         **({} if records.refused_keys is None else _refusals(records.rows, records.refused_keys)),
@@ -451,10 +451,6 @@ def _missed(email_id: UUID, records: Records) -> set[str]:
 def _left_out(records: Records) -> list[str]:
     sent = (i for i, row in records.rows.items() if row.status == "sent" and records.accepted.get(i))
     return [f"{i} to {address}" for i in sent for address in _missed(i, records)]
-
-
-def _is_known_to_be_partial(email_id: UUID, records: Records) -> bool:
-    return records.rows[email_id].reason == "partly_delivered" and bool(_missed(email_id, records))
 
 
 def _by_email(things: Iterable[T]) -> dict[UUID, list[T]]:

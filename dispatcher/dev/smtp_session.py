@@ -123,7 +123,6 @@ class SmtpSession(asyncio.Protocol):
         self._process_buffer()
 
     def drop(self) -> None:
-        """Aborts the connection."""
         self._closes = True
         self._transport.abort()
 

@@ -99,19 +99,16 @@ class SmtpSink:
 
     @property
     def mail_folder(self) -> Path:
-        """The folder of the `.eml` files."""
         return self._folder / "mail"
 
     @property
     def port(self) -> int:
-        """The port that the server listens on."""
         assert self._server is not None, "the sink has not been started"
         port = self._server.sockets[0].getsockname()[1]
         assert isinstance(port, int)
         return port
 
     def ledger(self) -> AcceptanceLedger:
-        """All acceptances so far."""
         return read_ledger(self.ledger_path)
 
     async def start(self, port: int = 0) -> None:
