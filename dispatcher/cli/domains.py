@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -49,16 +50,13 @@ def list_(*, as_json: bool) -> int:
 
     \b
     JSON:
-      [{"domain": "example.org", "per_second": 5.0, "concurrent": 2, "waiting": 1234}]
+      [{"domain": "example.org", "per_second": 5.0, "concurrent": 2, "attempt_seconds": 0.4, "waiting": 1234}]
     """
     from dispatcher.ops.domains import list_domains
 
     domains = run_with_session("domains", list_domains)
     if as_json:
-        names = ("domain", "per_second", "concurrent")
-        print_json(
-            [{name: getattr(each.limit, name) for name in names} | {"waiting": each.waiting} for each in domains]
-        )
+        print_json([{**asdict(each.limit), "waiting": each.waiting} for each in domains])
     elif domains:
         shown = Table("domain", "per second", "at the same time", "emails that wait", right=[1, 2, 3])
         for each in domains:

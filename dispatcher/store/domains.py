@@ -123,5 +123,5 @@ def count_domain_waits_sync(connection: Session) -> list[LimitedDomain]:
     return fetch_sync(connection, "count_domain_waits", {"most": MOST_WAITING}, into=_limited)
 
 
-def _limited(domain: str, per_second: float | None, concurrent: int | None, waiting: int) -> LimitedDomain:
-    return LimitedDomain(DomainLimit(domain, per_second, concurrent), waiting)
+def _limited(waiting: int, *limit: Any) -> LimitedDomain:
+    return LimitedDomain(DomainLimit(*limit), waiting)

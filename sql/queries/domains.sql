@@ -280,7 +280,6 @@ returning domain;
 -- The domains that have ceilings, with the number of emails that wait for each; counts at most `most` emails per
 -- domain.
 select
-    d.domain, d.per_second, d.concurrent,
     (
         select count(*)
         from (
@@ -291,6 +290,7 @@ select
                 and e.wait_domain = d.domain
             limit %(most)s
         ) as counted
-    )
+    ),
+    d.domain, d.per_second, d.concurrent, d.attempt_seconds
 from dispatcher.domain_limit as d
 order by d.domain;
