@@ -1,5 +1,5 @@
--- Workers share the measured length of attempts to a domain, so that the emails that wait for its ceilings become due at
--- the pace that the domain's servers allow. See docs/decisions/0057-measured-paces.md.
+-- Workers share the measured length of attempts to a domain. So the emails that wait for the domain's ceilings become
+-- due at the pace that the domain's servers allow. See docs/decisions/0057-measured-paces.md.
 
 alter table domain_limit add column attempt_seconds double precision;
 

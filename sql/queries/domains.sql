@@ -42,8 +42,9 @@ from deleted;
 -- name: claim_domain
 -- Takes up to wanted_tokens whole tokens from a domain's bucket, and decides how many attempts this worker may make at
 -- the same time until slot_seconds from now. Returns the number of tokens taken and the number of attempts; null if the
--- domain has no such ceiling. Zero rows: the domain has no ceilings (any more). Also returns the mean length of attempts,
--- after adding this worker's attempts since its last claim; each of them has the weight new_share.
+-- domain has no such ceiling. Zero rows: the domain has no ceilings (any more).
+-- Also adds the lengths of this worker's attempts since its last claim to the mean length of attempts, each with the
+-- weight new_share, and returns the mean.
 -- The tokens are counted as in take_tokens, whose comment gives the reasons. The tokens and the shares of all workers
 -- are in one row. The statement locks this row before it reads it: an earlier snapshot would not show what another
 -- worker has just got.
