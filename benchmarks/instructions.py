@@ -3,9 +3,9 @@
 One part is a worker's pipeline: the real stages, SendGrid adapter, HTTP connection, in-flight ledger, log, metrics and
 consumer. PostgreSQL, RabbitMQ, TLS and sockets are replaced at their edge. The other parts are the lease and record
 statements at several batch sizes, and the enqueue of 1 and of 500 emails. Each of these parts is counted twice: in the
-client (our code and psycopg), and in PostgreSQL's backend. Two runs differ by less than half a per cent, so a count
-shows a change that a clock cannot show. Only instructions in user mode count. Caches and system calls do not show, so a
-claim about speed needs run.py, too.
+client (our code and psycopg), and in PostgreSQL's backend. Two runs differ by less than half a per cent (the clients of
+batches of 6 by up to one), so a count shows a change that a clock cannot show. Only instructions in user mode count.
+Caches and system calls do not show, so a claim about speed needs run.py, too.
 
 With --tree, the program counts another checkout, which must have been set up with `./run setup`. With two of them, the
 table also shows the ratio of the second to the first:
