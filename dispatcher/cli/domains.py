@@ -50,7 +50,7 @@ def list_(*, as_json: bool) -> int:
 
     \b
     JSON:
-      [{"domain": "example.org", "per_second": 5.0, "concurrent": 2, "waiting": 1234}]
+      [{"domain": "example.org", "per_second": 5.0, "concurrent": 2, "attempt_seconds": 0.4, "waiting": 1234}]
     """
     from dispatcher.ops.domains import list_domains
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,12 +24,14 @@ class LedgerEntry:
         recipients: The number of all recipients, including cc and bcc.
         octets: The size of the email, or its part of the size of an HTTP request.
         accepted_at: When the server accepted the email, in seconds since 1970.
+        addresses: The recipients; empty if the server records only their number.
     """
 
     email_id: str
     recipients: int
     octets: int
     accepted_at: float
+    addresses: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +39,22 @@ class AcceptanceLedger:
     """The acceptances of one server, in order.
 
     Attributes:
-        times: How often the server accepted each email, by email id.
+        deliveries: How often the server accepted each email for each recipient, by email id and address. The address is
+            empty if the server records no addresses.
+        times: How often the server accepted each email, by email id. An email that is delivered in several transactions
+            counts once, unless a recipient is in two of them.
     """
 
     entries: tuple[LedgerEntry, ...]
+    deliveries: Mapping[tuple[str, str], int]
     times: Mapping[str, int]
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids of the emails that were accepted at least once."""
         return frozenset(self.times)
 
     @property
     def delivered(self) -> int:
-        """The number of different emails that were accepted."""
         return len(self.times)
 
     @property
@@ -69,7 +73,11 @@ def read_ledger(path: Path) -> AcceptanceLedger:
     except FileNotFoundError:
         lines = []
     entries = tuple(LedgerEntry(**orjson.loads(line)) for line in lines)
-    return AcceptanceLedger(entries, MappingProxyType(Counter(entry.email_id for entry in entries)))
+    deliveries = Counter((entry.email_id, address) for entry in entries for address in entry.addresses or ("",))
+    times: Counter[str] = Counter()
+    for (email_id, _), count in deliveries.items():
+        times[email_id] = max(times[email_id], count)
+    return AcceptanceLedger(entries, MappingProxyType(deliveries), MappingProxyType(times))
 
 
 class LedgerWriter:
@@ -86,5 +94,4 @@ class LedgerWriter:
         os.write(self._file, b"".join(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE) for entry in entries))
 
     def close(self) -> None:
-        """Closes the ledger's file."""
         os.close(self._file)

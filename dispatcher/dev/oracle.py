@@ -20,6 +20,10 @@ With the policy `hold` (see DISPATCHER_ON_UNCERTAIN), the provider accepted each
 email at most once. With the policy `resend`, no email is held. The provider accepted each `sent` email, and accepted it
 again at most as often as the email's outcome was unknown.
 
+The provider may accept an email in several transactions, each for some of its recipients. Then all this holds for each
+recipient. If only some recipients got the email, it is not `sent`, and if it is `failed`, its reason is
+`partly_delivered`.
+
 Every failed or held email has a dead letter. The DLQ has no other messages, except those that the run published on
 purpose although they point to no email.
 
@@ -31,7 +35,7 @@ the email arrives at the provider. The answer "too late" is given only if a work
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 from uuid import UUID
@@ -77,7 +81,7 @@ class Row:
     Attributes:
         is_completed: Whether the row of the email's message key (in `email_idempotency`) is marked as completed.
         leases: How often the email was leased.
-        reason: Why a cancelled email is cancelled: `cancelled` or `expired`.
+        reason: Why a cancelled email is cancelled (`cancelled` or `expired`), or why a failed email failed.
         may_expire: Whether the email has an expiry.
     """
 
@@ -107,6 +111,8 @@ class Records:
         requested_keys: Every key that a producer has enqueued, even if the producer got no answer.
         expired_leases: How often each email was recovered from an expired lease, according to the relay's log.
         unknown_messages: The bodies of messages on the DLQ that are not dead letters of the dispatcher.
+        recipients: The addresses of each email, as the producers enqueued them; empty if not known.
+        deliveries: How often the provider accepted each email for each address. Empty if `recipients` is empty.
         garbage: The bodies of messages that the run published on purpose although they point to no email.
         waiting: How many messages are left on the send queue.
         faults: Errors of the dispatcher's processes.
@@ -133,6 +139,8 @@ class Records:
     garbage: frozenset[bytes] = frozenset()
     waiting: int = 0
     accepted: Mapping[UUID, int] = field(default_factory=dict)
+    recipients: Mapping[UUID, Collection[str]] = field(default_factory=dict)
+    deliveries: Mapping[tuple[UUID, str], int] = field(default_factory=dict)
     wire: Wire = field(default_factory=Wire)
     disturbances: Sequence[Disturbance] = ()
     faults: Sequence[str] = ()
@@ -153,8 +161,9 @@ class Judgement:
 
     Attributes:
         counts: The number of emails by status.
-        lost: Enqueued emails without a row, emails in no final status, and `sent` emails that were never accepted.
-        duplicates: Acceptances of emails that the provider had already accepted.
+        lost: Enqueued emails without a row, emails in no final status, `sent` emails that were never accepted, and
+            recipients who are left out of a `sent` email.
+        duplicates: Acceptances of emails that the provider had already accepted, for the same recipient.
         held_on_wire: Held emails whose request reached the provider and whose answer reached no worker.
         held_at_edge: Held emails whose worker was killed or frozen just before the first octet was sent, or just after
             the answer was read. In both moments, the ledger says *on the wire* (see `wire`).
@@ -208,8 +217,8 @@ def judge(records: Records) -> Judgement:
     return Judgement(
         counts={status: counts[status] for status in (*FINAL, "pending", "waiting", "sending") if counts[status]},
         enqueued=len({answer.email_id for answer in records.answers} | records.rows.keys()),
-        lost=len(lost),
-        duplicates=sum(times - 1 for times in records.accepted.values() if times > 1),
+        lost=len(lost) + len(_left_out(records)),
+        duplicates=sum(times - 1 for times in (records.deliveries or records.accepted).values() if times > 1),
         held_on_wire=held[Explanation.ON_THE_WIRE],
         held_at_edge=held[Explanation.AT_THE_EDGE],
         held_without_ledger=held[Explanation.WITHOUT_LEDGER],
@@ -289,12 +298,20 @@ def _existence(records: Records) -> dict[str, Iterable[object]]:
 
 def _deliveries(records: Records) -> dict[str, Iterable[object]]:
     status = {email_id: row.status for email_id, row in records.rows.items()}
+
+    def is_partial(email_id: UUID) -> bool:
+        return records.rows[email_id].reason == "partly_delivered" and bool(_missed(email_id, records))
+
     return {
         "sent and never accepted": _unaccepted(records),
+        "sent, and a recipient is left out": _left_out(records),
         "sent or cancelled, and not completed": [
             i for i, row in records.rows.items() if row.status in ("sent", "cancelled") and not row.is_completed
         ],
-        "failed and accepted": [i for i in records.accepted if status.get(i) == "failed"],
+        "failed and accepted": [i for i in records.accepted if status.get(i) == "failed" and not is_partial(i)],
+        "accepted for another recipient": [
+            key for key in records.deliveries if key[1] not in records.recipients.get(key[0], key)
+        ],
         "accepted and never enqueued": records.accepted.keys() - records.rows.keys(),
         **({} if records.refused_keys is None else _refusals(records.rows, records.refused_keys)),
         **(_repeated_under_hold(records) if records.policy == "hold" else _repeated_under_resend(records)),
@@ -424,6 +441,16 @@ def _unfinished(records: Records) -> set[UUID]:
 
 def _unaccepted(records: Records) -> set[UUID]:
     return {i for i, row in records.rows.items() if row.status == "sent" and not records.accepted.get(i)}
+
+
+def _missed(email_id: UUID, records: Records) -> set[str]:
+    """The recipients for whom the provider never accepted the email."""
+    return {each for each in records.recipients.get(email_id, ()) if not records.deliveries.get((email_id, each))}
+
+
+def _left_out(records: Records) -> list[str]:
+    sent = (i for i, row in records.rows.items() if row.status == "sent" and records.accepted.get(i))
+    return [f"{i} to {address}" for i in sent for address in _missed(i, records)]
 
 
 def _by_email(things: Iterable[T]) -> dict[UUID, list[T]]:

@@ -57,6 +57,7 @@ class SmtpBehaviour:
         tls: The server's TLS context. Without it, the server does not offer STARTTLS.
         login: The user and password that a client must send before MAIL; None if clients need no login.
         login_methods: The login methods that the server offers, such as `PLAIN LOGIN`.
+        most_recipients: The most recipients of one transaction; 0 for no limit. Further recipients get 452 4.5.3.
         most_sessions: The most open connections; 0 for no limit. The server refuses further connections with 421.
         latency_seconds: Delay before the answer to an email.
         slow_seconds: Delay before the reply to a recipient whose address begins with `slow`.
@@ -71,6 +72,7 @@ class SmtpBehaviour:
     tls: ssl.SSLContext | None = None
     login: tuple[str, str] | None = None
     login_methods: str = "PLAIN LOGIN"
+    most_recipients: int = 0
     most_sessions: int = 0
     latency_seconds: float = 0.0
     slow_seconds: float = 0.2

@@ -123,7 +123,6 @@ class SmtpSession(asyncio.Protocol):
         self._process_buffer()
 
     def drop(self) -> None:
-        """Aborts the connection."""
         self._closes = True
         self._transport.abort()
 
@@ -288,6 +287,9 @@ class SmtpSession(asyncio.Protocol):
             self._judge_recipient(path[1])
 
     def _judge_recipient(self, address: str) -> None:
+        if 0 < self._behaviour.most_recipients <= len(self._recipients):
+            self._reply("452 4.5.3 Error: too many recipients")
+            return
         if address.startswith("refused"):
             self._reply(f"550 5.1.1 <{address}>: Recipient address rejected: User unknown in virtual mailbox table")
             return

@@ -99,19 +99,16 @@ class SmtpSink:
 
     @property
     def mail_folder(self) -> Path:
-        """The folder of the `.eml` files."""
         return self._folder / "mail"
 
     @property
     def port(self) -> int:
-        """The port that the server listens on."""
         assert self._server is not None, "the sink has not been started"
         port = self._server.sockets[0].getsockname()[1]
         assert isinstance(port, int)
         return port
 
     def ledger(self) -> AcceptanceLedger:
-        """All acceptances so far."""
         return read_ledger(self.ledger_path)
 
     async def start(self, port: int = 0) -> None:
@@ -153,7 +150,8 @@ class SmtpSink:
         if self._keeps:
             self.received.append(email)
         assert self._ledger is not None
-        self._ledger.append(LedgerEntry(email_id, len(email.recipients), len(email.content), time.time()))
+        to = email.recipients
+        self._ledger.append(LedgerEntry(email_id, len(to), len(email.content), time.time(), to))
         return name
 
     def record_event(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
@@ -254,6 +252,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--reply", action="append", default=[], metavar="STEP=TEXT", type=_scripted, help=(
         f"send this reply at a step ({', '.join(Step)}), or inject a fault ({', '.join(SmtpFault)})"
     ))  # fmt: skip
+    parser.add_argument(
+        "--recipients-per-transaction", type=int, default=0, metavar="N", help="answer 452 to more; default: no limit"
+    )
     parser.add_argument("--login", metavar="USER:PASSWORD", help="the login that MAIL requires; default: none")
     parser.add_argument("--wire", action="store_true", help="record every email and connection in wire.jsonl")
     parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent process exits")
@@ -263,6 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     behaviour = SmtpBehaviour(
         script=dict(options.reply),
         login=_login(options.login),
+        most_recipients=options.recipients_per_transaction,
         latency_seconds=options.latency_ms / 1000,
         slow_seconds=options.slow_ms / 1000,
     )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -123,6 +124,11 @@ class TenantLimit:
     per_second: float | None = None
 
 
+ASSUMED_SECONDS: Final = 1.0
+"""The assumed length of an attempt at a recipient domain, until the first attempt was measured."""
+MIN_SECONDS: Final = 0.001
+
+
 @dataclass(frozen=True, slots=True)
 class DomainLimit:
     """What an operator set for a recipient domain. Limits only attempts through the provider `smtp`.
@@ -131,11 +137,20 @@ class DomainLimit:
         domain: In lower case; an internationalized domain as A-labels (`xn--…`). Its subdomains are not limited.
         per_second: The most emails per second, all hosts together; None: no limit.
         concurrent: The most attempts at the same time, all hosts together; None: no limit.
+        attempt_seconds: The mean length of the latest attempts, which workers measure; None until the first one.
     """
 
     domain: str
     per_second: float | None = None
     concurrent: int | None = None
+    attempt_seconds: float | None = None
+
+    @property
+    def pace(self) -> float:
+        """How many emails per second the ceilings allow, by the measured length of attempts."""
+        seconds = ASSUMED_SECONDS if self.attempt_seconds is None else max(self.attempt_seconds, MIN_SECONDS)
+        speed = math.inf if self.concurrent is None else self.concurrent / seconds
+        return speed if self.per_second is None else min(self.per_second, speed)
 
     def describe(self) -> str:
         """A clause such as `example.org may get 5 emails per second, 2 at the same time`."""

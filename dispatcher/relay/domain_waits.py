@@ -1,15 +1,16 @@
-"""Shortens the waits of emails for a recipient domain, after an operator raised or removed the domain's ceiling.
+"""Shortens the waits of emails for a recipient domain that may get more emails than before.
 
 If a ceiling is reached, the worker releases the email and sets the end of its wait. `relay.timing` wakes the email at
-that time. After a ceiling was raised, this service of the leading relay shortens the waits in proportion. After all
-ceilings of a domain were removed, the service ends the waits. After a ceiling was lowered, the service does nothing:
-the waits end at the old times, and most of the emails must wait again.
+that time. After a ceiling was raised, or attempts became at least twice as fast, this service of the leading relay
+shortens the waits in proportion. After all ceilings of a domain were removed, the service ends the waits. After a
+ceiling was lowered, the service does nothing: the waits end at the old times, and most of the emails must wait again.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from dispatcher.domain.controls import DomainLimit
@@ -20,10 +21,14 @@ BATCH: Final = 1000
 INTERVAL_SECONDS: Final = 0.5
 LATE_SECONDS: Final = 60.0
 """How long the relay looks for emails that wait for a removed ceiling, because a worker may read the removal late."""
+MEASURED_FACTOR: Final = 0.5
+"""If attempts become shorter, the waits are shortened only by this factor or more. Their length always varies."""
+SLOW_SECONDS: Final = 60.0
+"""Longer attempts count after this time. Otherwise, each fast one after a slow one would shorten the waits again."""
 
 
 class DomainWaits:
-    """Shortens the waits of emails for recipient domains whose ceilings were raised or removed."""
+    """Shortens the waits of emails for recipient domains that may get more emails than before."""
 
     interval_seconds = INTERVAL_SECONDS
 
@@ -32,18 +37,34 @@ class DomainWaits:
         self._limits: Mapping[str, DomainLimit] | None = None
         # Look for emails that wait for a removed ceiling, because the previous leader may have left such emails.
         self._look_until = time.monotonic() + LATE_SECONDS
+        self._slow_since: dict[str, float] = {}  # by domain: since when its attempts have taken longer
         self._factors: dict[str, float] = {}  # by domain: the factor by which to multiply the waits of its emails
         self._after = THE_START
 
     def set_limits(self, limits: Mapping[str, DomainLimit]) -> None:
         """Compares the ceilings with those of the last call, and notes for `run_once` which waits to shorten."""
-        before = limits if self._limits is None else self._limits
-        self._limits = limits
-        if limits or before:
+        if limits or self._limits:
             self._look_until = time.monotonic() + LATE_SECONDS
-        for domain in limits.keys() & before.keys():
-            if (factor := wait_factor(before[domain], limits[domain])) < 1:
-                self._factors[domain] = self._factors.get(domain, 1.0) * factor
+        known = limits if self._limits is None else self._limits
+        self._limits = {domain: self._compared(known.get(domain, limit), limit) for domain, limit in limits.items()}
+
+    def _compared(self, before: DomainLimit, now: DomainLimit) -> DomainLimit:
+        """Notes which waits to shorten. Returns the ceilings with which to compare those of the next call."""
+        factor = before.pace / now.pace
+        is_measured = replace(before, attempt_seconds=now.attempt_seconds) == now
+        if is_measured and factor > MEASURED_FACTOR and not self._is_slow(now.domain, factor):
+            return before
+        self._slow_since.pop(now.domain, None)
+        if factor < 1:
+            self._factors[now.domain] = self._factors.get(now.domain, 1.0) * factor
+        return now
+
+    def _is_slow(self, domain: str, factor: float) -> bool:
+        """Whether the pace has been halved for SLOW_SECONDS."""
+        if factor * MEASURED_FACTOR < 1:
+            self._slow_since.pop(domain, None)
+            return False
+        return time.monotonic() - self._slow_since.setdefault(domain, time.monotonic()) >= SLOW_SECONDS
 
     async def run_once(self) -> float:
         """Shortens the waits of a batch of emails. Returns the seconds until the next round."""
@@ -60,21 +81,3 @@ class DomainWaits:
             del self._factors[domain]
             self._after = THE_START
         return 0.0 if self._factors else INTERVAL_SECONDS
-
-
-def wait_factor(before: DomainLimit, now: DomainLimit) -> float:
-    """The factor by which a change of a domain's ceilings multiplies the waits.
-
-    For example, 0.5 if the ceiling was doubled, 1 if no ceiling was raised, and 0 if all ceilings were removed.
-    """
-    rates = _factor(before.per_second, now.per_second)
-    slots = _factor(before.concurrent, now.concurrent)
-    factors = [factor for factor in (rates, slots) if factor is not None]
-    return min(1.0, max(factors, default=0.0))
-
-
-def _factor(before: float | None, now: float | None) -> float | None:
-    """The factor by which the change of one ceiling multiplies the waits; None if there is no such ceiling now."""
-    if now is None:
-        return None
-    return 1.0 if before is None else before / now

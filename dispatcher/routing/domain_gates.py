@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from dispatcher.domain.controls import LIMITED_PROVIDER, DomainLimit
@@ -34,10 +35,6 @@ RENEW_SECONDS: Final = 1.0
 """How often a worker renews its slots, and gives back slots that it does not need."""
 HOLD_SECONDS: Final = 1.0
 """The longest time for which an email waits for a slot in the worker."""
-ASSUMED_SECONDS: Final = 1.0
-"""The assumed length of an attempt, until the first attempt was measured."""
-NEW_SHARE: Final = 0.1
-"""The weight of the newest attempt in the mean length of attempts."""
 EAGERNESS: Final = 1.25
 """Waiting emails become due at the pace that the ceilings allow, multiplied by this, so that no token and no slot stays
 unused."""
@@ -72,7 +69,7 @@ class DomainGate:
             waits: Limits how many emails may wait in this worker, for all domains together.
         """
         self._store = store
-        self._domain = limit.domain
+        self.domain = limit.domain
         self._limit: DomainLimit | None = limit
         self._waits = waits
         self._waiting: deque[_WaitingEmail] = deque()
@@ -80,26 +77,16 @@ class DomainGate:
         self._tokens_until = self._empty_until = -math.inf
         self._slots = self._used = 0
         self._slots_until = -math.inf  # by the steady clock, which also counts while the host is suspended
-        self._seconds = ASSUMED_SECONDS
+        self._lengths: list[float] = []  # of the attempts since the last claim
         self._claimed_at = -math.inf
         self._is_asked = asyncio.Event()
         self._claiming: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
     @property
-    def domain(self) -> str:
-        """The recipient domain that has the ceilings."""
-        return self._domain
-
-    @property
     def pace(self) -> float:
         """How many waiting emails of the domain may become due per second."""
-        limit = self._limit
-        if limit is None:
-            return math.inf
-        rate = math.inf if limit.per_second is None else limit.per_second
-        speed = math.inf if limit.concurrent is None else limit.concurrent / max(self._seconds, 0.001)
-        return EAGERNESS * min(rate, speed)
+        return math.inf if self._limit is None else EAGERNESS * self._limit.pace
 
     def set_limit(self, limit: DomainLimit | None) -> None:
         """Applies the ceilings that an operator set; None if the ceilings were removed."""
@@ -127,7 +114,7 @@ class DomainGate:
             seconds: How long the attempt took; None if it raised an exception.
         """
         if seconds is not None:
-            self._seconds += NEW_SHARE * (seconds - self._seconds)
+            self._lengths.append(seconds)
         self._used -= 1
         self._admit()
 
@@ -219,12 +206,15 @@ class DomainGate:
         asked_at = steady_clock()
         try:
             slots = 0 if limit.concurrent is None else self._used + waiting
-            claim = await self._store.claim(self._domain, tokens=tokens, slots=slots, used=self._used)
+            lengths, self._lengths = self._lengths, []
+            claim = await self._store.claim(self.domain, tokens=tokens, slots=slots, used=self._used, lengths=lengths)
         except DispatcherError:
-            claim = Claim(0, None)
+            claim = Claim(0, None, limit.attempt_seconds)
         if claim is None:
             self._limit = None  # the ceilings were removed; the next read of the controls will show this
             return
+        if self._limit is not None:  # which may have changed meanwhile
+            self._limit = replace(self._limit, attempt_seconds=claim.attempt_seconds)
         if claim.tokens is not None and waiting:
             now = self._loop.time()
             self._tokens, self._tokens_until = claim.tokens, now + CLAIM_SECONDS

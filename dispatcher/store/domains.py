@@ -5,8 +5,9 @@ A token allows a worker to send one email. A slot allows a worker to make one at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from dispatcher.domain.controls import DomainLimit
@@ -20,6 +21,8 @@ than this, so no tokens are lost while emails wait."""
 SLOT_SECONDS: Final = 15.0
 """How long a worker may use the slots of a domain without asking again. If the worker dies, the slots are free after
 this time."""
+NEW_SHARE: Final = 0.1
+"""The weight of the newest attempt in the mean length of attempts."""
 MOST_WAITING: Final = 10_000
 """The emails that wait for a domain's ceiling are counted up to this number."""
 
@@ -30,10 +33,12 @@ class Claim(NamedTuple):
     Attributes:
         tokens: How many emails the worker may send now; None if the domain has no ceiling per second.
         slots: How many attempts the worker may make at the same time; None if the domain has no ceiling for attempts.
+        attempt_seconds: The mean length of all workers' latest attempts; None if none was measured.
     """
 
     tokens: int | None
     slots: int | None
+    attempt_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +69,16 @@ class DomainStore:
         self._pool = pool
         self._worker = worker
 
-    async def claim(self, domain: str, *, tokens: int, slots: int, used: int) -> Claim | None:
+    async def claim(
+        self, domain: str, *, tokens: int, slots: int, used: int, lengths: Sequence[float] = ()
+    ) -> Claim | None:
         """Takes tokens and slots of a domain for this worker. The worker may use the slots for `SLOT_SECONDS`.
 
         Args:
             tokens: The most tokens to take.
             slots: How many slots the worker wants; 0 to give all slots back.
             used: How many attempts the worker is making now. They keep their slots, even if the worker gets fewer.
+            lengths: The lengths, in seconds, of the worker's attempts since the last claim.
 
         Returns:
             None if the domain has no ceilings.
@@ -83,6 +91,9 @@ class DomainStore:
             "used": used,
             "burst_seconds": BURST_SECONDS,
             "slot_seconds": SLOT_SECONDS,
+            "attempts": len(lengths),
+            "mean_seconds": fmean(lengths) if lengths else 0.0,
+            "new_share": NEW_SHARE,
         }
         return next(iter(await fetch(self._pool, "claim_domain", parameters, into=Claim)), None)
 
@@ -112,5 +123,5 @@ def count_domain_waits_sync(connection: Session) -> list[LimitedDomain]:
     return fetch_sync(connection, "count_domain_waits", {"most": MOST_WAITING}, into=_limited)
 
 
-def _limited(domain: str, per_second: float | None, concurrent: int | None, waiting: int) -> LimitedDomain:
-    return LimitedDomain(DomainLimit(domain, per_second, concurrent), waiting)
+def _limited(waiting: int, *limit: Any) -> LimitedDomain:
+    return LimitedDomain(DomainLimit(*limit), waiting)

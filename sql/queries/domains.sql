@@ -1,6 +1,6 @@
 -- name: list_domain_limits
--- The ceilings of recipient domains, by domain.
-select domain, per_second, concurrent
+-- The ceilings of recipient domains, by domain, each with the measured length of attempts.
+select domain, per_second, concurrent, attempt_seconds
 from dispatcher.domain_limit
 order by domain;
 
@@ -43,6 +43,8 @@ from deleted;
 -- Takes up to wanted_tokens whole tokens from a domain's bucket, and decides how many attempts this worker may make at
 -- the same time until slot_seconds from now. Returns the number of tokens taken and the number of attempts; null if the
 -- domain has no such ceiling. Zero rows: the domain has no ceilings (any more).
+-- Also adds the lengths of this worker's attempts since its last claim to the mean length of attempts, each with the
+-- weight new_share, and returns the mean.
 -- The tokens are counted as in take_tokens, whose comment gives the reasons. The tokens and the shares of all workers
 -- are in one row. The statement locks this row before it reads it: an earlier snapshot would not show what another
 -- worker has just got.
@@ -109,6 +111,12 @@ update dispatcher.domain_limit as d
 set
     tokens = s.available - coalesce(s.taken, 0),
     refilled_at = s.at,
+    attempt_seconds = case
+        when %(attempts)s = 0 then d.attempt_seconds
+        else %(mean_seconds)s + coalesce(
+            (d.attempt_seconds - %(mean_seconds)s) * power(1 - %(new_share)s::double precision, %(attempts)s), 0
+        )
+    end,
     holders = case
         when s.allowed is null or %(wanted_slots)s = 0 then s.holders
         else s.holders || jsonb_build_object(
@@ -122,7 +130,7 @@ set
     end
 from shared as s
 where d.domain = s.domain
-returning s.taken, s.allowed;
+returning s.taken, s.allowed, d.attempt_seconds;
 
 -- name: wait_for_domains
 -- Releases leases without an attempt, as `release` does, because the ceiling of a recipient domain is reached. The
@@ -273,7 +281,6 @@ returning domain;
 -- The domains that have ceilings, with the number of emails that wait for each; counts at most `most` emails per
 -- domain.
 select
-    d.domain, d.per_second, d.concurrent,
     (
         select count(*)
         from (
@@ -284,6 +291,7 @@ select
                 and e.wait_domain = d.domain
             limit %(most)s
         ) as counted
-    )
+    ),
+    d.domain, d.per_second, d.concurrent, d.attempt_seconds
 from dispatcher.domain_limit as d
 order by d.domain;

@@ -144,6 +144,11 @@ class Sink:
         """See `Recipient`."""
         return Counter({UUID(email_id): times for email_id, times in read_ledger(self._ledger).times.items()})
 
+    def deliveries(self) -> Counter[tuple[UUID, str]]:
+        """The number of times that each email arrived for each recipient."""
+        counted = read_ledger(self._ledger).deliveries
+        return Counter({(UUID(email_id), address): times for (email_id, address), times in counted.items()})
+
 
 class Host:
     """What the processes of one test share: database, queues, run directory and provider."""

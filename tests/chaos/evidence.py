@@ -11,6 +11,8 @@ import psycopg
 
 from dispatcher.dev.oracle import DlqEntry, Records, Row
 from dispatcher.dev.wire import RecordedAttempt, Wire
+from tests.acceptance.harness import Sink
+from tests.chaos.producer import recipients_of
 from tests.chaos.reporter import FORGED
 from tests.chaos.stage import StormStage
 from tests.supervisor.program import Event
@@ -59,9 +61,14 @@ def collect(stage: StormStage, policy: str) -> Records:
         forged = sum(1 for _ in session.execute(_FORGED, [FORGED]))
         settled = {row[0] for row in session.execute(_SETTLED)}
     entries, unknown = _dlq_entries(stage)
+    requested_keys = stage.producers.keys()
+    recipients = {}
+    if isinstance(stage.provider, Sink):  # it records for whom it accepts an email
+        known = {i: row.message_key for i, row in rows.items() if row.message_key in requested_keys}
+        recipients = {i: recipients_of(key, stage.recipients) for i, key in known.items()}
     return Records(
         policy=policy,
-        requested_keys=stage.producers.keys(),
+        requested_keys=requested_keys,
         answers=stage.producers.answers(),
         rows=rows,
         attempts=attempts,
@@ -71,6 +78,8 @@ def collect(stage: StormStage, policy: str) -> Records:
         garbage=frozenset(stage.diary.garbage),
         waiting=stage.rabbit.waiting(stage.topology.queue),
         accepted=stage.provider.delivered(),
+        recipients=recipients,
+        deliveries=stage.provider.deliveries() if isinstance(stage.provider, Sink) else {},
         wire=Wire.of(stage.provider.witnessed()),
         disturbances=stage.diary.disturbances,
         faults=tuple(stage.diary.faults),

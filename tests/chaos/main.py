@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from tests.chaos.faults import Standstill
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.report import print_outcome, to_json
-from tests.chaos.storm import Ground, StormOutcome, StormPlan, play
+from tests.chaos.storm import CHOSEN, Ground, StormOutcome, StormPlan, play
 
 PROGRAM: Final = "./run chaos"
 NOT_JUDGED: Final = 75
@@ -70,6 +71,17 @@ NOT_JUDGED: Final = 75
 @click.option("--events", is_flag=True, help=(
     "The provider reports events about accepted emails: late, up to 46 times, in any order, and about some never."
 ))  # fmt: skip
+@click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help=(
+    "A setting of every host, such as DISPATCHER_REDELIVER_FOR=1m. Repeatable."
+))  # fmt: skip
+@click.option("--domain", "ceilings", metavar="DOMAIN:CEILINGS", multiple=True, help=(
+    "Ceilings of a recipient domain, such as example.org:concurrent=6,per-second=60. All emails go to example.org. "
+    "Repeatable, for --provider smtp."
+))  # fmt: skip
+@click.option("--recipients-per-transaction", type=click.IntRange(1, 100), metavar="N", help=(
+    "The SMTP double takes N recipients in one transaction, and answers 452 4.5.3 to the others. Emails have up to "
+    "2 N + 1 recipients, and the oracle checks each of them.  [default: no limit, one recipient]"
+))  # fmt: skip
 @click.option("--cluster", is_flag=True, help=(
     "Use three RabbitMQ nodes and a PostgreSQL primary with a synchronous standby, and kill and freeze them."
 ))  # fmt: skip
@@ -92,6 +104,9 @@ def command(
     channel: str,
     bundle: int,
     events: bool,
+    settings: tuple[str, ...],
+    ceilings: tuple[str, ...],
+    recipients_per_transaction: int | None,
     cluster: bool,
     mutant: str | None,
     folder: Path | None,
@@ -113,6 +128,8 @@ def command(
       ./run chaos --bundle 16 --rate 500
       ./run chaos --events --minutes 2
       ./run chaos --channel both
+      ./run chaos --provider smtp --domain example.org:concurrent=6,per-second=60
+      ./run chaos --provider smtp --recipients-per-transaction 2 --set DISPATCHER_REDELIVER_FOR=1m
       ./run chaos --cluster --minutes 5 --rate 50
       ./run chaos --mutant ledger-off; test $? = 1
 
@@ -123,6 +140,8 @@ def command(
     Exit codes: 0 the promise was kept; 1 the promise was broken, a standstill was longer than 15 s, or the dispatcher
     did not start; 75 no verdict, because the test harness failed: try again.
     """
+    if provider != "smtp" and (ceilings or recipients_per_transaction):
+        raise click.UsageError("--domain and --recipients-per-transaction need --provider smtp.")
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     plan = StormPlan(
         seconds=minutes * 60,
@@ -135,6 +154,9 @@ def command(
         channel=channel,
         bundle=bundle,
         events=events,
+        settings=_settings(settings),
+        ceilings=_ceilings(ceilings),
+        recipients_per_transaction=recipients_per_transaction or 0,
     )
     if cluster:
         plan = replace(plan, deck=DECK if plan.hosts == 1 else DECK_OF_HOSTS, pause_seconds=PAUSE_SECONDS)
@@ -165,6 +187,39 @@ def command(
         if found:
             print_standstills(found)
     return Exit.DONE if is_good else Exit.FAILED
+
+
+def _settings(given: Sequence[str]) -> dict[str, str]:
+    """The settings by name.
+
+    Raises:
+        click.UsageError: The text is not NAME=VALUE, or the storm itself chooses the setting.
+    """
+    settings = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("DISPATCHER_"):
+            raise click.UsageError(f"--set {text}: write DISPATCHER_NAME=VALUE.")
+        if name.removeprefix("DISPATCHER_") in CHOSEN:
+            raise click.UsageError(
+                f"--set {text}: the storm itself chooses {name}. See --help for the options that change it."
+            )
+        settings[name] = value
+    return settings
+
+
+def _ceilings(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The options of `dispatcher domains set`, by domain.
+
+    Raises:
+        click.UsageError: The text is not DOMAIN:concurrent=N,per-second=N.
+    """
+    ceilings = {}
+    for text in given:
+        if not (found := re.fullmatch(r"([^:]+):((?:,?(?:concurrent|per-second)=[0-9.]+)+)", text)):
+            raise click.UsageError(f"--domain {text}: write DOMAIN:concurrent=N,per-second=N.")
+        ceilings[found[1]] = tuple(f"--{option}" for option in found[2].strip(",").split(","))
+    return ceilings
 
 
 def _play(plan: StormPlan, place: Path, tell: Callable[[str], None]) -> tuple[StormOutcome, list[Standstill]]:

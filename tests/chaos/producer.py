@@ -98,11 +98,12 @@ def _document(line: bytes) -> dict[str, Any]:
     return document
 
 
-def email_of(key: str, asker: str, due_at: float = 0.0, channel: str = "email") -> Email | Sms:
+def email_of(key: str, asker: str, due_at: float = 0.0, channel: str = "email", recipients: int = 1) -> Email | Sms:
     """The email of a key. Every producer makes the same email, unless the key is one with different payloads.
 
     Args:
         channel: `email`, `sms`, or `both` in turn.
+        recipients: The most recipients of an email.
         due_at: When the email should be enqueued, in Unix seconds; 0 for an email without a schedule and an expiry.
     """
     family, _, digits = key.rpartition("-")
@@ -116,10 +117,13 @@ def email_of(key: str, asker: str, due_at: float = 0.0, channel: str = "email") 
             correlation_id=key,
             **(_times(number, due_at) if due_at else {}),
         )
+    first, *others = recipients_of(key, recipients)
     return Email(
         message_key=key,
         sender="Shop <shop@example.com>",
-        to=f"{_trouble(number)}{key}@example.org",
+        to=first,
+        cc=others[::2],
+        bcc=others[1::2],
         subject=f"Receipt {number}",
         text=f"Thank you for order {number}{f', says {asker}' if is_impostor else ''}.",
         html=f"<p>Thank you for order {number}.</p>" if number % 3 == 0 else None,
@@ -127,6 +131,13 @@ def email_of(key: str, asker: str, due_at: float = 0.0, channel: str = "email") 
         correlation_id=key,
         **(_times(number, due_at) if due_at else {}),
     )
+
+
+def recipients_of(key: str, most: int = 1) -> list[str]:
+    """The addresses of an email: between 1 and `most`, by the number in its key."""
+    number = int(key.rpartition("-")[2])
+    others = [f"{key}.{place}@example.org" for place in range(number % most)]
+    return [f"{_trouble(number)}{key}@example.org", *others]
 
 
 def _times(number: int, due_at: float) -> dict[str, Any]:
@@ -154,15 +165,25 @@ class Producer:
     """Repeats each call until it has an answer."""
 
     def __init__(
-        self, name: str, file: Path, database_url: str, *, rates: Mapping[str, float], began_at: float, channel: str
+        self,
+        name: str,
+        file: Path,
+        database_url: str,
+        *,
+        rates: Mapping[str, float],
+        began_at: float,
+        channel: str = "email",
+        recipients: int = 1,
     ) -> None:
         """
         Args:
             channel: See `email_of`.
+            recipients: See `email_of`.
             rates: Emails per second, for each group of keys.
         """
         self._rates = rates
         self._channel = channel
+        self._recipients = recipients
         self._began_at = began_at
         notes = read_notes(file)
         self._name = name
@@ -191,7 +212,7 @@ class Producer:
 
     def _ask(self, keys: list[str]) -> None:
         try:
-            answers = self._enqueue([email_of(key, self._name, self._due_at(key), self._channel) for key in keys])
+            answers = self._enqueue([self._email(key) for key in keys])
         except psycopg.Error as error:
             # The producer does not know whether the commit succeeded, so it repeats the call with the same key.
             print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
@@ -200,6 +221,9 @@ class Producer:
         self._note({"answers": answers})
         answered = {key for key, _, _ in answers}
         self._open_keys = [key for key in self._open_keys if key not in answered]
+
+    def _email(self, key: str) -> Email | Sms:
+        return email_of(key, self._name, self._due_at(key), self._channel, self._recipients)
 
     def _due_at(self, key: str) -> float:
         family, _, number = key.rpartition("-")
@@ -239,11 +263,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--shared-rate", type=float, required=True)
     parser.add_argument("--channel", default="email")
+    parser.add_argument("--recipients", type=int, default=1)
     options = parser.parse_args(arguments)
     rates = {options.name: options.rate, SHARED: options.shared_rate}
     url = os.environ["DISPATCHER_DATABASE_URL"]
     producer = Producer(
-        options.name, options.file, url, rates=rates, began_at=options.began_at, channel=options.channel
+        options.name,
+        options.file,
+        url,
+        rates=rates,
+        began_at=options.began_at,
+        channel=options.channel,
+        recipients=options.recipients,
     )
     producer.run(options.until)
 

@@ -25,13 +25,22 @@ class Producers:
     """The producers of a storm."""
 
     def __init__(
-        self, folder: Path, database_url: str, diary: Diary, *, rate: float, seconds: float, channel: str = "email"
+        self,
+        folder: Path,
+        database_url: str,
+        diary: Diary,
+        *,
+        rate: float,
+        seconds: float,
+        channel: str = "email",
+        recipients: int = 1,
     ) -> None:
         """Start the producers.
 
         Args:
             rate: Emails per second of all producers together.
             channel: See `StormPlan`.
+            recipients: The most recipients of an email.
         """
         self._folder = folder
         self._env = {"PATH": os.defpath, "DISPATCHER_DATABASE_URL": database_url}
@@ -40,7 +49,7 @@ class Producers:
         self._words = (
             "--began-at", str(began_at), "--until", str(began_at + seconds),
             "--rate", str(rate * (1 - SHARED_FRACTION) / PRODUCERS), "--shared-rate", str(rate * SHARED_FRACTION),
-            "--channel", channel,
+            "--channel", channel, "--recipients", str(recipients),
         )  # fmt: skip
         self._starts = 0
         self._programs = {name: self._start(name) for name in (f"p{number}" for number in range(PRODUCERS))}

@@ -71,6 +71,7 @@ class StormStage:
         provider_name: The provider that the double simulates: `sendgrid`, `twilio` or `smtp`.
         clock: PostgreSQL's clock.
         lease_seconds: The length of a lease; freezes last longer.
+        recipients: The most recipients of an email.
         latency_ms: The provider's latency, unless the adversary makes it slower.
         shares_broker: Whether other tests use the same RabbitMQ. If so, only connections of our own workers may be cut.
         reporter: Reports events of the provider; None if the provider reports none.
@@ -90,6 +91,7 @@ class StormStage:
     lease_seconds: float
     latency_ms: int
     shares_broker: bool
+    recipients: int = 1
     reporter: Reporter | None = None
     calm: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _hung: dict[int, Timer] = field(default_factory=dict)

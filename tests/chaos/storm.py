@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +54,13 @@ CALM_SECONDS: Final = 180.0
 a minute on a busy machine."""
 MAX_FURTHER_RUNS: Final = 3
 
+CHOSEN: Final = frozenset({
+    *("DATABASE_URL", "AMQP_URL", "RABBITMQ_MANAGEMENT_URL", "EXCHANGE", "QUEUE", "DLQ", "HOST_NAME", "RUN_DIR"),
+    *("WORKERS", "ON_UNCERTAIN", "LEASE_SECONDS", "BUNDLE_EMAILS", "PROVIDERS", "SMS_PROVIDERS"),
+    *("SENDGRID_HOST", "SMTP_URL", "TWILIO_URL"),
+})  # fmt: skip
+"""The settings that `StormPlan.settings` must not replace, because the harness relies on its own values."""
+
 Tell = Callable[[str], None]
 
 
@@ -73,6 +80,10 @@ class StormPlan:
         connections: The maximum number of concurrent requests per worker; the worker's other leased emails wait.
         bundle: The maximum number of emails per message on the send queue.
         events: Whether the provider's double reports events about the emails that it has accepted.
+        settings: Further settings of each host, as environment variables. They replace the storm's own.
+        ceilings: The ceilings of recipient domains: by domain, the options of `dispatcher domains set`.
+        recipients_per_transaction: The most recipients that the SMTP double takes in one transaction. Emails then have
+            up to twice as many recipients and one more. 0 for no limit, and one recipient per email.
         pause_seconds: The shortest and the longest pause between two actions.
         patience_seconds: How much longer the adversary waits if no email was accepted since its last action. On a busy
             machine, processes take seconds to start, and the adversary would otherwise hit only idle processes.
@@ -96,9 +107,17 @@ class StormPlan:
     connections: int = 12
     bundle: int = 1
     events: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    ceilings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    recipients_per_transaction: int = 0
     deck: Mapping[str, int] | None = None
     command: Sequence[str] = COMMAND
     rest_seconds: float = 120.0
+
+    @property
+    def recipients(self) -> int:
+        """The most recipients of an email."""
+        return 2 * self.recipients_per_transaction + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +207,9 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
         clock = SteeredClock(ground.database_url)
         direct = {**ground.urls, POSTGRES: clock.url}
         env = _environment(plan, ground, folder, "init", direct, _provider_settings(plan, provider))
-        init = Program([*COMMAND[:-1], "init"], folder, "init", env=env)
-        assert init.await_exit() == 0, init.words
+        _run_command(folder, env, "init")
+        for domain, options in plan.ceilings.items():
+            _run_command(folder, env, "domains", "set", domain, *options)
         for number in range(plan.hosts):
             network = Network(direct) if number and ground.outages is None else None
             urls = network.urls if network else direct
@@ -197,7 +217,15 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
             hosts.append(Subject(folder, env, diary, plan.command, network))
         for host in hosts:
             host.program.await_events("broker.connected", plan.workers)
-        producers = Producers(folder, clock.url, diary, rate=plan.rate, seconds=plan.seconds, channel=plan.channel)
+        producers = Producers(
+            folder,
+            clock.url,
+            diary,
+            rate=plan.rate,
+            seconds=plan.seconds,
+            channel=plan.channel,
+            recipients=plan.recipients,
+        )
         if plan.events:
             env = _environment(plan, ground, folder, "api", direct, _provider_settings(plan, provider))
             is_sendgrid = plan.provider == "sendgrid"
@@ -222,6 +250,7 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
             lease_seconds=plan.lease_seconds,
             latency_ms=plan.latency_ms,
             shares_broker=ground.shares_broker,
+            recipients=plan.recipients,
             reporter=reporter,
         )
     finally:
@@ -234,9 +263,16 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
         provider.kill()
 
 
+def _run_command(folder: Path, env: Mapping[str, str], *words: str) -> None:
+    """Run a command of the dispatcher, which must succeed."""
+    program = Program([*COMMAND[:-1], *words], folder, "-".join(words[:3]), env=env)
+    assert program.await_exit() == 0, program.words
+
+
 def _provider(plan: StormPlan, folder: Path) -> ProviderDouble:
-    double = Sink if plan.provider == "smtp" else Double
-    return double(folder / "double", "--wire")
+    if plan.provider != "smtp":
+        return Double(folder / "double", "--wire")
+    return Sink(folder / "double", "--wire", "--recipients-per-transaction", str(plan.recipients_per_transaction))
 
 
 def _provider_settings(plan: StormPlan, provider: ProviderDouble) -> dict[str, str]:
@@ -283,7 +319,7 @@ def _environment(
     }
     named = {f"DISPATCHER_{name}": str(value) for name, value in settings.items()}
     vendor = {name if name == "SENDGRID_API_KEY" else f"DISPATCHER_{name}": value for name, value in provider.items()}
-    return {"PATH": os.defpath, **vendor, **named}
+    return {"PATH": os.defpath, **vendor, **named, **plan.settings}
 
 
 def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
@@ -355,15 +391,15 @@ def _calm(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 def _rest(plan: StormPlan, stage: StormStage, tell: Tell, queued: Callable[[str], int]) -> None:
     """Wait until every email is in a final status, every dead letter is published, and the queue is empty. If there is
-    no progress, stop waiting; the oracle then judges.
+    no progress, and no email waits for its time, stop waiting; the oracle then judges.
 
     Args:
         queued: Returns the number of messages on the queue.
     """
     fewest, moved_at = sys.maxsize, time.monotonic()
     while left := _unfinished(stage, queued):
-        if left < fewest:
-            fewest, moved_at = left, time.monotonic()
+        if left < fewest or _some_wait(stage):
+            fewest, moved_at = min(fewest, left), time.monotonic()
         elif time.monotonic() > moved_at + plan.rest_seconds:
             tell(f"not at rest: {fewest} emails and messages are left, unchanged for {plan.rest_seconds:g} s")
             stage.diary.note_event("no rest", left=fewest)
@@ -380,6 +416,13 @@ def _unfinished(stage: StormStage, queued: Callable[[str], int]) -> int:
         assert row is not None
         return int(row[0]) + queued(stage.topology.queue)
     return sys.maxsize
+
+
+def _some_wait(stage: StormStage) -> bool:
+    """Whether the time of some waiting email has not come: it waits for its redelivery, or for a domain's ceiling."""
+    with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True) as session:
+        return session.execute(_WAITING).fetchone() is not None
+    return False
 
 
 def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
@@ -406,6 +449,11 @@ _OPEN: Final = """
         or dead_letter_due_at is not null
         or publish_due_at is not null
         or (proven_by is not null and status <> 'sent')
+"""
+
+
+_WAITING: Final = """
+    select from dispatcher.email_log where status = 'waiting' and wait_until > clock_timestamp() limit 1
 """
 
 

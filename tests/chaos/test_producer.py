@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher import Email
 from tests.chaos.actions import DECK, EVENT_CARDS
 from tests.chaos.diary import Diary
 from tests.chaos.harness import HarnessFailed
-from tests.chaos.producer import email_of, read_notes
+from tests.chaos.producer import email_of, read_notes, recipients_of
 from tests.chaos.producers import Producers
 from tests.chaos.storm import StormPlan, drawn
 from tests.supervisor.program import eventually
@@ -34,6 +35,15 @@ def test_a_line_cut_by_a_kill_hides_no_other_line(tmp_path: Path) -> None:
 
     assert found.keys == ("a", "b")
     assert found.open_keys == ["a", "b"]
+
+
+def test_emails_have_up_to_the_wanted_number_of_recipients_and_no_recipient_has_two_emails() -> None:
+    emails = [email_of(f"p0-{number}", "p0", recipients=5) for number in range(50)]
+    addresses = [(*email.to, *email.cc, *email.bcc) for email in emails if isinstance(email, Email)]
+
+    assert {len(each) for each in addresses} == {1, 2, 3, 4, 5}
+    assert len({address for each in addresses for address in each}) == sum(map(len, addresses))
+    assert [sorted(each) for each in addresses] == [sorted(recipients_of(f"p0-{number}", 5)) for number in range(50)]
 
 
 def test_a_producer_without_notes_has_made_no_call(tmp_path: Path) -> None:

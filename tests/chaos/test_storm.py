@@ -50,6 +50,24 @@ def test_a_minute_of_random_faults_over_smtp_loses_and_repeats_nothing(ground: G
 
 
 @pytest.mark.slow
+def test_a_minute_of_random_faults_with_redelivery_and_a_domains_ceilings_loses_and_repeats_nothing(
+    ground: Ground, tmp_path: Path
+) -> None:
+    plan = StormPlan(
+        seconds=60,
+        seed=6,
+        provider="smtp",
+        settings={"DISPATCHER_REDELIVER_FOR": "60"},
+        ceilings={"example.org": ("--concurrent=6", "--per-second=60")},
+    )
+
+    outcome = play(plan, ground, tmp_path, print)
+
+    assert_good(outcome, kills=10)
+    assert outcome.verdict.duplicates == 0
+
+
+@pytest.mark.slow
 def test_a_minute_of_random_faults_with_events_leaves_no_accepted_email_held(ground: Ground, tmp_path: Path) -> None:
     outcome = play(StormPlan(seconds=60, seed=5, events=True), ground, tmp_path, print)
 

@@ -23,7 +23,7 @@ def test_ceilings_are_set_listed_and_removed_and_each_change_is_audited(
     assert set_.stderr.strip() == "example.org may get 5 emails per second."
     both = storing("domains", "set", "example.org", "--concurrent", "2")
     assert both.stderr.strip() == "example.org may get 5 emails per second, 2 at the same time."
-    listed = {"domain": "example.org", "per_second": 5.0, "concurrent": 2, "waiting": 0}
+    listed = {"domain": "example.org", "per_second": 5.0, "concurrent": 2, "attempt_seconds": None, "waiting": 0}
     assert storing("domains", "list", "--json").json == [listed]
     assert "example.org" in storing("domains", "list").stdout
 
@@ -81,7 +81,7 @@ def test_status_and_list_count_the_emails_that_wait(prepared: CommandLine, conne
 
     waiting = {each["domain"]: each["waiting"] for each in storing("domains", "list", "--json").json}
     assert waiting == {"example.org": 1, "idle.example": 0}
-    expected = {"domain": "example.org", "per_second": 5.0, "concurrent": None, "waiting": 1}
+    expected = {"domain": "example.org", "per_second": 5.0, "concurrent": None, "attempt_seconds": None, "waiting": 1}
     assert storing("status", "--json").json["domains"] == [expected]
     assert "1 email waits: example.org may get 5 emails per second." in storing("status").stdout
     shown = storing("show", "k")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from uuid import UUID
 
@@ -37,6 +38,19 @@ def with_row(email_id: UUID, row: Row) -> Records:
     return replace(GOOD, rows={**GOOD.rows, email_id: row})
 
 
+def delivered(times: Mapping[str, int], row: Row = GOOD.rows[SENT]) -> Records:
+    """The records of an email to two recipients, with the number of acceptances for each."""
+    deliveries = {(SENT, address): count for address, count in times.items()}
+    accepted = {**GOOD.accepted, SENT: max(times.values())}
+    recipients, rows = {SENT: ["a@x", "b@x"]}, {**GOOD.rows, SENT: row}
+    entries = [entry for entry in GOOD.dlq_entries if entry.email_id != SENT or row.status != "failed"]
+    if row.status == "failed":
+        entries.append(DlqEntry(SENT, "failed"))
+    return replace(
+        GOOD, rows=rows, accepted=accepted, recipients=recipients, deliveries=deliveries, dlq_entries=entries
+    )
+
+
 BAD: dict[str, Records] = {
     "answered and without a row": replace(GOOD, answers=[*GOOD.answers, Answer("c", STRANGER, "accepted")]),
     "answered under another key": replace(GOOD, answers=[*GOOD.answers, Answer("b", HELD, "known")]),
@@ -69,6 +83,8 @@ BAD: dict[str, Records] = {
         rows={UUID(int=number): Row(str(number), "held") for number in range(100, 120)},
         accepted={UUID(int=number): 1 for number in range(100, 120)},
     ),
+    "sent, and a recipient is left out": delivered({"a@x": 1}),
+    "accepted for another recipient": delivered({"a@x": 1, "b@x": 1, "c@x": 1}),
     "forged events that were accepted": replace(GOOD, reported=frozenset(), forgeries=1),
     "settled without an event": replace(GOOD, reported=frozenset(), settled=frozenset({SENT})),
     "processes": replace(GOOD, faults=["the last run ended with 1"]),
@@ -120,6 +136,29 @@ def test_every_kind_of_violation_is_found(name: str) -> None:
 )
 def test_missing_and_unfinished_and_unaccepted_emails_are_lost(records: Records, lost: int) -> None:
     assert judge(records).lost == lost
+
+
+PARTLY = Row("a", "failed", reason="partly_delivered")
+
+
+@pytest.mark.parametrize(
+    ("records", "lost", "duplicates", "violation"),
+    [
+        (delivered({"a@x": 1, "b@x": 1}), 0, 0, None),
+        (delivered({"a@x": 1}), 1, 0, "sent, and a recipient is left out"),
+        (delivered({"a@x": 2, "b@x": 1}), 0, 1, "accepted more than once"),
+        (delivered({"a@x": 2, "b@x": 3}), 0, 3, "accepted more than once"),
+        (delivered({"a@x": 1}, PARTLY), 0, 0, None),
+        (delivered({"a@x": 2}, PARTLY), 0, 1, "accepted more than once"),
+        (delivered({"a@x": 1, "b@x": 1}, PARTLY), 0, 0, "failed and accepted"),
+        (delivered({"a@x": 1}, Row("a", "failed", reason="recipient_deferred")), 0, 0, "failed and accepted"),
+    ],
+)
+def test_each_recipient_is_judged(records: Records, lost: int, duplicates: int, violation: str | None) -> None:
+    verdict = judge(records)
+
+    assert list(verdict.violations) == ([violation] if violation else [])
+    assert (verdict.lost, verdict.duplicates) == (lost, duplicates)
 
 
 def test_a_lease_may_expire_soon_after_a_fault() -> None:

@@ -31,6 +31,18 @@ def test_a_ledger_counts_emails_and_duplicates(tmp_path: Path) -> None:
     assert len(ledger.entries) == 5
 
 
+def test_an_email_in_several_transactions_is_a_duplicate_only_if_a_recipient_repeats(tmp_path: Path) -> None:
+    writer = LedgerWriter(tmp_path / "ledger.jsonl")
+    for email_id, addresses in (("a", ("x", "y")), ("a", ("z",)), ("b", ("x", "y")), ("b", ("y",))):
+        writer.append(LedgerEntry(email_id, len(addresses), 100, 0.0, addresses))
+    writer.close()
+
+    ledger = read_ledger(tmp_path / "ledger.jsonl")
+
+    assert ledger.times == {"a": 1, "b": 2}
+    assert ledger.deliveries == {("a", "x"): 1, ("a", "y"): 1, ("a", "z"): 1, ("b", "x"): 1, ("b", "y"): 2}
+
+
 def test_an_incomplete_last_line_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     writer = LedgerWriter(path)
@@ -75,6 +87,18 @@ async def test_a_sinks_replies_can_be_scripted(tmp_path: Path) -> None:
         await provider.close()
 
     assert getattr(sending.outcome, "code", None) == "451 4.3.0"
+
+
+async def test_a_sink_can_limit_the_recipients_of_a_transaction(tmp_path: Path) -> None:
+    async with sink_process(tmp_path, "--recipients-per-transaction", "2") as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"EHLO x\r\nMAIL FROM:<a@b.c>\r\n" + b"".join(b"RCPT TO:<%d@e.f>\r\n" % n for n in range(3)))
+        writer.write(b"DATA\r\nMessage-ID: <id@b.c>\r\n\r\n.\r\nQUIT\r\n")
+        said = await reader.read()
+        writer.close()
+
+    assert said.count(b"452 4.5.3") == 1
+    assert read_ledger(tmp_path / "ledger.jsonl").deliveries == {("id", "0@e.f"): 1, ("id", "1@e.f"): 1}
 
 
 async def test_bare_line_ends_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher.config import Settings
 from dispatcher.domain.controls import DomainLimit
-from dispatcher.relay.domain_waits import BATCH, INTERVAL_SECONDS, DomainWaits, wait_factor
+from dispatcher.relay.domain_waits import BATCH, INTERVAL_SECONDS, DomainWaits
 from dispatcher.store.connections import connect_async
 from dispatcher.store.outbox import Outbox
 from tests.relay.running import Start
@@ -19,6 +19,7 @@ from tests.waiting import until
 
 DOMAIN = "example.org"
 SLOW = DomainLimit(DOMAIN, 1.0)
+Ceilings = tuple[float | None, int | None] | tuple[float | None, int | None, float]
 
 
 @pytest.fixture
@@ -122,16 +123,43 @@ async def test_many_waits_are_shortened_in_batches(outbox: Outbox, books: Books)
         ((1, None), (4, None), 0.25),
         ((4, None), (1, None), 1.0),
         ((None, 2), (None, 8), 0.25),
-        ((1, 2), (2, 2), 1.0),
+        ((1, 2), (2, 2), 0.5),
+        ((4, 2), (8, 2), 1.0),
         ((1, 2), (2, 8), 0.5),
         ((1, 2), (2, None), 0.5),
         ((1, None), (1, 5), 1.0),
+        # Attempts became shorter or longer than the second that is assumed before the first one.
+        ((None, 2), (None, 2, 0.1), 0.1),
+        ((None, 2, 0.1), (None, 2, 0.04), 0.4),
+        ((None, 2, 0.1), (None, 2, 0.06), 1.0),
+        ((None, 2, 0.1), (None, 2, 5.0), 1.0),
+        ((4, 2), (4, 2, 0.1), 0.5),
+        ((1, 2), (1, 2, 0.1), 1.0),
+        ((None, 2, 0.1), (None, 3, 0.1), 2 / 3),
     ],
 )
-def test_the_part_of_a_wait_that_is_left(
-    before: tuple[float | None, int | None], now: tuple[float | None, int | None], part: float
+async def test_the_part_of_a_wait_that_is_left(
+    outbox: Outbox, books: Books, before: Ceilings, now: Ceilings, part: float
 ) -> None:
-    assert wait_factor(DomainLimit(DOMAIN, *before), DomainLimit(DOMAIN, *now)) == part
+    (email_id,) = make_wait(books, 1)
+    waits = DomainWaits(outbox)
+
+    waits.set_limits({DOMAIN: DomainLimit(DOMAIN, *before)})
+    waits.set_limits({DOMAIN: DomainLimit(DOMAIN, *now)})
+    await finish(waits)
+
+    assert seconds_left(books, email_id) == pytest.approx(100 * part, abs=5)
+
+
+async def test_slow_attempts_between_fast_ones_shorten_the_waits_only_once(outbox: Outbox, books: Books) -> None:
+    (email_id,) = make_wait(books, 1)
+    waits = DomainWaits(outbox)
+
+    for seconds in (None, 0.1, 1.0, 0.1, 1.0, 0.1):
+        waits.set_limits({DOMAIN: DomainLimit(DOMAIN, None, 2, seconds)})
+        await finish(waits)
+
+    assert seconds_left(books, email_id) == pytest.approx(10, abs=3)
 
 
 async def test_the_leading_relay_publishes_them_within_two_seconds(

@@ -11,9 +11,10 @@ import pytest
 
 from dispatcher.domain.controls import DomainLimit
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.routing.domain_gates import CLAIM_SECONDS, HOLD_SECONDS, DomainFull, DomainGate, DomainGates
+from dispatcher.routing.domain_gates import CLAIM_SECONDS, EAGERNESS, HOLD_SECONDS, DomainFull, DomainGate, DomainGates
 from dispatcher.store.connections import Pool, make_pool
-from dispatcher.store.domains import BURST_SECONDS, DomainStore
+from dispatcher.store.controls import read_controls
+from dispatcher.store.domains import BURST_SECONDS, Claim, DomainStore
 from tests.providers.emails import an_email
 from tests.waiting import DEADLINE_SECONDS, until, until_answer
 
@@ -139,15 +140,15 @@ async def test_the_slots_of_a_dead_worker_are_free_after_a_while_and_those_of_an
 ) -> None:
     limit = set_limit(connection, slots=1)
     store = DomainStore(pool, worker="dead")
-    assert await store.claim(DOMAIN, tokens=0, slots=1, used=0) == (None, 1)
-    assert await DomainStore(pool, worker="w0").claim(DOMAIN, tokens=0, slots=1, used=0) == (None, 0)
+    assert await store.claim(DOMAIN, tokens=0, slots=1, used=0) == Claim(None, 1)
+    assert await DomainStore(pool, worker="w0").claim(DOMAIN, tokens=0, slots=1, used=0) == Claim(None, 0)
 
     connection.execute(
         "update dispatcher.domain_limit"
         " set holders = jsonb_set(holders, '{dead,until}', to_jsonb(extract(epoch from now())))"
     )
     connection.commit()
-    assert await DomainStore(pool, worker="w0").claim(DOMAIN, tokens=0, slots=1, used=0) == (None, 1)
+    assert await DomainStore(pool, worker="w0").claim(DOMAIN, tokens=0, slots=1, used=0) == Claim(None, 1)
 
     sender = Sender(gates_of(pool, limit, worker="w0"))
     assert await sender.send(sender.workers[0], 0)
@@ -262,3 +263,36 @@ async def test_the_pace_is_that_of_the_lowest_ceiling(pool: Pool, connection: ps
     assert 10 < by_rate < 15
     assert 4 < by_slots < 6, "an attempt is assumed to take a second"
     assert await pace(DomainLimit(DOMAIN, 10, 4)) == by_slots
+
+
+async def test_a_new_worker_begins_with_the_length_of_attempts_that_another_has_measured(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    (gate,) = await gates_of(pool, set_limit(connection, slots=4)).enter(email())
+    assert gate.pace == EAGERNESS * 4
+
+    gate.leave(0.01)
+
+    await until(lambda: gate.pace == pytest.approx(EAGERNESS * 4 / 0.01))
+    limit = (await read_controls(pool)).domains[DOMAIN]
+    (other,) = await gates_of(pool, limit, worker="w1").enter(email())
+    assert other.pace == pytest.approx(gate.pace)
+
+
+async def test_the_length_of_attempts_is_the_mean_of_all_workers_in_which_new_attempts_count_a_tenth(
+    pool: Pool, connection: psycopg.Connection
+) -> None:
+    set_limit(connection, slots=4)
+    stores = [DomainStore(pool, worker=f"w{number}") for number in range(2)]
+
+    for number, lengths, expected in (
+        (0, [], None),
+        (0, [0.2, 0.4], 0.3),
+        (1, [], 0.3),
+        (1, [1.3], 0.4),
+        (0, [1.4, 1.4], 0.59),
+        (1, [0.01] * 200, 0.01),
+    ):
+        claim = await stores[number].claim(DOMAIN, tokens=0, slots=0, used=0, lengths=lengths)
+        assert claim is not None
+        assert claim.attempt_seconds == (expected and pytest.approx(expected, rel=1e-3))
