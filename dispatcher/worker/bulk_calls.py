@@ -150,8 +150,7 @@ class BulkSender:
         except _CallAborted:
             self._begin(members)
         except ProviderFault as fault:
-            clean = ProviderFault(fault.provider, _without_echoes(fault.message, members), remedy=fault.remedy)
-            _end_all(members, clean)
+            _end_all(members, fault.with_message(_without_echoes(fault.message, members)))
         except BaseException as error:  # noqa: BLE001 - passed on to the attempts, which handle it
             _end_all(members, error)
 

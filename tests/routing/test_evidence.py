@@ -231,9 +231,9 @@ def test_a_fault_that_every_email_meets_keeps_the_breaker_open() -> None:
 
 def test_the_number_of_remembered_emails_is_limited() -> None:
     suspects, first = SuspectEmails(), email()
-    suspects.note(first, 0)
+    suspects.note(first, 0, 0)
 
     for _ in range(MAX_REMEMBERED):
-        suspects.note(email(), 0)
+        suspects.note(email(), 0, 0)
 
     assert suspects.times(first) == 0
