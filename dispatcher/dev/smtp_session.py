@@ -289,7 +289,7 @@ class SmtpSession(asyncio.Protocol):
 
     def _judge_recipient(self, address: str) -> None:
         if address.startswith("refused"):
-            self._reply(f"550 5.1.1 <{address}>: Recipient address rejected: User unknown in virtual mailbox table")
+            self._reply(self._behaviour.refusal.format(address=address))
             return
         if reply := _DEFERRALS.get(address.partition("-")[0]):
             self._reply(f"{reply} <{address}>")

@@ -62,101 +62,68 @@ _LASTS_ONLY_IF_PERMANENT: Final = {"4.5": (Cause.RATE, QUOTA)}
 """4.4.5 is congestion (RFC 3463, section 3.5). Gmail uses 5.4.5 for the daily quota."""
 _OF_RECIPIENT: Final = re.compile(r"[45]\.(?:1\.[12346]|1\.10|2\.\d+)$")
 
-_PERIOD: Final = r"(?:the |last |past |an? |one |\d+ ?)*(?:second|minute|min|hour|day|week|month|24)"
-_NO: Final = (
-    r"(?:not |no longer|does(?: not|n't)|un(?:known|verified|available|routeable|auth)|invalid|inactive|disabled)"
-)
+_NO: Final = r"(?:not |no longer|does(?: not|n't)|un(?:known|verified|available|routeable|auth)|invalid|inactive|disab)"
 _MAY: Final = r"(?:allowed|permitted|authori[sz]ed|enabled|approved)"
 _STOP: Final = r"(?:suspend|paus|disabl|deactivat|restrict|block|lock|frozen|terminat)"
 _REFUSED: Final = r"(?:reject|den[iy]|block|ban|refus|prohibit|forbid|disallow|not )"
-_RULES: Final[tuple[tuple[Cause | AccountFault, tuple[str, ...]], ...]] = (
-    (
-        Cause.RECIPIENT,
-        (
-            r"you (?:tried|are trying) to (?:reach|contact)",
-            r"receiving (?:e?mail|messages)",
-            r"\brecipient(?:'s)? (?:\w+ ){0,3}(?:polic|spam|filter|prefer|quota|inbox|mailbox|rate|limit)",
-            r"recipient (?:\w+ ){0,2}(?:do(?:es)?(?: not|n't)|has) (?:accept|block)",
-            r"(?:mailbox|inbox|storage|disk)\W+(?:\w+\W+){0,4}?(?:full|quota|exceed|over)",
-        ),
-    ),
-    (
-        QUOTA,
-        (
-            rf"submissionquota|\bper {_PERIOD}\W+(?:limit|quota)",
-            r"(?:daily|hourly|weekly|monthly|24.hour)\b.{0,50}(?:quota|limit|exceed|maximum|reached)",
-            rf"(?:quota|limit|exceed\w*|maximum|max|many)\b.{{0,60}}?\b(?:per|an?|every|each|in|last|within) {_PERIOD}",
-            r"(?:limit|quota)\b.{0,40}\b(?:reached|today)",
-            r"\bquota\b.{0,30}(?:exceed|used)",
-            r"exceed\w*\b.{0,50}\bquota",
-            r"(?:sending|submission|outgoing|outbound|relay|account)\W(?:(?!rate)\w+\W){0,2}limit",
-        ),
-    ),
-    (
-        Cause.RATE,
-        (
-            r"throttl|slow down|unusual rate|concurrent|\bTSS\d\d",
-            r"too (?:fast|quickly|frequent|much (?:e?mail|traffic))",
-            r"too many (?!recipients|hops|received|invalid|unknown|bad|errors|attach)",
-            r"\brates?\W(?:\w+\W+){0,3}(?:limit|quota|exceed|control)",
-            r"(?:exceed|limit)\w*\b.{0,30}\brate\b",
-            r"(?:message|connection|thread|session)s?.(?:limit|quota)",
-        ),
-    ),
-    (
-        STOPPED,
-        (
-            rf"\b(?:sending|out(?:going|bound)|your (?:\w+ )?(?:account|domain)|this account)\b.{{0,60}}{_STOP}",
-            rf"account\b.{{0,40}}(?:suspend|not (?:active|{_MAY}))",
-            rf"(?:domain|account|user|you) (?:\S+ ){{0,2}}not {_MAY} to send(?! (?:as|from|on behalf))",
-            r"credits? (?:exceed|exhaust|limit|used)|(?:insufficient|not enough) (?:credit|balance|fund)",
-            r"unpaid|billing|payment|testing emails|sandbox",
-        ),
-    ),
-    (SENDER, (r"\b(?:dmarc|spf|dkim)\b",)),
-    (
-        LOGIN,
-        (
-            r"unauthenticated|not authenticated|log ?in (?:first|to)|before.smtp",
-            r"\bauth\w* (?:is |was )?(?:required|needed|first|not enabled)",
-            r"(?:must|please|need to|requires?|have to)(?: \w+){0,2} (?:auth|log ?in|start ?tls)",
-        ),
-    ),
-    (
-        RELAY,
-        (
-            rf"\brelay\w*\b.{{0,30}}{_REFUSED}",
-            r"(?:unable|unauthori[sz]ed|can ?not|can't|not)\b.{0,30}\brelay",
-            r"rcpthosts",
-        ),
-    ),
-    (
-        HOST,
-        (
-            rf"(?:client host|\b(?:helo|ehlo|ip|ptr)\b|reverse dns)\b.{{0,90}}(?:{_REFUSED}|{_NO}|list|require)",
-            rf"{_REFUSED}\w*\b.{{0,40}}\b(?:ip|your (?:host|server|network))\b",
-            r"\b(?:black|block|deny).?list|spamhaus|\b(?:dns[bw]l|rbl)\b|(?:poor|low|bad) reputation",
-        ),
-    ),
-    (
-        SENDER,
-        (
-            rf"\b(?:sender|from|return.path|envelope)\b.{{0,60}}(?:{_REFUSED}|{_NO}|must|mismatch)",
-            r"(?:not|un).?verified|verified sender|send (?:as|on behalf)",
-            rf"not {_MAY} to send",
-        ),
-    ),
-    (
-        Cause.RECIPIENT,
-        (
-            rf"\b(?:user|recipient|mailbox|account|address|destination)\W+(?:[^\s,;]+ ){{0,4}}?(?:{_NO}|full|over)",
-            r"(?:un(?:known|routeable)|invalid|bad|no such) (?:\w+ )?(?:user|recipient|mailbox|address|local|account)",
-            r"no (?:mailbox|valid recip)|nosuchuser|over ?quota",
-        ),
-    ),
+_PERIOD: Final = r"(?:the |last |past |an? |one |\d+ ?)*(?:second|minute|min|hour|day|week|month|24)"
+_RULES: Final = rf"""
+recipient you (?:tried|are trying) to (?:reach|contact)
+recipient receiving (?:e?mail|messages)
+recipient \brecipient(?:'s)? (?:\w+ ){{0,3}}(?:polic|spam|filter|prefer|quota|inbox|mailbox|rate|limit)
+recipient recipient (?:\w+ ){{0,2}}(?:do(?:es)?(?: not|n't)|has) (?:accept|block)
+recipient (?:mailbox|inbox|storage|disk)\W+(?:\w+\W+){{0,4}}?(?:full|quota|exceed|over)
+quota     submissionquota|\bper {_PERIOD}\W+(?:limit|quota)
+quota     (?:daily|hourly|weekly|monthly|24.hour)\b.{{0,50}}(?:quota|limit|exceed|maximum|reached)
+quota     (?:quota|limit|exceed\w*|maximum|max|many)\b.{{0,60}}?\b(?:per|an?|every|each|in|last|within) {_PERIOD}
+quota     (?:limit|quota)\b.{{0,40}}\b(?:reached|today)
+quota     \bquota\b.{{0,30}}(?:exceed|used)|credits? (?:exceed|exhaust|limit|used)
+quota     exceed\w*\b.{{0,50}}\bquota
+quota     (?:sending|submission|outgoing|outbound|relay|account)\W(?:(?!rate)\w+\W){{0,2}}limit
+rate      throttl|slow down|unusual rate|concurrent|\bTSS\d\d
+rate      too (?:fast|quickly|frequent|much (?:e?mail|traffic))
+rate      too many (?!recipients|hops|received|invalid|unknown|bad|errors|attach)
+rate      \brates?\W(?:\w+\W+){{0,3}}(?:limit|quota|exceed|control)
+rate      (?:exceed|limit)\w*\b.{{0,30}}\brate\b
+rate      (?:message|connection|thread|session)s?.(?:limit|quota)
+stopped   \b(?:sending|out(?:going|bound)|your (?:\w+ )?(?:account|domain)|this account)\b.{{0,60}}{_STOP}
+stopped   account\b.{{0,40}}(?:suspend|not (?:active|{_MAY}))
+stopped   (?:domain|account|user|you) (?:\S+ ){{0,2}}not {_MAY} to send(?! (?:as|from|on behalf))
+stopped   (?:insufficient|not enough) (?:credit|balance|fund)
+stopped   unpaid|billing|payment|testing emails|sandbox
+sender    \b(?:dmarc|spf|dkim)\b
+login     unauthenticated|not authenticated|log ?in (?:first|to)|before.smtp
+login     \bauth\w* (?:is |was )?(?:required|needed|first|not enabled)
+login     (?:must|please|need to|requires?|have to)(?: \w+){{0,2}} (?:auth|log ?in|start ?tls)
+relay     \brelay\w*\b.{{0,30}}{_REFUSED}
+relay     (?:unable|unauthori[sz]ed|can ?not|can't|not)\b.{{0,30}}\brelay
+relay     rcpthosts
+host      (?:client host|\b(?:helo|ehlo|ip|ptr)\b|reverse dns)\b.{{0,90}}(?:{_REFUSED}|{_NO}|list|require)
+host      {_REFUSED}\w*\b.{{0,40}}\b(?:ip|your (?:host|server|network))\b
+host      \b(?:black|block|deny).?list|spamhaus|\b(?:dns[bw]l|rbl)\b|(?:poor|low|bad) reputation
+sender    \b(?:sender|from|return.path|envelope)\b.{{0,60}}(?:{_REFUSED}|{_NO}|must|mismatch)
+sender    (?:not|un).?verified|verified sender|send (?:as|on behalf)
+sender    not {_MAY} to send
+recipient \b(?:user|recipient|mailbox|account|address|destination)\W+(?:[^\s,;]+ ){{0,4}}?(?:{_NO}|full|over)
+recipient (?:un(?:known|routeable)|invalid|bad|no such) (?:\w+ )?(?:user|recipient|mailbox|address|local|account)
+recipient no (?:mailbox|valid recip)|nosuchuser|over ?quota
+"""
+"""One rule per line: the cause, and a pattern for the words. The first match decides. A quota or a rate comes early,
+because words about it often mention accounts and senders."""
+_CAUSES: Final[dict[str, Cause | AccountFault]] = {
+    "recipient": Cause.RECIPIENT,
+    "rate": Cause.RATE,
+    "quota": QUOTA,
+    "stopped": STOPPED,
+    "login": LOGIN,
+    "relay": RELAY,
+    "host": HOST,
+    "sender": SENDER,
+}
+_TABLE: Final = tuple(
+    (_CAUSES[name], re.compile(words, re.IGNORECASE))
+    for name, words in (rule.split(maxsplit=1) for rule in _RULES.strip().splitlines())
 )
-"""The first match decides. A quota or a rate comes first, because words about it often mention accounts and senders."""
-_TABLE: Final = tuple((cause, re.compile("|".join(words), re.IGNORECASE)) for cause, words in _RULES)
 _NAMED: Final = re.compile(
     r"\b(?:in|after|for|within|per|every|last|an?|next)\s+(?:the\s+)?(\d{0,5})\s*(second|minute|min\b|hour|day)",
     re.IGNORECASE,

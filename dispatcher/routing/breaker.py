@@ -201,7 +201,8 @@ class CircuitBreaker:
     def succeed(self, trial: int) -> None:
         """Notes that the provider answered about the email."""
         self.abandon(trial)
-        self._succeeded = max(self._succeeded, trial)
+        if trial > self._succeeded:
+            self._succeeded = trial
         self._silences = 0
         if self._refusals.total:
             self._refusals.clear()
@@ -291,8 +292,9 @@ class CircuitBreaker:
         """Notes a refusal that only the refusals of other emails explain. Opens the breaker if there are enough.
 
         Returns whether the email or the provider is at fault; `UNKNOWN` if this is not clear yet. The email is at fault
-        if another email was tried and succeeded after its first refusal. While the cause is unknown, the email is tried
-        again, and each of its refusals counts. So three emails to three domains are enough, if nothing succeeds.
+        if another email was tried and succeeded after its first refusal. Of its first UNCLEAR_TRIES refusals, only
+        those since the breaker last opened count against it. While the cause is unknown, the email is tried again, and
+        each of its refusals counts. So three emails to three domains are enough, if nothing succeeds.
 
         Args:
             in_a_row: How many refusals, including this one, open the breaker.
@@ -304,9 +306,10 @@ class CircuitBreaker:
         if self._is_old(trial):
             return Blame.PROVIDER
         is_suspect = self._is_suspect(email)
-        if self._suspects.note(email, self._trials, self._succeeded):
+        times = self._suspects.times(email) + 1
+        judged = self._old_trials if times < UNCLEAR_TRIES else 0
+        if self._suspects.note(email, self._trials, self._succeeded, judged=judged):
             return Blame.EMAIL
-        times = self._suspects.times(email)
         self._refusals.add(email, times=times)
         are_enough = self._refusals.are_enough(in_a_row, by_sender=by_sender)
         self._failed_probes += self._is_half_open

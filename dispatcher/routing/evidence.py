@@ -106,7 +106,7 @@ class SuspectEmails:
     def __init__(self) -> None:
         self._records: OrderedDict[UUID, tuple[int, int]] = OrderedDict()
 
-    def note(self, email: OutgoingEmail, begun: int, succeeded: int) -> bool | None:
+    def note(self, email: OutgoingEmail, begun: int, succeeded: int, *, judged: int = 0) -> bool | None:
         """Records a refusal of the email. Returns whether an attempt that began after the email's first refusal has
         succeeded. An attempt that began earlier shows nothing: the provider's quota may have been used up in between.
 
@@ -115,8 +115,11 @@ class SuspectEmails:
         Args:
             begun: The number of the latest attempt that has begun.
             succeeded: The number of the latest attempt that has succeeded.
+            judged: Up to this attempt, the provider was at fault, so earlier refusals do not count against the email.
         """
         times, begun_before = self._records.pop(email.email_id, (0, begun))
+        if begun_before <= judged:
+            begun_before = begun
         self._records[email.email_id] = (times + 1, begun_before)
         if len(self._records) > MAX_REMEMBERED:
             self._records.popitem(last=False)

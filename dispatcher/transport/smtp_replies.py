@@ -25,7 +25,7 @@ from dispatcher.domain.outcome import (
     Uncertain,
     refused_recipients,
 )
-from dispatcher.domain.refusal_words import QUOTA, SENDER, Cause, cause_of
+from dispatcher.domain.refusal_words import SENDER, Cause, cause_of
 from dispatcher.domain.scrub import scrub
 
 
@@ -92,6 +92,7 @@ class SmtpReply:
 
 
 _ENHANCED: Final = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?: |$)")
+_FULL_WORDS: Final = re.compile(r"concurrent|connections|thread", re.IGNORECASE)
 _GREYLISTED_WORDS: Final = re.compile(r"gr[ea]y.?list", re.IGNORECASE)
 _TOO_LARGE_CODES: Final = ("5.3.4", "5.2.3")
 _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9._-]{3,99})(?=$|[\s;,)])", re.IGNORECASE)
@@ -123,6 +124,15 @@ def refusal(reply: SmtpReply, phase: SmtpPhase) -> Outcome:
     if phase is SmtpPhase.FINAL:
         return Uncertain(detail, reply.codes)
     return Deferred(Reason.SERVER_ERROR, detail, reply.codes)
+
+
+def asks_for_fewer_connections(outcome: Outcome) -> bool:
+    """Whether the server throttles us because we use too many connections at the same time."""
+    return (
+        isinstance(outcome, Deferred)
+        and outcome.reason is Reason.THROTTLED
+        and ((outcome.code or "").startswith("432") or bool(_FULL_WORDS.search(outcome.detail or "")))
+    )
 
 
 def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Accepted:
@@ -163,7 +173,7 @@ def _cause(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Concern | None, 
     if isinstance(cause, AccountFault) and phase is SmtpPhase.MAIL and not cause.by_sender:
         cause = replace(cause, in_a_row=1)
     fault = cause if isinstance(cause, AccountFault) else None
-    if cause is Cause.RATE or (fault and fault.remedy == QUOTA.remedy):
+    if cause is Cause.RATE or (fault and fault.ends_by_itself):
         return Reason.THROTTLED, None, fault
     if reply.is_permanent:
         return _permanent_reason(reply, phase, cause), None, fault

@@ -44,6 +44,7 @@ TEXTS: list[tuple[Cause | AccountFault | None, str]] = [
     (QUOTA, "550 5.7.1 Outgoing mail limit reached"),  # OVH
     (QUOTA, "451 4.5.3 Recipients per day limit exceeded for this sender"),
     (QUOTA, "550 #5.7.1 Your access to submit messages to this e-mail system has exceeded the quota"),
+    (QUOTA, "451 Authentication failed: Maximum credits exceeded"),  # SendGrid
     # Now too fast.
     (Cause.RATE, "450 4.7.1 Error: too much mail from 192.0.2.1"),  # Postfix
     (Cause.RATE, "432 4.3.2 STOREDRV.ClientSubmit; sender thread limit exceeded"),  # Exchange
@@ -62,12 +63,12 @@ TEXTS: list[tuple[Cause | AccountFault | None, str]] = [
     (Cause.RATE, "450 4.7.1 You are sending too fast"),
     (Cause.RATE, "550 Message rate exceeded"),
     # The account is stopped.
-    (STOPPED, "451 Authentication failed: Maximum credits exceeded"),  # SendGrid
     (STOPPED, "550 5.7.1 Sending paused for this account. For more information, please check the inbox"),  # Amazon SES
     (STOPPED, "554 Sending suspended for this account"),
     (STOPPED, "550 Outgoing mail from example.com has been suspended"),  # cPanel
     (STOPPED, "535 5.7.0 Your account has been suspended"),
     (STOPPED, "550 5.7.1 Domain example.com is not allowed to send: Please activate your Mailgun account"),
+    (STOPPED, "403 You can only send testing emails to your own email address"),  # Resend
     (STOPPED, "550 Sandbox subdomains are for test purposes only. Please add your own domain"),  # Mailgun
     (STOPPED, "550 5.7.501 Access denied, spam abuse detected"),  # Exchange
     (STOPPED, "550 5.7.708 Service unavailable. Access denied, traffic not accepted from this IP"),
@@ -114,6 +115,7 @@ TEXTS: list[tuple[Cause | AccountFault | None, str]] = [
     (SENDER, "550 5.7.1 Unauthenticated email from example.com is not accepted due to domain's DMARC policy."),
     (SENDER, "550 Sender verify failed: sender unverified"),
     (SENDER, "450 4.1.8 <shop@example.com>: Sender address rejected: Domain not found"),
+    (SENDER, "403 The example.org domain is not verified. Please, add and verify your domain"),  # Resend
     (SENDER, "550 5.7.1 Sender domain not permitted"),
     # One recipient.
     (Cause.RECIPIENT, "550 5.1.1 The email account that you tried to reach does not exist. Please try double-checking"),
