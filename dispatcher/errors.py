@@ -176,5 +176,4 @@ class ProviderFault(DispatcherError):
         self.seconds = seconds
 
     def with_message(self, message: str) -> ProviderFault:
-        """The same fault with another message."""
         return ProviderFault(self.provider, message, remedy=self.remedy, seconds=self.seconds)

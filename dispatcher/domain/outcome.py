@@ -98,19 +98,13 @@ class AccountFault:
         remedy: What an operator can do.
         seconds: After how many seconds the fault ends by itself; None: an operator must correct something.
         in_a_row: This many refusals in a row, of different emails, show that the provider refuses all emails.
-        by_sender: Whether the refusal concerns the sender. If so, refusals count only if they concern several senders,
-            and not several domains of recipients.
+        by_sender: Whether the refusal concerns the sender. If so, senders count, and not the recipients' domains.
     """
 
     remedy: str
     seconds: float | None = None
     in_a_row: int = 2
     by_sender: bool = False
-
-    @property
-    def ends_by_itself(self) -> bool:
-        """Whether the fault ends after some time, as a used-up quota does."""
-        return self.seconds is not None
 
 
 @value

@@ -43,12 +43,12 @@ SENDER: Final = AccountFault(
 _PREFIX: Final = re.compile(r"^(?:<[^>]*>:? *)?recipient address rejected: *", re.IGNORECASE)
 """Postfix writes this before the words of a policy service, even if they concern our account."""
 
-_CODES: Final = {
+_CODES: Final[dict[str, Cause | AccountFault]] = {
     code: cause
     for cause, codes in (
         (Cause.RECIPIENT, "2.2 2.121 2.122"),
-        (Cause.RATE, "7.28 7.500 7.650 7.651"),
-        (QUOTA, "1.90 7.232 7.233 7.705"),
+        (Cause.RATE, "7.28 7.500 7.650 7.651 4.4.5"),
+        (QUOTA, "5.4.5 1.90 7.232 7.233 7.705"),
         (STOPPED, "7.501 7.502 7.503 7.708"),
         (LOGIN, "7.57"),
         (RELAY, "7.64"),
@@ -57,9 +57,7 @@ _CODES: Final = {
     )
     for code in codes.split()
 }
-"""By enhanced code without its class: RFC 3463, and the codes of Gmail and Exchange Online."""
-_LASTS_ONLY_IF_PERMANENT: Final = {"4.5": (Cause.RATE, QUOTA)}
-"""4.4.5 is congestion (RFC 3463, section 3.5). Gmail uses 5.4.5 for the daily quota."""
+"""By enhanced code, mostly without its class: RFC 3463, and the codes of Gmail and Exchange Online."""
 _OF_RECIPIENT: Final = re.compile(r"[45]\.(?:1\.[12346]|1\.10|2\.\d+)$")
 
 _NO: Final = r"(?:not |no longer|does(?: not|n't)|un(?:known|verified|available|routeable|auth)|invalid|inactive|disab)"
@@ -110,18 +108,15 @@ recipient no (?:mailbox|valid recip)|nosuchuser|over ?quota
 """
 """One rule per line: the cause, and a pattern for the words. The first match decides. A quota or a rate comes early,
 because words about it often mention accounts and senders."""
-_CAUSES: Final[dict[str, Cause | AccountFault]] = {
-    "recipient": Cause.RECIPIENT,
-    "rate": Cause.RATE,
-    "quota": QUOTA,
-    "stopped": STOPPED,
-    "login": LOGIN,
-    "relay": RELAY,
-    "host": HOST,
-    "sender": SENDER,
-}
+_NAMES: Final[dict[str, Cause | AccountFault]] = dict(
+    zip(
+        ("recipient", "rate", "quota", "stopped", "login", "relay", "host", "sender"),
+        (Cause.RECIPIENT, Cause.RATE, QUOTA, STOPPED, LOGIN, RELAY, HOST, SENDER),
+        strict=True,
+    )
+)
 _TABLE: Final = tuple(
-    (_CAUSES[name], re.compile(words, re.IGNORECASE))
+    (_NAMES[name], re.compile(words, re.IGNORECASE))
     for name, words in (rule.split(maxsplit=1) for rule in _RULES.strip().splitlines())
 )
 _NAMED: Final = re.compile(
@@ -139,12 +134,7 @@ def cause_of(words: str, enhanced: str = "") -> Cause | AccountFault | None:
         enhanced: The enhanced code, such as `5.7.1`; empty if there is none.
     """
     words = _PREFIX.sub("", words[:1000])
-    subject = enhanced.partition(".")[2]
-    found: Cause | AccountFault | None
-    if subject in _LASTS_ONLY_IF_PERMANENT:
-        found = _LASTS_ONLY_IF_PERMANENT[subject][enhanced.startswith("5")]
-    else:
-        found = _CODES.get(subject) or _by_words(words, enhanced)
+    found = _CODES.get(enhanced) or _CODES.get(enhanced.partition(".")[2]) or _by_words(words, enhanced)
     return replace(found, seconds=_named_seconds(words)) if found == QUOTA else found
 
 

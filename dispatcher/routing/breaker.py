@@ -288,6 +288,7 @@ class CircuitBreaker:
         by_sender: bool = False,
         seconds: float | None = None,
         is_rejected: bool = False,
+        is_already_counted: bool = False,
     ) -> Blame:
         """Notes a refusal that only the refusals of other emails explain. Opens the breaker if there are enough.
 
@@ -301,6 +302,7 @@ class CircuitBreaker:
             by_sender: Whether the refusal concerns the sender.
             seconds: How long the breaker stays open; None for its usual time.
             is_rejected: Whether the refusal is permanent. If so, the email is at fault after UNCLEAR_TRIES.
+            is_already_counted: Whether another email of the same bulk call has already reported the refusal.
         """
         self.abandon(trial)
         if self._is_old(trial):
@@ -310,9 +312,10 @@ class CircuitBreaker:
         judged = self._old_trials if times < UNCLEAR_TRIES else 0
         if self._suspects.note(email, self._trials, self._succeeded, judged=judged):
             return Blame.EMAIL
-        self._refusals.add(email, times=times)
+        if not is_already_counted:
+            self._refusals.add(email, times=times)
+            self._failed_probes += self._is_half_open
         are_enough = self._refusals.are_enough(in_a_row, by_sender=by_sender)
-        self._failed_probes += self._is_half_open
         if are_enough or (self._is_half_open and (is_suspect or self._failed_probes >= PROBES)):
             self._open(reason, for_longer=are_enough or not is_suspect, seconds=seconds)
         if self.state is not BreakerState.CLOSED:

@@ -100,8 +100,7 @@ class Refusals:
 
 
 class SuspectEmails:
-    """Remembers refused emails, and for each of them whether other emails were tried and succeeded after its first
-    refusal."""
+    """Remembers refused emails, and whether other emails were tried after an email's first refusal, and succeeded."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[UUID, tuple[int, int]] = OrderedDict()

@@ -119,9 +119,7 @@ class Route:
                 # The provider did not answer. If the breaker ignored missing answers and the provider never answered,
                 # every email of the queue would become held.
                 self.breaker.time_out(trial, outcome.reason)
-            case Rejected() if outcome.concern is not Concern.EMAIL:
-                return self._note_doubt(outcome, trial, email, is_already_counted=is_already_counted)
-            case Deferred() if outcome.fault is not None:
+            case Rejected() | Deferred(fault=AccountFault()) if outcome.concern is not Concern.EMAIL:
                 return self._note_doubt(outcome, trial, email, is_already_counted=is_already_counted)
             case Deferred() if outcome.concern is not Concern.EMAIL:
                 return self._note_refusal(outcome, trial, email, is_already_counted=is_already_counted)
@@ -163,9 +161,6 @@ class Route:
         self, refusal: Deferred | Rejected, trial: int, email: OutgoingEmail, *, is_already_counted: bool
     ) -> Blame:
         """Updates the breaker with a refusal that only the answers to other emails explain."""
-        if is_already_counted:
-            self.breaker.abandon(trial)
-            return Blame.UNKNOWN if self.is_closed else Blame.PROVIDER
         fault = refusal.fault or (SENDER if refusal.reason is Reason.REJECTED_SENDER else _UNKNOWN)
         words = f"{refusal.reason} ({refusal.code}): {refusal.detail or ''}".rstrip(".: ")
         return self.breaker.refuse(
@@ -176,6 +171,7 @@ class Route:
             by_sender=fault.by_sender,
             seconds=fault.seconds,
             is_rejected=isinstance(refusal, Rejected),
+            is_already_counted=is_already_counted,
         )
 
     def record_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:

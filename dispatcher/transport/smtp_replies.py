@@ -64,17 +64,14 @@ class SmtpReply:
 
     @property
     def is_positive(self) -> bool:
-        """Whether the server accepted the command: 2xx."""
         return 200 <= self.code < 300
 
     @property
     def is_transient(self) -> bool:
-        """Whether the server refused temporarily: 4xx."""
         return 400 <= self.code < 500
 
     @property
     def is_permanent(self) -> bool:
-        """Whether the server refused permanently: 5xx."""
         return self.code >= 500
 
     @property
@@ -92,7 +89,7 @@ class SmtpReply:
 
 
 _ENHANCED: Final = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?: |$)")
-_FULL_WORDS: Final = re.compile(r"concurrent|connections|thread", re.IGNORECASE)
+_FULL: Final = re.compile(r"^432\b|concurrent|connections|thread", re.IGNORECASE)
 _GREYLISTED_WORDS: Final = re.compile(r"gr[ea]y.?list", re.IGNORECASE)
 _TOO_LARGE_CODES: Final = ("5.3.4", "5.2.3")
 _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9._-]{3,99})(?=$|[\s;,)])", re.IGNORECASE)
@@ -128,11 +125,9 @@ def refusal(reply: SmtpReply, phase: SmtpPhase) -> Outcome:
 
 def asks_for_fewer_connections(outcome: Outcome) -> bool:
     """Whether the server throttles us because we use too many connections at the same time."""
-    return (
-        isinstance(outcome, Deferred)
-        and outcome.reason is Reason.THROTTLED
-        and ((outcome.code or "").startswith("432") or bool(_FULL_WORDS.search(outcome.detail or "")))
-    )
+    if not isinstance(outcome, Deferred) or outcome.reason is not Reason.THROTTLED:
+        return False
+    return _FULL.search(f"{outcome.code} {outcome.detail}") is not None
 
 
 def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Accepted:
@@ -170,10 +165,10 @@ def _cause(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Concern | None, 
     cause = cause_of(reply.text, reply.enhanced)
     if phase is SmtpPhase.MAIL and cause is Cause.RECIPIENT and reply.is_permanent:
         cause = SENDER  # the server has not seen a recipient yet
-    if isinstance(cause, AccountFault) and phase is SmtpPhase.MAIL and not cause.by_sender:
-        cause = replace(cause, in_a_row=1)
     fault = cause if isinstance(cause, AccountFault) else None
-    if cause is Cause.RATE or (fault and fault.ends_by_itself):
+    if fault and phase in (SmtpPhase.CONNECTING, SmtpPhase.MAIL) and not fault.by_sender:
+        fault = replace(fault, in_a_row=1)
+    if cause is Cause.RATE or (fault and fault.seconds):
         return Reason.THROTTLED, None, fault
     if reply.is_permanent:
         return _permanent_reason(reply, phase, cause), None, fault

@@ -304,7 +304,7 @@ def _refined(verdict: Verdict, code: str, message: str, *, has_template: bool, s
         # SES lists the identities that failed. In the sandbox, these can be recipients.
         address = sender.rpartition("<")[2].rstrip(">").lower()
         return _SANDBOX if address and found[1] and address not in found[1].lower() else _SENDER
-    if isinstance(cause, AccountFault) and cause.ends_by_itself:
+    if isinstance(cause, AccountFault) and cause.seconds:
         return _QUOTA
     if verdict is _THROTTLED:
         return verdict
