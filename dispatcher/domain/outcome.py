@@ -103,7 +103,7 @@ class AccountFault:
 
     remedy: str
     seconds: float | None = None
-    in_a_row: int = 2
+    in_a_row: int = 3
     by_sender: bool = False
 
 

@@ -37,7 +37,6 @@ HOST: Final = AccountFault("Check this host's IP address, its reverse DNS and na
 SENDER: Final = AccountFault(
     "Verify the sender's address or domain at the provider, or let this account send as this sender.",
     by_sender=True,
-    in_a_row=3,
 )
 
 _PREFIX: Final = re.compile(r"^(?:<[^>]*>:? *)?recipient address rejected: *", re.IGNORECASE)
@@ -108,13 +107,10 @@ recipient no (?:mailbox|valid recip)|nosuchuser|over ?quota
 """
 """One rule per line: the cause, and a pattern for the words. The first match decides. A quota or a rate comes early,
 because words about it often mention accounts and senders."""
-_NAMES: Final[dict[str, Cause | AccountFault]] = dict(
-    zip(
-        ("recipient", "rate", "quota", "stopped", "login", "relay", "host", "sender"),
-        (Cause.RECIPIENT, Cause.RATE, QUOTA, STOPPED, LOGIN, RELAY, HOST, SENDER),
-        strict=True,
-    )
-)
+_NAMES: Final[dict[str, Cause | AccountFault]] = {
+    **{"recipient": Cause.RECIPIENT, "rate": Cause.RATE, "quota": QUOTA, "stopped": STOPPED},
+    **{"login": LOGIN, "relay": RELAY, "host": HOST, "sender": SENDER},
+}
 _TABLE: Final = tuple(
     (_NAMES[name], re.compile(words, re.IGNORECASE))
     for name, words in (rule.split(maxsplit=1) for rule in _RULES.strip().splitlines())

@@ -235,6 +235,8 @@ class SmtpProvider:
         except BaseException:
             connection.protocol.abort()
             raise
+        if asks_for_fewer_connections(outcome):
+            connection.protocol.abort()
         self._pool.put_back(connection)
         return outcome
 

@@ -41,8 +41,8 @@ THROTTLED_IN_A_ROW: Final = 2
 """If the provider gave no wait time, this many throttled emails in a row pause the provider. A single throttled email
 may concern only its recipient."""
 UNCLEAR_TRIES: Final = 6
-"""An email that is rejected this often, for an unclear reason, fails if nothing shows that the provider is at fault: it
-may be the only email. The waits between the tries add up to about 20 seconds."""
+"""An email that is rejected this often, in unknown words, fails if nothing shows that the provider is at fault: it may
+be the only email. The waits between the tries add up to about 20 seconds."""
 PROBES: Final = 3
 """How many emails that are not suspect must fail before a half-open breaker opens again."""
 SUSPECT_SECONDS: Final = 1.0
@@ -287,7 +287,7 @@ class CircuitBreaker:
         in_a_row: int,
         by_sender: bool = False,
         seconds: float | None = None,
-        is_rejected: bool = False,
+        gives_up: bool = False,
         is_already_counted: bool = False,
     ) -> Blame:
         """Notes a refusal that only the refusals of other emails explain. Opens the breaker if there are enough.
@@ -301,7 +301,7 @@ class CircuitBreaker:
             in_a_row: How many refusals, including this one, open the breaker.
             by_sender: Whether the refusal concerns the sender.
             seconds: How long the breaker stays open; None for its usual time.
-            is_rejected: Whether the refusal is permanent. If so, the email is at fault after UNCLEAR_TRIES.
+            gives_up: Whether the email is at fault after UNCLEAR_TRIES, even if nothing shows this.
             is_already_counted: Whether another email of the same bulk call has already reported the refusal.
         """
         self.abandon(trial)
@@ -320,7 +320,7 @@ class CircuitBreaker:
             self._open(reason, for_longer=are_enough or not is_suspect, seconds=seconds)
         if self.state is not BreakerState.CLOSED:
             return Blame.PROVIDER
-        return Blame.EMAIL if is_rejected and times >= UNCLEAR_TRIES else Blame.UNKNOWN
+        return Blame.EMAIL if gives_up and times >= UNCLEAR_TRIES else Blame.UNKNOWN
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
         """Notes that the provider throttled an attempt. Pauses the provider, unless the email may be at fault.

@@ -63,7 +63,7 @@ class Refusals:
             times: How often the email was refused, if each of its refusals counts; 0 if they count once.
         """
         self.total += 1
-        if by_recipient:
+        if by_recipient or times:
             self.certain = 0
         if email is None:
             self.certain += 1

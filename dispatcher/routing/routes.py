@@ -170,7 +170,7 @@ class Route:
             in_a_row=fault.in_a_row,
             by_sender=fault.by_sender,
             seconds=fault.seconds,
-            is_rejected=isinstance(refusal, Rejected),
+            gives_up=refusal.fault is None,
             is_already_counted=is_already_counted,
         )
 

@@ -56,9 +56,16 @@ class Scene:
         """The provider answers an email with an error that makes the provider unusable, such as bad credentials."""
         return self.breaker.open(self.breaker.begin(), "bad credentials", refused)
 
-    def reject(self, refused: OutgoingEmail, *, by_sender: bool = False, seconds: float | None = None) -> Blame:
-        """The provider refuses an email for good, in words that show no cause, or only that it concerns the sender."""
-        in_a_row = SENDER.in_a_row if by_sender else FAILURES_IN_A_ROW
+    def reject(
+        self,
+        refused: OutgoingEmail,
+        *,
+        in_a_row: int = FAILURES_IN_A_ROW,
+        by_sender: bool = False,
+        seconds: float | None = None,
+        gives_up: bool = True,
+    ) -> Blame:
+        """The provider refuses an email, by default in words that show no cause."""
         return self.breaker.refuse(
             self.breaker.begin(),
             "refused",
@@ -66,7 +73,7 @@ class Scene:
             in_a_row=in_a_row,
             by_sender=by_sender,
             seconds=seconds,
-            is_rejected=True,
+            gives_up=gives_up,
         )
 
     def succeed(self) -> None:
@@ -271,6 +278,12 @@ def test_a_lone_rejected_email_fails_after_a_few_tries() -> None:
     assert scene.breaker.state is BreakerState.CLOSED
 
 
+def test_a_lone_email_that_is_refused_in_known_words_waits() -> None:
+    scene, lone = Scene(), email()
+
+    assert {scene.reject(lone, in_a_row=3, gives_up=False) for _ in range(11)} == {Blame.UNKNOWN}
+
+
 def test_a_rejected_email_fails_at_its_next_rejection_if_a_later_email_is_accepted() -> None:
     scene, bad = Scene(), email()
     scene.reject(bad)
@@ -354,7 +367,8 @@ def test_a_used_up_quota_stops_the_provider_for_its_time_but_at_most_an_hour() -
 def test_rejections_because_of_the_sender_count_by_senders(senders: list[str], needed: int) -> None:
     scene = Scene()
 
-    blames = [scene.reject(email(sender=senders[number % len(senders)]), by_sender=True) for number in range(needed)]
+    emails = [email(sender=senders[number % len(senders)]) for number in range(needed)]
+    blames = [scene.reject(each, in_a_row=SENDER.in_a_row, by_sender=True) for each in emails]
 
     assert blames == [Blame.UNKNOWN] * (needed - 1) + [Blame.PROVIDER]
 
