@@ -107,10 +107,13 @@ recipient no (?:mailbox|valid recip)|nosuchuser|over ?quota
 """
 """One rule per line: the cause, and a pattern for the words. The first match decides. A quota or a rate comes early,
 because words about it often mention accounts and senders."""
-_NAMES: Final[dict[str, Cause | AccountFault]] = {
-    **{"recipient": Cause.RECIPIENT, "rate": Cause.RATE, "quota": QUOTA, "stopped": STOPPED},
-    **{"login": LOGIN, "relay": RELAY, "host": HOST, "sender": SENDER},
-}
+_NAMES: Final[dict[str, Cause | AccountFault]] = dict(
+    zip(
+        ("recipient", "rate", "quota", "stopped", "login", "relay", "host", "sender"),
+        (Cause.RECIPIENT, Cause.RATE, QUOTA, STOPPED, LOGIN, RELAY, HOST, SENDER),
+        strict=True,
+    )
+)
 _TABLE: Final = tuple(
     (_NAMES[name], re.compile(words, re.IGNORECASE))
     for name, words in (rule.split(maxsplit=1) for rule in _RULES.strip().splitlines())

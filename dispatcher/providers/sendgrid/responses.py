@@ -136,7 +136,7 @@ def _refusal(response: HttpResponse) -> Outcome:
 
 
 def _blames_sender(complaint: _Complaint) -> bool:
-    return bool(_SENDER.match(complaint.field)) or cause_of(complaint.message) == SENDER
+    return bool(_SENDER.match(complaint.field)) or (not complaint.field and cause_of(complaint.message) == SENDER)
 
 
 def _summary(response: HttpResponse) -> str:
