@@ -39,8 +39,8 @@ SENDER: Final = AccountFault(
     by_sender=True,
 )
 
-_PREFIX: Final = re.compile(r"^(?:<[^>]*>:? *)?recipient address rejected: *", re.IGNORECASE)
-"""Postfix writes this before the words of a policy service, even if they concern our account."""
+_LEFT_OUT: Final = re.compile(r"<[^<>]*>|[^\s@]{0,64}@\S*|recipient address rejected:", re.IGNORECASE)
+"""Addresses, because their parts can look like words, and what Postfix writes before the words of a policy service."""
 
 _CODES: Final[dict[str, Cause | AccountFault]] = {
     code: cause
@@ -132,7 +132,7 @@ def cause_of(words: str, enhanced: str = "") -> Cause | AccountFault | None:
         words: The provider's text, of any length.
         enhanced: The enhanced code, such as `5.7.1`; empty if there is none.
     """
-    words = _PREFIX.sub("", words[:1000])
+    words = _LEFT_OUT.sub("", words[:1000])
     found = _CODES.get(enhanced) or _CODES.get(enhanced.partition(".")[2]) or _by_words(words, enhanced)
     return replace(found, seconds=_named_seconds(words)) if found == QUOTA else found
 

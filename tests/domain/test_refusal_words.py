@@ -152,6 +152,8 @@ TEXTS: list[tuple[Cause | AccountFault | None, str]] = [
     (None, "550 5.7.1 Our system has detected that this message is likely unsolicited mail."),
     (None, "554 5.7.9 Message not accepted for policy reasons."),
     (None, "550 no"),
+    (None, "451 4.3.0 recipient address lookup failed <unverified-1@relay-denied.example>"),
+    (None, "550 5.7.1 daily-quota-exceeded@spamhaus.example: no"),
     (None, "550 5.7.1 Access denied"),
     (None, "554 Transaction failed"),
     (None, "452 4.5.3 Too many recipients"),

@@ -12,12 +12,12 @@ import pytest
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, Step
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
-from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outcome import Reason, Rejected
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from tests.providers.places import smtp_place
-from tests.waiting import until
+from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
-from tests.worker.scripted import ScriptedProvider
+from tests.worker.scripted import ScriptedProvider, answer
 
 DOMAINS = 10
 BACKLOG = 1_000
@@ -112,6 +112,39 @@ async def test_three_refused_emails_are_enough(case: str, bench: Bench, tmp_path
 
         await bench.settled({"pending": 3})
         assert bench.books.select("select * from email_attempt") == []
+
+
+async def test_when_the_server_recovers_every_email_is_sent_once(bench: Bench, tmp_path: Path) -> None:
+    behaviour = SmtpBehaviour(script={Step.RCPT: "550 Rule 7 says no"})
+    async with smtp_place(tmp_path / "sink", behaviour) as place:
+        await bench.start([place.provider])
+        await enqueue_backlog(bench, 100)
+        await bench.settled({"pending": 100})
+        behaviour.script.clear()
+
+        await bench.deliver([row["email_id"] for row in bench.books.rows()])
+
+        await bench.settled({"sent": 100})
+        assert set(place.times().values()) == {1}
+        assert {row["attempt_count"] for row in bench.books.rows()} == {1}
+
+
+async def test_an_email_that_both_providers_refuse_fails_alone(bench: Bench) -> None:
+    first, second = ScriptedProvider("first"), ScriptedProvider("second")
+    await bench.start([first, second])
+    (bad,) = bench.books.enqueue(1, to="bad@bad.example")
+    for provider in (first, second):
+        provider.script[bad].extend([answer(Rejected(Reason.REFUSED, "Rule 7 says no", "550"))] * 9)
+    await bench.deliver([bad])
+
+    async def it_failed() -> bool:
+        await bench.enqueue()
+        return bench.books.status(bad) == "failed"
+
+    await until_answer(it_failed)
+    assert (first.calls.count(bad), second.calls.count(bad)) == (2, 1)
+    await until(lambda: set(bench.books.statuses()) == {"failed", "sent"})
+    assert reasons(bench) == []
 
 
 @pytest.mark.parametrize("are_first", [False, True], ids=["scattered", "first"])
