@@ -79,7 +79,7 @@ quota     exceed\w*\b.{{0,50}}\bquota
 quota     (?:sending|submission|outgoing|outbound|relay|account)\W(?:(?!rate)\w+\W){{0,2}}limit
 rate      throttl|slow down|unusual rate|concurrent|\bTSS\d\d
 rate      too (?:fast|quickly|frequent|much (?:e?mail|traffic))
-rate      too many (?!recipients|hops|received|invalid|unknown|bad|errors|attach)
+rate      too many (?:\w+ ){{0,2}}(?:messages|e?mails|connections|sessions|requests|transactions|attempts)
 rate      \brates?\W(?:\w+\W+){{0,3}}(?:limit|quota|exceed|control)
 rate      (?:exceed|limit)\w*\b.{{0,30}}\brate\b
 rate      (?:message|connection|thread|session)s?.(?:limit|quota)
@@ -87,7 +87,7 @@ stopped   \b(?:sending|out(?:going|bound)|your (?:\w+ )?(?:account|domain)|this 
 stopped   account\b.{{0,40}}(?:suspend|not (?:active|{_MAY}))
 stopped   (?:domain|account|user|you) (?:\S+ ){{0,2}}not {_MAY} to send(?! (?:as|from|on behalf))
 stopped   (?:insufficient|not enough) (?:credit|balance|fund)
-stopped   unpaid|billing|payment|testing emails|sandbox
+stopped   unpaid|billing|payment (?:required|overdue|fail)|testing emails|sandbox
 sender    \b(?:dmarc|spf|dkim)\b
 login     unauthenticated|not authenticated|log ?in (?:first|to)|before.smtp
 login     \bauth\w* (?:is |was )?(?:required|needed|first|not enabled)

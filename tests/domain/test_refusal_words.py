@@ -68,6 +68,7 @@ TEXTS: list[tuple[Cause | AccountFault | None, str]] = [
     (STOPPED, "550 Outgoing mail from example.com has been suspended"),  # cPanel
     (STOPPED, "535 5.7.0 Your account has been suspended"),
     (STOPPED, "550 5.7.1 Domain example.com is not allowed to send: Please activate your Mailgun account"),
+    (STOPPED, "550 5.7.1 Payment required for this account"),
     (STOPPED, "403 You can only send testing emails to your own email address"),  # Resend
     (STOPPED, "550 Sandbox subdomains are for test purposes only. Please add your own domain"),  # Mailgun
     (STOPPED, "550 5.7.501 Access denied, spam abuse detected"),  # Exchange
@@ -152,6 +153,9 @@ TEXTS: list[tuple[Cause | AccountFault | None, str]] = [
     (None, "550 5.7.1 Our system has detected that this message is likely unsolicited mail."),
     (None, "554 5.7.9 Message not accepted for policy reasons."),
     (None, "550 no"),
+    (None, "554 5.7.1 spam: too many links"),
+    (None, "554 5.7.1 Message rejected: suspicious payment link"),
+    (None, "500 5.5.1 Too many bad commands"),
     (None, "451 4.3.0 recipient address lookup failed <unverified-1@relay-denied.example>"),
     (None, "550 5.7.1 daily-quota-exceeded@spamhaus.example: no"),
     (None, "550 5.7.1 Access denied"),
