@@ -167,8 +167,13 @@ class ProviderFault(DispatcherError):
 
     Attributes:
         provider: The provider's name.
+        seconds: How long the provider should not be tried; None if this is unknown.
     """
 
-    def __init__(self, provider: str, message: str, *, remedy: str | None = None) -> None:
+    def __init__(self, provider: str, message: str, *, remedy: str | None = None, seconds: float | None = None) -> None:
         super().__init__(message, remedy=remedy)
         self.provider = provider
+        self.seconds = seconds
+
+    def with_message(self, message: str) -> ProviderFault:
+        return ProviderFault(self.provider, message, remedy=self.remedy, seconds=self.seconds)

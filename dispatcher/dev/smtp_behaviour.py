@@ -63,6 +63,7 @@ class SmtpBehaviour:
         slow_seconds: Delay before the reply to a recipient whose address begins with `slow`.
         size_limit: The largest accepted email, in octets, which the server also announces (SIZE); 0 for no limit.
         extensions: The extensions that the server announces, in addition to SIZE, STARTTLS and AUTH.
+        refusal: The reply to a recipient whose address begins with `refused`.
         strict: Whether the server refuses an email with a bare CR or LF, or with a line of more than 998 octets.
     """
 
@@ -78,6 +79,7 @@ class SmtpBehaviour:
     slow_seconds: float = 0.2
     size_limit: int = 0
     extensions: tuple[str, ...] = ("PIPELINING", "8BITMIME", "SMTPUTF8", "ENHANCEDSTATUSCODES")
+    refusal: str = "550 5.1.1 <{address}>: Recipient address rejected: User unknown in virtual mailbox table"
     strict: bool = True
 
     def scripted(self, step: Step) -> str | None:

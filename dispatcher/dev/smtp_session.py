@@ -291,7 +291,7 @@ class SmtpSession(asyncio.Protocol):
             self._reply("452 4.5.3 Error: too many recipients")
             return
         if address.startswith("refused"):
-            self._reply(f"550 5.1.1 <{address}>: Recipient address rejected: User unknown in virtual mailbox table")
+            self._reply(self._behaviour.refusal.format(address=address))
             return
         if reply := _DEFERRALS.get(address.partition("-")[0]):
             self._reply(f"{reply} <{address}>")

@@ -80,7 +80,7 @@ CONCERNS_PROVIDER: Final = frozenset(
 
 
 class Concern(Enum):
-    """The cause of a deferral: the email, the provider, or either of the two."""
+    """The cause of a refusal: the email, the provider, or either of the two."""
 
     EMAIL = auto()
     """The email or its recipients are the cause."""
@@ -88,6 +88,23 @@ class Concern(Enum):
     """Either the email or the provider is the cause. The provider's answers to other emails show which of the two."""
     PROVIDER = auto()
     """The provider is the cause: it had not received any part of the email."""
+
+
+@value
+class AccountFault:
+    """A possible cause of a refusal: our account, host or sender at the provider.
+
+    Attributes:
+        remedy: What an operator can do.
+        seconds: After how many seconds the fault ends by itself; None: an operator must correct something.
+        in_a_row: This many refusals in a row, of different emails, show that the provider refuses all emails.
+        by_sender: Whether the refusal concerns the sender. If so, senders count, and not the recipients' domains.
+    """
+
+    remedy: str
+    seconds: float | None = None
+    in_a_row: int = 3
+    by_sender: bool = False
 
 
 @value
@@ -114,6 +131,7 @@ class Deferred:
         retry_after: Seconds that the provider asked us to wait; None if the provider named no time.
         known_concern: The cause, if the adapter knows it more precisely than `reason` shows; None: the usual cause for
             this reason.
+        fault: The fault of our account that the answer describes; None if it describes none.
     """
 
     reason: Reason
@@ -121,12 +139,15 @@ class Deferred:
     code: str | None = None
     retry_after: float | None = None
     known_concern: Concern | None = None
+    fault: AccountFault | None = None
 
     @property
     def concern(self) -> Concern:
         """The cause of the deferral: the email, the provider, or either of the two."""
         if self.known_concern is not None:
             return self.known_concern
+        if self.fault is not None:
+            return Concern.EITHER
         if self.reason is Reason.CONNECTION_FAILED:
             return Concern.PROVIDER
         return Concern.EITHER if self.reason in CONCERNS_PROVIDER else Concern.EMAIL
@@ -140,11 +161,19 @@ class Rejected:
         reason: Our code for the cause.
         detail: The provider's error text, scrubbed of addresses.
         code: The provider's error code, such as `550 5.1.1` or `413`.
+        fault: The fault of our account that the answer describes; None if it describes none.
     """
 
     reason: Reason
     detail: str | None = None
     code: str | None = None
+    fault: AccountFault | None = None
+
+    @property
+    def concern(self) -> Concern:
+        """The cause of the rejection: the email, or either the email or the provider."""
+        is_unclear = self.fault is not None or self.reason in (Reason.REFUSED, Reason.REJECTED_SENDER)
+        return Concern.EITHER if is_unclear and self.code is not None else Concern.EMAIL
 
 
 @value

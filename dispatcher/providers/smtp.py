@@ -22,7 +22,7 @@ from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.smtp_connection import NAME, NotConnected, SmtpConnection, open_connection
 from dispatcher.transport.smtp_pool import TRUSTED_IDLE_SECONDS, ConnectionPool
 from dispatcher.transport.smtp_protocol import SmtpConnectionLost
-from dispatcher.transport.smtp_replies import SmtpPhase
+from dispatcher.transport.smtp_replies import SmtpPhase, asks_for_fewer_connections
 from dispatcher.transport.smtp_transaction import SmtpTransaction
 from dispatcher.transport.tls import client_context
 
@@ -200,7 +200,10 @@ class SmtpProvider:
                 # memory.
                 with attempt.rendering:
                     content = await rendered(email)
-                return await self._transact(content, transaction)
+                outcome = await self._transact(content, transaction)
+                if asks_for_fewer_connections(outcome) and self._pool.can_wait_for_another():
+                    release = self._pool.release_slot_later
+                return outcome
         except NotConnected as error:
             if not error.is_full or not self._pool.can_wait_for_another():
                 return error.outcome
@@ -232,6 +235,8 @@ class SmtpProvider:
         except BaseException:
             connection.protocol.abort()
             raise
+        if asks_for_fewer_connections(outcome):
+            connection.protocol.abort()
         self._pool.put_back(connection)
         return outcome
 

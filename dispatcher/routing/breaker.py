@@ -10,8 +10,9 @@
 A failure counts if it may concern the provider as a whole: a failed connection, a timeout, a server error. Failures
 count only if they come from different emails and domains (see `evidence`). A failed connection concerns no email and
 always counts. Missing answers count, too. But one restart of the provider interrupts every email on the wire. So the
-breaker opens only after as many missing answers as the worker can have emails on the wire. Any answer about an email
-counts as a success, even a rejection, because an answer shows that the provider works.
+breaker opens only after as many missing answers as the worker can have emails on the wire. An answer that certainly
+concerns only the email counts as a success, because it shows that the provider works. Any other refusal is judged
+together with the refusals of other emails, whatever its code and its words (see `refuse`).
 
 While the breaker is half open, an email is suspect if it was refused before, or if each domain of its recipients is
 also a domain of a refused email. A suspect email is used as a probe only if no other email arrives within
@@ -39,6 +40,9 @@ because the breaker must open before a single email has used up its attempts."""
 THROTTLED_IN_A_ROW: Final = 2
 """If the provider gave no wait time, this many throttled emails in a row pause the provider. A single throttled email
 may concern only its recipient."""
+UNCLEAR_TRIES: Final = 6
+"""An email that is rejected this often, in unknown words, fails if nothing shows that the provider is at fault: it may
+be the only email. The waits between the tries add up to about 20 seconds."""
 PROBES: Final = 3
 """How many emails that are not suspect must fail before a half-open breaker opens again."""
 SUSPECT_SECONDS: Final = 1.0
@@ -122,7 +126,7 @@ class CircuitBreaker:
         self._state = BreakerState.CLOSED
         self._refusals = Refusals()
         self._suspects = SuspectEmails()
-        self._successes = 0
+        self._succeeded = 0  # the number of the latest attempt that has succeeded
         self._silences = 0
         self._failed_probes = 0
         self._until = 0.0
@@ -197,7 +201,8 @@ class CircuitBreaker:
     def succeed(self, trial: int) -> None:
         """Notes that the provider answered about the email."""
         self.abandon(trial)
-        self._successes += 1
+        if trial > self._succeeded:
+            self._succeeded = trial
         self._silences = 0
         if self._refusals.total:
             self._refusals.clear()
@@ -227,7 +232,7 @@ class CircuitBreaker:
         self.abandon(trial)
         if not self._is_old(trial):
             is_suspect = email is not None and self._is_suspect(email)
-            if not (by_recipient and email is not None and self._suspects.note(email, self._successes)):
+            if not (by_recipient and email is not None and self._suspects.note(email, self._trials, self._succeeded)):
                 self._refusals.add(email, by_recipient=by_recipient)
             are_enough = self._refusals.are_enough(in_a_row)
             if self._is_half_open and by_recipient and not are_enough:
@@ -251,7 +256,9 @@ class CircuitBreaker:
         if self._is_half_open or self._silences >= self._silences_in_a_row:
             self._open(reason)
 
-    def open(self, trial: int, reason: str, email: OutgoingEmail | None = None) -> Blame:
+    def open(
+        self, trial: int, reason: str, email: OutgoingEmail | None = None, *, seconds: float | None = None
+    ) -> Blame:
         """Notes that the provider cannot be used, for example because of invalid credentials. Opens the breaker, unless
         only this email is at fault.
 
@@ -260,15 +267,60 @@ class CircuitBreaker:
 
         Args:
             email: The refused email; None if the provider has not seen the email.
+            seconds: How long the breaker stays open; None for its usual time.
         """
         self.abandon(trial)
         if self._is_old(trial):
             return Blame.PROVIDER
-        if email is not None and self._suspects.note(email, self._successes):
+        if email is not None and self._suspects.note(email, self._trials, self._succeeded):
             return Blame.EMAIL
         self._refusals.add(email)
-        self._open(reason)
+        self._open(reason, seconds=seconds)
         return Blame.PROVIDER
+
+    def refuse(
+        self,
+        trial: int,
+        reason: str,
+        email: OutgoingEmail,
+        *,
+        in_a_row: int,
+        by_sender: bool = False,
+        seconds: float | None = None,
+        gives_up: bool = False,
+        is_already_counted: bool = False,
+    ) -> Blame:
+        """Notes a refusal that only the refusals of other emails explain. Opens the breaker if there are enough.
+
+        Returns whether the email or the provider is at fault; `UNKNOWN` if this is not clear yet. The email is at fault
+        if another email was tried and succeeded after its first refusal. Of its first UNCLEAR_TRIES refusals, only
+        those since the breaker last opened count against it. While the cause is unknown, the email is tried again, and
+        each of its refusals counts. So three emails to three domains are enough, if nothing succeeds.
+
+        Args:
+            in_a_row: How many refusals, including this one, open the breaker.
+            by_sender: Whether the refusal concerns the sender.
+            seconds: How long the breaker stays open; None for its usual time.
+            gives_up: Whether the email is at fault after UNCLEAR_TRIES, even if nothing shows this.
+            is_already_counted: Whether another email of the same bulk call has already reported the refusal.
+        """
+        self.abandon(trial)
+        if self._is_old(trial):
+            return Blame.PROVIDER
+        is_suspect = self._is_suspect(email)
+        times = self._suspects.times(email) + 1
+        judged = self._old_trials if times < UNCLEAR_TRIES else 0
+        if self._suspects.note(email, self._trials, self._succeeded, judged=judged):
+            return Blame.EMAIL
+        if not is_already_counted:
+            self._refusals.add(email, times=times)
+            self._failed_probes += self._is_half_open
+        are_enough = self._refusals.are_enough(in_a_row, by_sender=by_sender)
+        if are_enough or (self._is_half_open and (is_suspect or self._failed_probes >= PROBES)):
+            self._open(reason, for_longer=are_enough or not is_suspect, seconds=seconds)
+        if self.state is not BreakerState.CLOSED:
+            return Blame.PROVIDER
+        return Blame.EMAIL if gives_up and times >= UNCLEAR_TRIES else Blame.UNKNOWN
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
         """Notes that the provider throttled an attempt. Pauses the provider, unless the email may be at fault.
@@ -307,7 +359,7 @@ class CircuitBreaker:
         Args:
             names_time: Whether the provider gave a wait time. If so, the throttling concerns all emails.
         """
-        others_succeeded = self._suspects.note(email, self._successes)
+        others_succeeded = self._suspects.note(email, self._trials, self._succeeded)
         if others_succeeded is not None:
             return Blame.EMAIL if others_succeeded else Blame.UNKNOWN
         self._refusals.add(email)
@@ -338,7 +390,7 @@ class CircuitBreaker:
         """Whether the attempt began before the breaker last opened. If so, its result is outdated."""
         return trial <= self._old_trials
 
-    def _open(self, reason: str, *, for_longer: bool = True) -> None:
+    def _open(self, reason: str, *, for_longer: bool = True, seconds: float | None = None) -> None:
         if (self.state, BreakerEvent.FAILED) not in TRANSITIONS:
             return
         if not for_longer and self._opens.failures:
@@ -346,9 +398,9 @@ class CircuitBreaker:
         # Half of the wait is random, so that workers that saw the same failure probe at different times.
         longest = self._opens.next_wait(lambda: 1.0)
         # The wait is never shorter than a pause that the provider has asked for.
-        seconds = max(longest * (0.5 + 0.5 * self._jitter()), self._until - self._clock())
+        asked = max(min(seconds or 0.0, LONGEST_PAUSE_SECONDS), self._until - self._clock())
         self._old_trials = self._trials
-        self._enter(BreakerEvent.FAILED, reason, seconds)
+        self._enter(BreakerEvent.FAILED, reason, max(longest * (0.5 + 0.5 * self._jitter()), asked))
 
     def _enter(self, event: BreakerEvent, reason: str | None = None, seconds: float = 0.0) -> None:
         state = self._state = TRANSITIONS[self._state, event]

@@ -1,7 +1,8 @@
 """Whether a refusal counts against the provider or only against the email.
 
 A refusal counts against the provider only together with refusals of other emails, to several domains, without a success
-in between. If an email is refused again after other emails succeeded, the refusal counts against that email alone.
+in between. If an email is refused again, and another email was tried and succeeded in between, the refusal counts
+against that email alone.
 """
 
 from __future__ import annotations
@@ -50,33 +51,39 @@ class Refusals:
     _witnesses: set[object] = field(default_factory=set)
     _email_ids: set[UUID] = field(default_factory=set)
     _domains: set[str] = field(default_factory=set)
+    _senders: set[str] = field(default_factory=set)
 
-    def add(self, email: OutgoingEmail | None, *, by_recipient: bool = False) -> None:
+    def add(self, email: OutgoingEmail | None, *, by_recipient: bool = False, times: int = 0) -> None:
         """Adds a refusal.
 
         Args:
             email: The refused email; None if the provider has not seen the email.
             by_recipient: Whether the refusal concerns the recipients. If so, refusals of emails to the same recipients
                 count once, and the refusal shows that the provider is reachable.
+            times: How often the email was refused, if each of its refusals counts; 0 if they count once.
         """
         self.total += 1
-        if by_recipient:
+        if by_recipient or times:
             self.certain = 0
         if email is None:
             self.certain += 1
         elif len(self._email_ids) < MAX_REMEMBERED:
-            self._witnesses.add((email.to, email.cc, email.bcc) if by_recipient else email.email_id)
+            self._witnesses.add((email.to, email.cc, email.bcc) if by_recipient else (email.email_id, times))
             self._email_ids.add(email.email_id)
             self._domains |= domains_of(email)
+            self._senders.add(email.sender.lower())
 
-    def are_enough(self, needed: int) -> bool:
+    def are_enough(self, needed: int, *, by_sender: bool = False) -> bool:
         """Whether at least `needed` refusals count against the provider.
 
-        Refusals of the same email count once. If the refused emails go to fewer than SEVERAL_DOMAINS domains,
-        ALIKE_FACTOR times as many refusals are needed. But `needed` failed connections are always enough.
+        If the refused emails go to fewer than SEVERAL_DOMAINS domains, ALIKE_FACTOR times as many refusals are needed.
+        But `needed` failed connections are always enough.
+
+        Args:
+            by_sender: Whether the refusal concerns the sender. If so, senders count instead of domains.
         """
         count = self.certain + len(self._witnesses)
-        has_several = len(self._domains) >= min(needed, SEVERAL_DOMAINS)
+        has_several = len(self._senders if by_sender else self._domains) >= min(needed, SEVERAL_DOMAINS)
         return self.certain >= needed or (count >= needed and has_several) or count >= needed * ALIKE_FACTOR
 
     def include(self, email: OutgoingEmail) -> bool:
@@ -89,27 +96,33 @@ class Refusals:
         self._witnesses.clear()
         self._email_ids.clear()
         self._domains.clear()
+        self._senders.clear()
 
 
 class SuspectEmails:
-    """Remembers refused emails, and for each of them whether other emails have succeeded since its first refusal."""
+    """Remembers refused emails, and whether other emails were tried after an email's first refusal, and succeeded."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[UUID, tuple[int, int]] = OrderedDict()
 
-    def note(self, email: OutgoingEmail, successes: int) -> bool | None:
-        """Records a refusal of the email. Returns whether other emails have succeeded since the email's first refusal.
+    def note(self, email: OutgoingEmail, begun: int, succeeded: int, *, judged: int = 0) -> bool | None:
+        """Records a refusal of the email. Returns whether an attempt that began after the email's first refusal has
+        succeeded. An attempt that began earlier shows nothing: the provider's quota may have been used up in between.
 
         Returns None if this is the email's first refusal.
 
         Args:
-            successes: The provider's total number of successes.
+            begun: The number of the latest attempt that has begun.
+            succeeded: The number of the latest attempt that has succeeded.
+            judged: Up to this attempt, the provider was at fault, so earlier refusals do not count against the email.
         """
-        times, successes_before = self._records.pop(email.email_id, (0, successes))
-        self._records[email.email_id] = (times + 1, successes_before)
+        times, begun_before = self._records.pop(email.email_id, (0, begun))
+        if begun_before <= judged:
+            begun_before = begun
+        self._records[email.email_id] = (times + 1, begun_before)
         if len(self._records) > MAX_REMEMBERED:
             self._records.popitem(last=False)
-        return successes > successes_before if times else None
+        return succeeded > begun_before if times else None
 
     def times(self, email: OutgoingEmail) -> int:
         """How often `note` has recorded a refusal of the email; 0 if no refusal is remembered."""

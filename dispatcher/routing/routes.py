@@ -19,6 +19,7 @@ from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.domain.outcome import (
     CONCERNS_PROVIDER,
     Accepted,
+    AccountFault,
     Concern,
     Deferred,
     Outcome,
@@ -27,6 +28,7 @@ from dispatcher.domain.outcome import (
     Uncertain,
 )
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.refusal_words import SENDER
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capabilities import CapabilityGap, capability_gap
 from dispatcher.providers.contract import Provider
@@ -49,6 +51,8 @@ answer sooner."""
 DELAY_SPREAD: Final = 0.5
 """An email's delay is up to 50 % longer, at random. So emails that wait for one provider become due one after
 another."""
+
+_UNKNOWN: Final = AccountFault("Ask the provider why it refuses these emails.", in_a_row=FAILURES_IN_A_ROW)
 
 
 @dataclass(slots=True)
@@ -115,6 +119,8 @@ class Route:
                 # The provider did not answer. If the breaker ignored missing answers and the provider never answered,
                 # every email of the queue would become held.
                 self.breaker.time_out(trial, outcome.reason)
+            case Rejected() | Deferred(fault=AccountFault()) if outcome.concern is not Concern.EMAIL:
+                return self._note_doubt(outcome, trial, email, is_already_counted=is_already_counted)
             case Deferred() if outcome.concern is not Concern.EMAIL:
                 return self._note_refusal(outcome, trial, email, is_already_counted=is_already_counted)
             case Deferred(code=None) | Rejected(code=None):
@@ -151,13 +157,30 @@ class Route:
                 self.limit.slow_down()
         return blame
 
+    def _note_doubt(
+        self, refusal: Deferred | Rejected, trial: int, email: OutgoingEmail, *, is_already_counted: bool
+    ) -> Blame:
+        """Updates the breaker with a refusal that only the answers to other emails explain."""
+        fault = refusal.fault or (SENDER if refusal.reason is Reason.REJECTED_SENDER else _UNKNOWN)
+        words = f"{refusal.reason} ({refusal.code}): {refusal.detail or ''}".rstrip(".: ")
+        return self.breaker.refuse(
+            trial,
+            f"{words}. {fault.remedy}",
+            email,
+            in_a_row=fault.in_a_row,
+            by_sender=fault.by_sender,
+            seconds=fault.seconds,
+            gives_up=refusal.fault is None,
+            is_already_counted=is_already_counted,
+        )
+
     def record_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
         """Records that the provider could not be used, for example because of its credentials. Returns whether the
         provider or the email is at fault.
 
         Opens the breaker, unless only this email is at fault.
         """
-        return self.breaker.open(trial, fault.message, email)
+        return self.breaker.open(trial, str(fault), email, seconds=fault.seconds)
 
 
 class Routes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dispatcher.config.values import SmtpServer
-from dispatcher.domain.outcome import Concern, Deferred, Reason
+from dispatcher.domain.outcome import Concern, Deferred, Reason, Rejected
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.transport.smtp_protocol import InvalidReply, ServerClosing, SmtpConnectionLost, SmtpProtocol
@@ -284,7 +284,8 @@ def _refused_to_open(reply: SmtpReply) -> NotConnected:
     judged = refusal(reply, SmtpPhase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)
-    return NotConnected(Deferred(Reason.SERVER_ERROR, scrub(reply.text) or None, reply.codes))
+    fault = judged.fault if isinstance(judged, Rejected) else None
+    return NotConnected(Deferred(Reason.SERVER_ERROR, scrub(reply.text) or None, reply.codes, fault=fault))
 
 
 def _unreached(error: BaseException) -> NotConnected:

@@ -1,7 +1,8 @@
 """Derives an email's outcome from an SMTP reply. `docs/providers.md` has the table.
 
 The reply's basic code, such as 550, determines whether an email is accepted, deferred or rejected (RFC 5321, section
-4.2.1). The enhanced code, such as 5.1.1 (RFC 3463), determines the reason, because servers use 550 and 554 for nearly
+4.2.1). A quota or a rate is the exception: it defers the email whatever the code. The enhanced code, such as 5.1.1 (RFC
+3463), and the words determine the reason (see `domain.refusal_words`), because servers use 550 and 554 for nearly
 everything. The reason also depends on the command that the server refused, such as RCPT.
 """
 
@@ -15,6 +16,7 @@ from typing import Final
 
 from dispatcher.domain.outcome import (
     Accepted,
+    AccountFault,
     Concern,
     Deferred,
     Outcome,
@@ -23,6 +25,7 @@ from dispatcher.domain.outcome import (
     Uncertain,
     refused_recipients,
 )
+from dispatcher.domain.refusal_words import SENDER, Cause, cause_of
 from dispatcher.domain.scrub import scrub
 
 
@@ -61,17 +64,14 @@ class SmtpReply:
 
     @property
     def is_positive(self) -> bool:
-        """Whether the server accepted the command: 2xx."""
         return 200 <= self.code < 300
 
     @property
     def is_transient(self) -> bool:
-        """Whether the server refused temporarily: 4xx."""
         return 400 <= self.code < 500
 
     @property
     def is_permanent(self) -> bool:
-        """Whether the server refused permanently: 5xx."""
         return self.code >= 500
 
     @property
@@ -89,13 +89,7 @@ class SmtpReply:
 
 
 _ENHANCED: Final = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?: |$)")
-_THROTTLED_CODES: Final = frozenset({"4.4.5", "4.7.28", "4.7.650", "4.7.651"})
-"""Congestion (RFC 3463, section 3.5), and the codes that Gmail and Microsoft use for a sender that is too fast."""
-_THROTTLED_WORDS: Final = re.compile(
-    r"throttl|slow down|rate exceeded|(?:rate|sending|message|connection)s?.(?:limit|quota)"
-    r"|too (?:fast|many (?!recipients|hops|received))",
-    re.IGNORECASE,
-)
+_FULL: Final = re.compile(r"^432\b|concurrent|connections|thread", re.IGNORECASE)
 _GREYLISTED_WORDS: Final = re.compile(r"gr[ea]y.?list", re.IGNORECASE)
 _TOO_LARGE_CODES: Final = ("5.3.4", "5.2.3")
 _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9._-]{3,99})(?=$|[\s;,)])", re.IGNORECASE)
@@ -118,15 +112,22 @@ def reply_of(code: int, text: str) -> SmtpReply:
 def refusal(reply: SmtpReply, phase: SmtpPhase) -> Outcome:
     """The outcome for the email if the server sent this reply instead of the expected one."""
     words = scrub(reply.text) or None
-    if reply.is_transient:
-        reason, concern = _transient_reason(reply, phase)
-        return Deferred(reason, words, reply.codes, known_concern=concern)
-    if reply.is_permanent:
-        return Rejected(_permanent_reason(reply, phase), words, reply.codes)
+    if reply.code >= 400:
+        reason, concern, fault = _cause(reply, phase)
+        if reply.is_transient or reason is Reason.THROTTLED:
+            return Deferred(reason, words, reply.codes, known_concern=concern, fault=fault)
+        return Rejected(reason, words, reply.codes, fault)
     detail = f"unexpected reply {phase}" + (f": {words}" if words else "")
     if phase is SmtpPhase.FINAL:
         return Uncertain(detail, reply.codes)
     return Deferred(Reason.SERVER_ERROR, detail, reply.codes)
+
+
+def asks_for_fewer_connections(outcome: Outcome) -> bool:
+    """Whether the server throttles us because we use too many connections at the same time."""
+    if not isinstance(outcome, Deferred) or outcome.reason is not Reason.THROTTLED:
+        return False
+    return _FULL.search(f"{outcome.code} {outcome.detail}") is not None
 
 
 def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Accepted:
@@ -145,8 +146,8 @@ def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Ac
 
 def no_recipient_left(refused: Sequence[tuple[int, SmtpReply]]) -> Outcome:
     """The outcome if the server refused every recipient. Defers the email if at least one refusal is temporary."""
-    decisive = next((reply for _, reply in refused if not reply.is_permanent), refused[0][1])
-    outcome = refusal(decisive, SmtpPhase.RCPT)
+    outcomes = [refusal(reply, SmtpPhase.RCPT) for _, reply in refused]
+    outcome = next((each for each in outcomes if not isinstance(each, Rejected)), outcomes[0])
     if len(refused) == 1 or isinstance(outcome, Accepted | Uncertain):
         return outcome
     detail = f"{_listed(refused)}; {outcome.detail}"
@@ -157,30 +158,36 @@ def _listed(refused: Sequence[tuple[int, SmtpReply]]) -> str:
     return refused_recipients({position: reply.codes for position, reply in refused})
 
 
-def _transient_reason(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Concern | None]:
-    words = reply.text[:1000]
-    if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
-        return Reason.RECIPIENT_DEFERRED, Concern.EMAIL
-    # A refusal of RCPT usually concerns only the recipient, so ignore the reply's text. But if the server refuses many
-    # recipients in this way, the server is the cause.
-    if phase is SmtpPhase.RCPT and not reply.closes:
-        return Reason.RECIPIENT_DEFERRED, Concern.EITHER
-    is_throttled = reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words)
-    return Reason.THROTTLED if is_throttled else Reason.SERVER_ERROR, None
+def _cause(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Concern | None, AccountFault | None]:
+    """The reason for a refusal, what it concerns if the reason does not show this, and the fault of our account."""
+    if reply.is_transient and _GREYLISTED_WORDS.search(reply.text[:1000]):
+        return Reason.RECIPIENT_DEFERRED, Concern.EMAIL, None
+    cause = cause_of(reply.text, reply.enhanced)
+    if phase is SmtpPhase.MAIL and cause is Cause.RECIPIENT and reply.is_permanent:
+        cause = SENDER  # the server has not seen a recipient yet
+    fault = cause if isinstance(cause, AccountFault) else None
+    if fault and phase in (SmtpPhase.CONNECTING, SmtpPhase.MAIL) and not fault.by_sender:
+        fault = replace(fault, in_a_row=1)
+    if cause is Cause.RATE or (fault and fault.seconds):
+        return Reason.THROTTLED, None, fault
+    if reply.is_permanent:
+        return _permanent_reason(reply, phase, cause), None, fault
+    if reply.enhanced.startswith(("4.1.", "4.2.")) and fault is None:
+        return Reason.RECIPIENT_DEFERRED, Concern.EMAIL, None
+    # A refusal of RCPT usually concerns only the recipient. But if the server refuses many recipients in this way, the
+    # server is the cause.
+    if phase is SmtpPhase.RCPT and not reply.closes and fault is None:
+        return Reason.RECIPIENT_DEFERRED, Concern.EITHER, None
+    return Reason.SERVER_ERROR, None, fault
 
 
-def _permanent_reason(reply: SmtpReply, phase: SmtpPhase) -> Reason:
-    if reply.enhanced in _TOO_LARGE_CODES or (reply.code == 552 and not reply.enhanced):
+def _permanent_reason(reply: SmtpReply, phase: SmtpPhase, cause: Cause | AccountFault | None) -> Reason:
+    if reply.enhanced in _TOO_LARGE_CODES:
         return Reason.TOO_LARGE
     if reply.enhanced.startswith("5.6."):
         return Reason.INVALID_CONTENT
-    if phase is SmtpPhase.MAIL and (reply.code in (550, 551, 553, 554) or reply.enhanced.startswith("5.1.")):
-        return Reason.REJECTED_SENDER
-    if phase is SmtpPhase.RCPT and _blames_recipient(reply):
+    if cause is Cause.RECIPIENT or (cause is None and phase is SmtpPhase.RCPT and reply.code in (551, 553)):
         return Reason.REJECTED_RECIPIENT
-    return Reason.REFUSED
-
-
-def _blames_recipient(reply: SmtpReply) -> bool:
-    # 5.7.x at RCPT is policy (relaying denied, a blocklist), so the address may be valid.
-    return reply.enhanced.startswith(("5.1.", "5.2.")) or (reply.code in (550, 551, 553) and not reply.enhanced)
+    if cause is None and reply.code == 552 and not reply.enhanced:
+        return Reason.TOO_LARGE
+    return Reason.REJECTED_SENDER if isinstance(cause, AccountFault) and cause.by_sender else Reason.REFUSED

@@ -498,8 +498,7 @@ class Attempts:
         except (LeaseExpired, _RouteClosed, NoFreeConnection):
             raise
         except ProviderFault as fault:
-            words = words_without_echo(scrub(fault.message), content)
-            raise ProviderFault(fault.provider, words, remedy=fault.remedy) from fault
+            raise fault.with_message(words_without_echo(scrub(fault.message), content)) from fault
         except asyncio.CancelledError as error:
             if _must_end(email):
                 raise

@@ -22,7 +22,7 @@ from typing import Final
 
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.echo import without_echo, words_without_echo
-from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reason
+from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, BulkLimits, BulkProvider, Provider
@@ -150,8 +150,7 @@ class BulkSender:
         except _CallAborted:
             self._begin(members)
         except ProviderFault as fault:
-            clean = ProviderFault(fault.provider, _without_echoes(fault.message, members), remedy=fault.remedy)
-            _end_all(members, clean)
+            _end_all(members, fault.with_message(_without_echoes(fault.message, members)))
         except BaseException as error:  # noqa: BLE001 - passed on to the attempts, which handle it
             _end_all(members, error)
 
@@ -230,7 +229,11 @@ def _distribute(members: Sequence[_Member], outcomes: Sequence[Outcome | Provide
         outcomes = [whole] * len(members)
     reported: set[Reason] = set()
     for member, outcome in zip(members, outcomes, strict=True):
-        if isinstance(outcome, Deferred) and outcome.reason in CONCERNS_PROVIDER and not member.outcome.done():
+        if (
+            isinstance(outcome, Deferred | Rejected)
+            and outcome.concern is not Concern.EMAIL
+            and not member.outcome.done()
+        ):
             member.attempt.is_already_counted = outcome.reason in reported
             reported.add(outcome.reason)
         member.end(outcome)

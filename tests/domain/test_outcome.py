@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dispatcher.domain.outcome import Concern, Deferred, Reason, left_out
+from dispatcher.domain.outcome import Concern, Deferred, Reason, Rejected, left_out
+from dispatcher.domain.refusal_words import RELAY
 
 
 @pytest.mark.parametrize(
@@ -21,15 +22,21 @@ def test_an_acceptance_lists_the_recipients_that_it_refused(detail: str | None, 
 
 
 @pytest.mark.parametrize(
-    ("deferred", "concern"),
+    ("refusal", "concern"),
     [
         (Deferred(Reason.RECIPIENT_DEFERRED), Concern.EMAIL),
         (Deferred(Reason.SERVER_ERROR), Concern.EITHER),
         (Deferred(Reason.CONNECTION_FAILED), Concern.PROVIDER),
         (Deferred(Reason.CONNECTION_FAILED, known_concern=Concern.EMAIL), Concern.EMAIL),
+        (Deferred(Reason.RECIPIENT_DEFERRED, fault=RELAY), Concern.EITHER),
+        (Rejected(Reason.REJECTED_RECIPIENT, code="550 5.1.1"), Concern.EMAIL),
+        (Rejected(Reason.INVALID_CONTENT, code="422"), Concern.EMAIL),
+        (Rejected(Reason.REFUSED, code="550"), Concern.EITHER),
+        (Rejected(Reason.REJECTED_SENDER, code="553"), Concern.EITHER),
+        (Rejected(Reason.REJECTED_SENDER), Concern.EMAIL),
     ],
 )
-def test_the_concern_of_a_deferral_comes_from_the_adapter_or_from_its_reason(
-    deferred: Deferred, concern: Concern
+def test_the_concern_of_a_refusal_comes_from_the_adapter_or_from_its_reason(
+    refusal: Deferred | Rejected, concern: Concern
 ) -> None:
-    assert deferred.concern is concern
+    assert refusal.concern is concern

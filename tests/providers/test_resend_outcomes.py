@@ -49,7 +49,7 @@ RECIPIENT: Final = "400 or 422 that blames the recipients"
 CONTENT: Final = "another 400 or 422"
 LARGE: Final = "413"
 REFUSED: Final = "another 4xx"
-ACCOUNT: Final = "401, another 403, 404, 405, 451; 429 about a quota"
+ACCOUNT: Final = '401, another 403, 404, 405, 451; 429 about a quota; "testing emails"'
 THROTTLED: Final = "another 429"
 SERVER: Final = "408, 500, 503 and other 5xx"
 GATEWAY: Final = "502 or 504: a gateway got no response from Resend"
@@ -67,8 +67,6 @@ CASES: Final = [
          "409 invalid_idempotent_request", "409 invalid_idempotent_request: was modified"),
     Case(SENDER, "rejected rejected_sender", invalid(403, "The example.org domain is not verified."),
          "403 validation_error", "is not verified"),
-    Case(SENDER, "rejected rejected_sender", invalid(403, "You can only send testing emails to your own address"),
-         "403 validation_error"),
     Case(SENDER, "rejected rejected_sender", invalid(422, "Invalid `from` field."), "422 validation_error"),
     Case(SENDER, "rejected rejected_sender", resend_error(422, "invalid_from_address", "no"),
          "422 invalid_from_address"),
@@ -82,6 +80,8 @@ CASES: Final = [
     Case(REFUSED, "rejected refused", resend_error(418, "teapot", "no"), "418 teapot"),
     Case(ACCOUNT, FAULT, resend_error(401, "missing_api_key", "Missing API key"), detail="RESEND_API_KEY"),
     Case(ACCOUNT, FAULT, resend_error(403, "invalid_api_key", "API key is invalid"), detail="RESEND_API_KEY"),
+    Case(ACCOUNT, FAULT, invalid(403, "You can only send testing emails to your own address"),
+         detail="Verify a domain"),
     Case(ACCOUNT, FAULT, resend_error(404, "not_found", "no"), detail="DISPATCHER_RESEND_URL"),
     Case(ACCOUNT, FAULT, resend_error(405, "method_not_allowed", "no"), detail="DISPATCHER_RESEND_URL"),
     Case(ACCOUNT, FAULT, resend_error(451, "security_error", "no"), detail="support"),

@@ -93,6 +93,7 @@ CASES: Final = [
     Case(NEITHER, "uncertain", Fault.REDIRECT, "307", "307 unexpected", accepted=1),
     Case(NEITHER, "uncertain", Reply(204), "204", "204 unexpected"),
     Case(SENDER, BAD_SENDER, sendgrid_error(403, UNVERIFIED, "from"), "403", "verified Sender Identity"),
+    Case(SENDER, BAD_SENDER, sendgrid_error(403, UNVERIFIED), "403", "verified Sender Identity"),
     Case(SENDER, BAD_SENDER, sendgrid_error(400, "no valid address", "from.email"), "400", "from.email: no"),
     Case(RECIPIENT, BAD_RECIPIENT, sendgrid_error(400, "Does not contain a valid address.",
          "personalizations.0.to.0.email"), "400", "BadRequestsError personalizations.0.to.0.email: Does not"),

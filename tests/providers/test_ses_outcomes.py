@@ -58,7 +58,9 @@ NEITHER: Final = "200 without one, another 2xx, or a redirect (not followed)"
 THROTTLED: Final = "TooManyRequestsException, ThrottlingException and similar; 429"
 QUOTA: Final = "the same about the daily quota; LimitExceededException"
 STOPPED: Final = "SendingPausedException, AccountSuspendedException"
-SENDER: Final = "MailFromDomainNotVerifiedException; MessageRejected: not verified"
+SENDER: Final = "MailFromDomainNotVerifiedException; MessageRejected: the sender is not verified"
+SANDBOX: Final = "MessageRejected: only recipients are not verified (the sandbox)"
+SYNTAX: Final = "BadRequestException or MessageRejected about an address's syntax"
 CONTENT: Final = "another MessageRejected or BadRequestException"
 LARGE: Final = "BadRequestException about the length; 413"
 TEMPLATE: Final = "NotFoundException, and the email names a template"
@@ -77,6 +79,8 @@ NOT_SIGNED: Final = "no credentials; the certificate is not trusted"
 LATE: Final = "the deadline passes before the request is sent"
 
 UNVERIFIED: Final = "Email address is not verified. The following identities failed the check: shop@example.org"
+FAILED: Final = "Email address is not verified. The following identities failed the check in region EU-WEST-1: "
+EXPIRED: Final = "Signature expired: 20261101T000000Z is now earlier than 20261101T001000Z"
 NO_SET: Final = "Configuration set <news> does not exist."
 SOON: Final = SOON_SECONDS
 PAGE: Final = b"<html><title>504 Gateway Time-out</title></html>"
@@ -106,8 +110,17 @@ CASES: Final = [
     Case(SENDER, "rejected rejected_sender", aws_error(400, "MailFromDomainNotVerifiedException", "no"),
          "MailFromDomainNotVerifiedException"),
     Case(CONTENT, "rejected invalid_content", aws_error(400, "MessageRejected", "virus"), "MessageRejected", "virus"),
-    Case(CONTENT, "rejected invalid_content", aws_error(400, "BadRequestException", "Missing final '@domain'"),
+    Case(SENDER, "rejected rejected_sender", aws_error(400, "MessageRejected", FAILED + "SHOP@example.org"),
+         "MessageRejected"),
+    Case(SANDBOX, FAULT, aws_error(400, "MessageRejected", FAILED + "ann@example.org"), detail="production access"),
+    Case(SYNTAX, "rejected rejected_recipient", aws_error(400, "BadRequestException", "Missing final '@domain'"),
          "BadRequestException"),
+    Case(SYNTAX, "rejected rejected_recipient", aws_error(400, "InvalidParameterValue", "Illegal address"),
+         "InvalidParameterValue"),
+    Case(SET_UP, FAULT, aws_error(400, "ConfigurationSetDoesNotExist", "no"), detail="CONFIGURATION_SET"),
+    Case(STOPPED, FAULT, aws_error(400, "AccountSendingPaused", "no"), detail="SES console"),
+    Case(ACCOUNT, FAULT, aws_error(403, "InvalidSignatureException", EXPIRED), detail="clock"),
+    Case(QUOTA, FAULT, aws_error(400, "MessageRejected", "Daily sending quota exceeded"), detail="higher"),
     Case(LARGE, "rejected too_large", aws_error(400, "BadRequestException", "Message length is more than 41943040"),
          "BadRequestException"),
     Case(LARGE, "rejected too_large", Reply(413), "413"),

@@ -57,6 +57,21 @@ async def test_a_server_that_refuses_every_connection_defers_at_once(tmp_path: P
         assert {getattr(sending.outcome, "code", None) for sending in sendings} == {"421 4.7.0"}
 
 
+@pytest.mark.parametrize("reply", ["432 4.3.2 sender thread limit exceeded", "451 Too many concurrent connections"])
+@pytest.mark.parametrize("step", [Step.MAIL, Step.DATA, Step.END])
+async def test_a_server_that_complains_about_connections_gets_fewer(step: Step, reply: str, tmp_path: Path) -> None:
+    behaviour = SmtpBehaviour(latency_seconds=0.01)
+    async with smtp_place(tmp_path, behaviour, connections=4) as place:
+        await asyncio.gather(*(send(place.provider, an_email()) for _ in range(4)))
+        behaviour.script, behaviour.times = {step: reply}, 2
+        await asyncio.gather(*(send(place.provider, an_email()) for _ in range(4)))
+
+        sendings = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(20)))
+
+        assert all(isinstance(sending.outcome, Accepted) for sending in sendings)
+        assert len(place.sink.sessions) == 2
+
+
 async def test_a_connection_is_replaced_after_its_limit_of_emails(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1, emails_per_connection=10) as place:
         for _ in range(25):

@@ -94,7 +94,10 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.END: "451 4.3.0 no"}, left=True, code="451 4.3.0"),
         Case({Step.END: "421 4.3.0 closing"}, left=True, code="421 4.3.0"),
     ],
-    ("4xx except 421 to every RCPT; 4.1.x, 4.2.x or greylisting at any point", "deferred recipient_deferred"): [
+    (
+        "another 4xx, except 421, to every RCPT; 4.1.x, 4.2.x or greylisting at any point",
+        "deferred recipient_deferred",
+    ): [
         Case({Step.RCPT: "451 4.3.0 no"}, code="451 4.3.0"),
         Case({Step.RCPT: "450 4.7.1 recipient rate limit exceeded"}, code="450 4.7.1"),
         Case(code="451 4.7.1", to=("greylisted@example.com",)),
@@ -102,18 +105,29 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.RCPT: "452 4.2.2 mailbox over quota"}, code="452 4.2.2"),
         Case({Step.DATA: "451 4.7.1 Greylisted for 5 minutes"}, code="451 4.7.1"),
     ],
-    ("another 4xx that mentions a rate limit", "deferred throttled"): [
+    ("4xx or 5xx about a quota or a rate, at any point", "deferred throttled"): [
+        Case({Step.MAIL: "550 5.4.5 Daily user sending limit exceeded"}, code="550 5.4.5"),
+        Case({Step.MAIL: "450 4.7.1 Error: too much mail"}, code="450 4.7.1"),
+        Case({Step.MAIL: "421 4.7.0 [TSS04] Messages temporarily deferred"}, code="421 4.7.0"),
+        Case({Step.RCPT: "550 Domain example.com has exceeded the max emails per hour"}, code="550"),
+        Case({Step.RCPT: "451 4.3.2 Submission rate limit exceeded"}, code="451 4.3.2"),
+        Case({Step.DATA: "432 4.3.2 Concurrent connections limit exceeded"}, code="432 4.3.2"),
+        Case({Step.END: "554 5.2.0 SubmissionQuotaExceededException"}, left=True, code="554 5.2.0"),
         Case({Step.MAIL: "450 4.7.28 unusual rate"}, code="450 4.7.28"),
         Case({Step.END: "454 Throttling failure"}, left=True, code="454"),
     ],
-    ("5xx to MAIL: 550, 551, 553, 554 or 5.1.x", "rejected rejected_sender"): [
-        Case({Step.MAIL: "550 5.7.1 who?"}, code="550 5.7.1"),
+    ("5xx about the sender; 5.1.x or 5.2.x to MAIL", "rejected rejected_sender"): [
+        Case({Step.MAIL: "553 5.7.1 Sender address rejected: not owned by user"}, code="553 5.7.1"),
+        Case({Step.MAIL: "550 5.1.1 no"}, code="550 5.1.1"),
+        Case({Step.RCPT: "550 The from address does not match a verified Sender Identity"}, code="550"),
         Case({Step.MAIL: "501 5.1.7 bad"}, code="501 5.1.7"),
     ],
-    ("5xx to every RCPT: 5.1.x, 5.2.x, or 550, 551, 553 without an enhanced code", "rejected rejected_recipient"): [
+    ("5xx about the recipient: 5.1.x, 5.2.x or its words; 551 or 553 to every RCPT", "rejected rejected_recipient"): [
         Case(code="550 5.1.1", to=("refused@example.com",)),
         Case(code="550 5.1.1", to=("refused1@example.com", "refused2@example.com")),
-        Case({Step.RCPT: "550 unknown"}, code="550"),
+        Case({Step.RCPT: "550 unknown user"}, code="550"),
+        Case({Step.RCPT: "553 sorry"}, code="553"),
+        Case({Step.RCPT: "552 mailbox full"}, code="552"),
     ],
     ("every RCPT refused, at least one with 4xx", "deferred recipient_deferred"): [
         Case(code="451 4.7.1", to=("refused@example.com", "greylisted@example.com")),
@@ -127,7 +141,10 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.END: "550 5.6.0 bad MIME"}, left=True, code="550 5.6.0"),
     ],
     ("another 5xx", "rejected refused"): [
+        Case({Step.MAIL: "550 5.7.1 who?"}, code="550 5.7.1"),
+        Case({Step.MAIL: "550 Unauthenticated senders not allowed"}, code="550"),
         Case({Step.RCPT: "554 5.7.1 Relay access denied"}, code="554 5.7.1"),
+        Case({Step.RCPT: "550 no"}, code="550"),
         Case({Step.DATA: "554 no"}, code="554"),
         Case({Step.END: "554 5.7.1 spam"}, left=True, code="554 5.7.1"),
     ],

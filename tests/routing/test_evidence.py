@@ -6,14 +6,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import pytest
+
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.refusal_words import SENDER
 from dispatcher.routing.breaker import (
     DEFAULT_PAUSE_SECONDS,
     FAILURES_IN_A_ROW,
     FIRST_OPEN_SECONDS,
+    LONGEST_OPEN_SECONDS,
+    LONGEST_PAUSE_SECONDS,
     PROBES,
     SUSPECT_SECONDS,
     THROTTLED_IN_A_ROW,
+    UNCLEAR_TRIES,
     UNREACHED_IN_A_ROW,
     BreakerState,
     CircuitBreaker,
@@ -21,11 +27,11 @@ from dispatcher.routing.breaker import (
 from dispatcher.routing.evidence import ALIKE_FACTOR, MAX_REMEMBERED, Blame, SuspectEmails
 
 
-def email(domain: str = "", local: str = "ann") -> OutgoingEmail:
+def email(domain: str = "", local: str = "ann", sender: str = "shop@example.com") -> OutgoingEmail:
     """An email to this address, by default to a unique domain."""
     email_id = uuid4()
     address = f"Ann <{local}@{domain or f'{email_id.hex}.example'}>"
-    return OutgoingEmail(email_id, datetime.now(UTC), "shop@example.com", (address,), "Hello", "Hi")
+    return OutgoingEmail(email_id, datetime.now(UTC), sender, (address,), "Hello", "Hi")
 
 
 @dataclass
@@ -49,6 +55,26 @@ class Scene:
     def fault(self, refused: OutgoingEmail) -> Blame:
         """The provider answers an email with an error that makes the provider unusable, such as bad credentials."""
         return self.breaker.open(self.breaker.begin(), "bad credentials", refused)
+
+    def reject(
+        self,
+        refused: OutgoingEmail,
+        *,
+        in_a_row: int = FAILURES_IN_A_ROW,
+        by_sender: bool = False,
+        seconds: float | None = None,
+        gives_up: bool = True,
+    ) -> Blame:
+        """The provider refuses an email, by default in words that show no cause."""
+        return self.breaker.refuse(
+            self.breaker.begin(),
+            "refused",
+            refused,
+            in_a_row=in_a_row,
+            by_sender=by_sender,
+            seconds=seconds,
+            gives_up=gives_up,
+        )
 
     def succeed(self) -> None:
         """The provider accepts a different email."""
@@ -229,11 +255,129 @@ def test_a_fault_that_every_email_meets_keeps_the_breaker_open() -> None:
         scene.now += scene.breaker.wait_seconds
 
 
+def test_rejections_of_several_emails_without_an_acceptance_are_the_providers() -> None:
+    scene = Scene()
+
+    blames = [scene.reject(email()) for _ in range(FAILURES_IN_A_ROW)]
+
+    assert blames == [Blame.UNKNOWN] * (FAILURES_IN_A_ROW - 1) + [Blame.PROVIDER]
+
+
+def test_three_rejected_emails_to_three_domains_are_enough_if_all_are_rejected_again() -> None:
+    scene, backlog = Scene(), [email() for _ in range(3)]
+
+    blames = [scene.reject(each) for _ in range(3) for each in backlog]
+
+    assert blames[:8] == [Blame.UNKNOWN] * 7 + [Blame.PROVIDER]
+
+
+def test_a_lone_rejected_email_fails_after_a_few_tries() -> None:
+    scene, lone = Scene(), email()
+
+    assert [scene.reject(lone) for _ in range(UNCLEAR_TRIES)] == [Blame.UNKNOWN] * (UNCLEAR_TRIES - 1) + [Blame.EMAIL]
+    assert scene.breaker.state is BreakerState.CLOSED
+
+
+def test_a_lone_email_that_is_refused_in_known_words_waits() -> None:
+    scene, lone = Scene(), email()
+
+    assert {scene.reject(lone, in_a_row=3, gives_up=False) for _ in range(11)} == {Blame.UNKNOWN}
+
+
+def test_a_rejected_email_fails_at_its_next_rejection_if_a_later_email_is_accepted() -> None:
+    scene, bad = Scene(), email()
+    scene.reject(bad)
+    scene.succeed()
+
+    assert scene.reject(bad) is Blame.EMAIL
+
+
+def test_an_acceptance_of_an_email_that_was_on_the_wire_before_shows_nothing() -> None:
+    scene, refused = Scene(), email()
+    earlier = scene.breaker.begin()
+    scene.reject(refused)
+    scene.breaker.succeed(earlier)
+
+    assert scene.reject(refused) is Blame.UNKNOWN
+
+
+def test_an_email_whose_rejection_was_the_providers_fault_gets_another_chance() -> None:
+    scene, backlog = Scene(), [email() for _ in range(FAILURES_IN_A_ROW)]
+    for each in backlog:
+        scene.reject(each)
+    scene.now += scene.breaker.wait_seconds
+    scene.succeed()
+    assert scene.breaker.state is BreakerState.CLOSED
+
+    assert scene.reject(backlog[0]) is Blame.UNKNOWN
+    scene.succeed()
+    assert scene.reject(backlog[0]) is Blame.EMAIL
+
+
+def test_bad_emails_that_stopped_the_provider_together_fail_at_last() -> None:
+    scene, bad = Scene(), [email() for _ in range(3)]
+    failed: set[int] = set()
+
+    for _ in range(UNCLEAR_TRIES):
+        for number in range(3):
+            if scene.reject(bad[number]) is Blame.EMAIL:
+                failed.add(number)
+        scene.now += scene.breaker.wait_seconds
+        scene.succeed()
+
+    assert failed == {0, 1, 2}
+
+
+def test_a_provider_that_rejects_every_probe_stays_open_for_longer_and_no_email_fails() -> None:
+    scene, backlog = Scene(), [email(f"shop{number % 3}.example") for number in range(100)]
+    waits = []
+    for round_ in range(200):
+        assert scene.reject(backlog[round_ % 100]) is not Blame.EMAIL
+        if scene.breaker.state is BreakerState.OPEN:
+            waits.append(scene.breaker.wait_seconds)
+            scene.now += waits[-1] + SUSPECT_SECONDS
+
+    assert waits[:3] == [FIRST_OPEN_SECONDS, 2 * FIRST_OPEN_SECONDS, 4 * FIRST_OPEN_SECONDS]
+    assert waits[-1] == LONGEST_OPEN_SECONDS
+
+
+def test_a_rejection_does_not_close_a_breaker_that_rejections_have_opened_but_an_acceptance_does() -> None:
+    scene = Scene()
+    scene.half_open()
+
+    assert scene.reject(email()) is Blame.PROVIDER
+    blames = [scene.reject(email()) for _ in range(PROBES - 1)]
+    assert (blames[-1], scene.breaker.state) == (Blame.PROVIDER, BreakerState.OPEN)
+    scene.now += scene.breaker.wait_seconds
+    scene.succeed()
+    assert scene.breaker.room is None
+
+
+def test_a_used_up_quota_stops_the_provider_for_its_time_but_at_most_an_hour() -> None:
+    scene = Scene()
+    for _ in range(FAILURES_IN_A_ROW):
+        scene.reject(email(), seconds=86_400.0)
+
+    assert scene.breaker.wait_seconds == LONGEST_PAUSE_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("senders", "needed"), [(["a@a.example", "b@b.example", "c@c.example"], 3), (["a@a.example"], 3 * ALIKE_FACTOR)]
+)
+def test_rejections_because_of_the_sender_count_by_senders(senders: list[str], needed: int) -> None:
+    scene = Scene()
+
+    emails = [email(sender=senders[number % len(senders)]) for number in range(needed)]
+    blames = [scene.reject(each, in_a_row=SENDER.in_a_row, by_sender=True) for each in emails]
+
+    assert blames == [Blame.UNKNOWN] * (needed - 1) + [Blame.PROVIDER]
+
+
 def test_the_number_of_remembered_emails_is_limited() -> None:
     suspects, first = SuspectEmails(), email()
-    suspects.note(first, 0)
+    suspects.note(first, 0, 0)
 
     for _ in range(MAX_REMEMBERED):
-        suspects.note(email(), 0)
+        suspects.note(email(), 0, 0)
 
     assert suspects.times(first) == 0

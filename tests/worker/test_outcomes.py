@@ -188,7 +188,7 @@ async def test_content_that_was_deleted_fails_the_email_without_a_call(bench: Be
 @pytest.mark.parametrize(
     "outcome",
     [
-        Rejected(Reason.REFUSED, "a NUL \0 and half a pair \ud83e here", "5\0\udc80"),
+        Rejected(Reason.INVALID_CONTENT, "a NUL \0 and half a pair \ud83e here", "5\0\udc80"),
         Accepted("id \0 \udfff", "words \0 \ud800"),
     ],
     ids=["rejected", "accepted"],

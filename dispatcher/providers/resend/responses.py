@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.refusal_words import QUOTA_SECONDS, SENDER, cause_of
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.transport.http_response import HttpResponse, message_name, number
@@ -31,7 +32,8 @@ _OF_THE_ACCOUNT: Final[Mapping[int, tuple[str, str]]] = {
     451: ("suspects a security problem", "Ask Resend's support."),
 }
 _UNUSABLE: Final = ("sent an unexpected response", "Check DISPATCHER_RESEND_URL.")
-_SENDER: Final = re.compile(r"`from`|domain is not verified|testing emails", re.IGNORECASE)
+_TESTING: Final = ("sends only to your own address until a domain is verified", "Verify a domain in Resend.")
+_SENDER: Final = re.compile(r"`from`", re.IGNORECASE)
 _RECIPIENT: Final = re.compile(r"`(?:to|cc|bcc)`", re.IGNORECASE)
 
 
@@ -55,20 +57,24 @@ def outcome_of(response: HttpResponse) -> Outcome:
     if status == 429 and _name(response) not in _QUOTAS:
         return Deferred(Reason.THROTTLED, _summary(response), code, _throttled_for(response))
     if reason := _rejection(response):
-        return Rejected(reason, _summary(response), code)
+        return Rejected(reason, _summary(response), code, SENDER if reason is Reason.REJECTED_SENDER else None)
     raise fault_of(response)
 
 
 def fault_of(response: HttpResponse) -> ProviderFault:
     """The fault for a response that concerns the account or the settings."""
     what, remedy = _OF_THE_ACCOUNT.get(response.status, _UNUSABLE)
-    return ProviderFault(NAME, f"Resend {what}: {_summary(response).rstrip('.')}.", remedy=remedy)
+    if "testing emails" in _message(response):
+        what, remedy = _TESTING
+    seconds = QUOTA_SECONDS if _name(response) in _QUOTAS else None
+    return ProviderFault(NAME, f"Resend {what}: {_summary(response).rstrip('.')}.", remedy=remedy, seconds=seconds)
 
 
 def _rejection(response: HttpResponse) -> Reason | None:
     """Why Resend will never accept the email; None if the account or the settings are at fault."""
     status, message = response.status, _message(response)
-    if _name(response) == "invalid_from_address" or (status in (400, 403, 422) and _SENDER.search(message)):
+    is_of_sender = _SENDER.search(message) or (status == 403 and cause_of(message) == SENDER)
+    if _name(response) == "invalid_from_address" or (status in (400, 403, 422) and is_of_sender):
         return Reason.REJECTED_SENDER
     if status in _OF_THE_ACCOUNT:
         return None

@@ -14,7 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Accepted, AccountFault, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.refusal_words import SENDER, cause_of
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import BulkCallRefused, BulkEntry
@@ -49,7 +50,6 @@ _REJECTIONS: Final[Mapping[int, Reason]] = {
 _NAMED: Final = re.compile(r"personalizations(?:\.|\[)(\d+)")
 _COMMON: Final = re.compile(r"(?:template_id|reply_to|reply_to_list|categories)\b")
 _SENDER: Final = re.compile(r"from\b", re.IGNORECASE)
-_SENDER_WORDS: Final = re.compile(r"verified sender identity", re.IGNORECASE)
 _RECIPIENT: Final = re.compile(r"personalizations(?:[.\[]\d+\]?)?\.(?:to|cc|bcc)\b", re.IGNORECASE)
 
 
@@ -112,7 +112,10 @@ def bulk_outcomes_of(
 def fault_of(response: HttpResponse) -> ProviderFault:
     """The fault for a response that concerns the account or the settings."""
     what, remedy = _OF_THE_ACCOUNT.get(response.status, _UNUSABLE)
-    return ProviderFault(NAME, f"SendGrid {what}: {_summary(response).rstrip('.')}.", remedy=remedy)
+    causes = [cause_of(one.message) for one in _complaints(response)]
+    seconds = next((cause.seconds for cause in causes if isinstance(cause, AccountFault)), None)
+    message = f"SendGrid {what}: {_summary(response).rstrip('.')}."
+    return ProviderFault(NAME, message, remedy=remedy, seconds=seconds)
 
 
 def _refusal(response: HttpResponse) -> Outcome:
@@ -124,7 +127,7 @@ def _refusal(response: HttpResponse) -> Outcome:
         return Deferred(Reason.SERVER_ERROR, _summary(response), code)
     complaints = _complaints(response)
     if response.status in (400, 403) and any(map(_blames_sender, complaints)):
-        return Rejected(Reason.REJECTED_SENDER, _summary(response), code)
+        return Rejected(Reason.REJECTED_SENDER, _summary(response), code, SENDER)
     if response.status == 400 and complaints and all(_RECIPIENT.match(one.field) for one in complaints):
         return Rejected(Reason.REJECTED_RECIPIENT, _summary(response), code)
     if response.status in _OF_THE_ACCOUNT:
@@ -133,7 +136,7 @@ def _refusal(response: HttpResponse) -> Outcome:
 
 
 def _blames_sender(complaint: _Complaint) -> bool:
-    return bool(_SENDER.match(complaint.field) or _SENDER_WORDS.search(complaint.message))
+    return bool(_SENDER.match(complaint.field)) or (not complaint.field and cause_of(complaint.message) == SENDER)
 
 
 def _summary(response: HttpResponse) -> str:

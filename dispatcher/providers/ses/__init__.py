@@ -165,7 +165,7 @@ class SesProvider:
             return Rejected(error.reason, error.message)
         result = await self._post(self._send_url, body, attempt)
         return (
-            outcome_of(result, has_template=email.template_id is not None)
+            outcome_of(result, has_template=email.template_id is not None, sender=email.sender)
             if isinstance(result, HttpResponse)
             else result
         )

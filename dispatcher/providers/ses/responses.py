@@ -13,7 +13,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Accepted, AccountFault, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.refusal_words import QUOTA_SECONDS, SENDER, STOPPED, cause_of
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import BulkCallRefused
@@ -28,9 +29,11 @@ class SetupFault:
 
     Attributes:
         remedy: What an operator can do.
+        seconds: How long SES should not be tried; None if this is unknown.
     """
 
     remedy: str
+    seconds: float | None = None
 
 
 Verdict = Deferred | Rejected | SetupFault
@@ -38,9 +41,11 @@ Verdict = Deferred | Rejected | SetupFault
 _THROTTLED: Final = Deferred(Reason.THROTTLED)
 _SERVER: Final = Deferred(Reason.SERVER_ERROR)
 _CONTENT: Final = Rejected(Reason.INVALID_CONTENT)
-_SENDER: Final = Rejected(Reason.REJECTED_SENDER)
+_SENDER: Final = Rejected(Reason.REJECTED_SENDER, fault=SENDER)
+_RECIPIENT: Final = Rejected(Reason.REJECTED_RECIPIENT)
 _TOO_LARGE: Final = Rejected(Reason.TOO_LARGE)
-_QUOTA: Final = SetupFault("Wait, or ask AWS for a higher sending quota; `dispatcher doctor` shows it.")
+_QUOTA: Final = SetupFault("Wait, or ask AWS for a higher sending quota; `dispatcher doctor` shows it.", QUOTA_SECONDS)
+_SANDBOX: Final = SetupFault("Ask AWS for production access: in the sandbox, SES sends only to verified recipients.")
 _PAUSED: Final = SetupFault("See the SES console and the account's inbox. Sending stays paused until AWS enables it.")
 _CREDENTIALS: Final = SetupFault(
     "Check AWS's credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, profile or role."
@@ -131,27 +136,30 @@ GATEWAYS: Final = frozenset({502, 504})
 """Statuses of a gateway that got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
 _BROKEN_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-_DAILY: Final = re.compile(r"daily|24.hour", re.IGNORECASE)
-"""Matches a message about the daily quota, such as "Daily message quota exceeded". SES uses the same error code for the
-rate per second."""
-_UNVERIFIED: Final = re.compile(r"not verified", re.IGNORECASE)
-_STOPPED: Final = re.compile(r"sending\W+(?:\w+\W+){0,5}(?:suspended|paused|disabled)", re.IGNORECASE)
+_NOT_VERIFIED: Final = re.compile(r"not verified(?:.*region \S+: *(.*))?", re.IGNORECASE | re.DOTALL)
+"""Matches the identities that failed SES's check, if the message lists them."""
+_SYNTAX: Final = re.compile(
+    r"illegal address|missing final '@|invalid (?:e-?mail )?address|(?:local address|domain) (?:contain|start|end)",
+    re.IGNORECASE,
+)
+_TIME: Final = re.compile(r"signature expired|now earlier than|not yet current", re.IGNORECASE)
 _CONFIGURATION_SET: Final = re.compile(r"configuration.?set", re.IGNORECASE)
 _LENGTH: Final = re.compile(r"length is more than|too large|exceed\w* .*\bsize|size .*exceed", re.IGNORECASE)
 _MAX_RETRY_SECONDS: Final = 86_400
 
 
-def outcome_of(response: HttpResponse, *, has_template: bool) -> Outcome:
+def outcome_of(response: HttpResponse, *, has_template: bool, sender: str = "") -> Outcome:
     """The outcome for a response to SendEmail.
 
     Args:
         has_template: Whether the email uses a template, which might not exist in SES.
+        sender: The email's sender; empty if it is unknown.
 
     Raises:
         ProviderFault: The account or the settings are at fault, and SES accepted no email.
     """
     if response.status >= 300:
-        return refusal_of(response, has_template=has_template)
+        return refusal_of(response, has_template=has_template, sender=sender)
     name = response.document.get("MessageId")
     if isinstance(name, str) and name:
         return Accepted(message_name(name))
@@ -194,32 +202,40 @@ def _entry_outcome(result: Mapping[str, Any]) -> Outcome | ProviderFault:
     if status == "SUCCESS":
         return Accepted(message_name(result.get("MessageId")))
     verdict = BY_ENTRY.get(status) if isinstance(status, str) else None
-    words = scrub(str(result.get("Error") or ""))
+    message = str(result.get("Error") or "")
+    words = scrub(message)
     if verdict is None:
         return Uncertain(words or "the entry's status is unknown", scrub(str(status or "")) or None)
     assert isinstance(status, str)
-    verdict = _refined(verdict, status, words, has_template=True)
+    verdict = _refined(verdict, status, message, has_template=True)
     if isinstance(verdict, SetupFault):
-        return ProviderFault(NAME, f"SES refuses every email ({status}): {words}", remedy=verdict.remedy)
+        return _fault(verdict, status, words)
     return replace(verdict, detail=words or None, code=status)
 
 
-def refusal_of(response: HttpResponse, *, has_template: bool = False) -> Outcome:
+def _fault(verdict: SetupFault, code: str, words: str) -> ProviderFault:
+    message = f"SES refuses every email ({code}): {words}"
+    return ProviderFault(NAME, message, remedy=verdict.remedy, seconds=verdict.seconds)
+
+
+def refusal_of(response: HttpResponse, *, has_template: bool = False, sender: str = "") -> Outcome:
     """The outcome for a response with a status of 300 or more; arguments and exceptions as for `outcome_of`."""
     error = _error_of(response)
     if error is None:
         return Uncertain("the response cannot be parsed", str(response.status))
-    status, (code, words) = response.status, error
+    status, (code, message) = response.status, error
+    words = scrub(message)
     retry_after = _retry_after(response)
-    verdict = VERDICTS.get(code) or BY_STATUS.get(status)
+    # SES v1 leaves out the suffix of some codes.
+    verdict = VERDICTS.get(code) or VERDICTS.get(f"{code}Exception") or BY_STATUS.get(status)
     if verdict is None:
         if status < 400 or status in GATEWAYS:
             return Uncertain(words or "a response without a message", code or str(status))
         verdict = Rejected(Reason.REFUSED) if status < 500 else _SERVER
-    verdict = _refined(verdict, code, words, has_template)
+    verdict = _refined(verdict, code, message, has_template=has_template, sender=sender)
     match verdict:
-        case SetupFault(remedy):
-            raise ProviderFault(NAME, f"SES refuses every email ({code or status}): {words}", remedy=remedy)
+        case SetupFault():
+            raise _fault(verdict, code or str(status), words)
         case Deferred():
             return replace(verdict, detail=words or None, code=code or str(status), retry_after=retry_after)
         case Rejected():
@@ -257,7 +273,7 @@ def _parser() -> Any:
 
 
 def _error_of(response: HttpResponse) -> tuple[str, str] | None:
-    """The code and the message of an error response, as botocore parses them; None if botocore cannot parse them."""
+    """The code and the unscrubbed message of an error response; None if botocore cannot parse them."""
     raw = {"status_code": response.status, "headers": response.headers, "body": response.body}
     try:
         error = _parser().parse(raw, None)["Error"]
@@ -265,7 +281,7 @@ def _error_of(response: HttpResponse) -> tuple[str, str] | None:
         return None
     code = str(error.get("Code") or "")
     # If the response has no code, botocore returns the HTTP status as the code.
-    return "" if code == str(response.status) else scrub(code), scrub(str(error.get("Message") or ""))
+    return "" if code == str(response.status) else scrub(code), str(error.get("Message") or "")
 
 
 def is_denied(response: HttpResponse) -> bool:
@@ -274,22 +290,31 @@ def is_denied(response: HttpResponse) -> bool:
     return error is not None and error[0].startswith("AccessDenied")
 
 
-def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Verdict:
-    """Returns the verdict for an error code, or a more exact verdict if SES's message (`words`) names the cause.
+def _refined(verdict: Verdict, code: str, message: str, *, has_template: bool, sender: str = "") -> Verdict:
+    """Returns the verdict for an error code, or a more exact verdict if SES's message names the cause.
 
     SES uses some codes for several causes. For example, MessageRejected can also mean that the sender is not verified.
     """
-    if verdict is _THROTTLED:
-        return _QUOTA if _DAILY.search(words) else verdict
-    if verdict is not _CONTENT:
+    if verdict is _CREDENTIALS:
+        return _CLOCK if _TIME.search(message) else verdict
+    if verdict not in (_THROTTLED, _CONTENT):
         return verdict
-    if _CONFIGURATION_SET.search(words) or (code == "NotFoundException" and not has_template):
+    cause = cause_of(message)
+    if cause in (STOPPED, SENDER) and (found := _NOT_VERIFIED.search(message)):
+        # SES lists the identities that failed. In the sandbox, these can be recipients.
+        address = sender.rpartition("<")[2].rstrip(">").lower()
+        return _SANDBOX if address and found[1] and address not in found[1].lower() else _SENDER
+    if isinstance(cause, AccountFault) and cause.seconds:
+        return _QUOTA
+    if verdict is _THROTTLED:
+        return verdict
+    if _CONFIGURATION_SET.search(message) or (code == "NotFoundException" and not has_template):
         return _SET_UP
-    if _STOPPED.search(words):
+    if cause == STOPPED:
         return _PAUSED
-    if _UNVERIFIED.search(words):
-        return _SENDER
-    return _TOO_LARGE if _LENGTH.search(words) else verdict
+    if _SYNTAX.search(message):
+        return _RECIPIENT
+    return _TOO_LARGE if _LENGTH.search(message) else verdict
 
 
 def _retry_after(response: HttpResponse) -> float | None:
