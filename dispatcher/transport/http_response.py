@@ -28,14 +28,12 @@ class RequestNotSent(Exception):
     Attributes:
         reason: `connection_failed` or `timeout_before_send`.
         detail: What happened, without addresses and credentials.
-        is_untrusted: Whether we rejected the server's certificate; a retry would fail the same way.
     """
 
-    def __init__(self, reason: Reason, detail: str, *, is_untrusted: bool = False) -> None:
+    def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
-        self.is_untrusted = is_untrusted
 
     @property
     def outcome(self) -> Deferred:

@@ -21,6 +21,8 @@ from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.transport.smtp_protocol import InvalidReply, ServerClosing, SmtpConnectionLost, SmtpProtocol
 from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, refusal
+from dispatcher.transport.tcp import connect
+from dispatcher.transport.tls_faults import tls_fault
 
 NAME: Final = "smtp"
 
@@ -31,9 +33,9 @@ _DONE: Final = 250
 _GO_ON: Final = 334
 _SIGNED_IN: Final = 235
 
-_BAD_TLS: Final = "Replace the server's certificate, or set DISPATCHER_CA_FILE to the authority that signed it."
 _BAD_LOGIN: Final = "Check the user and password in DISPATCHER_SMTP_URL."
-_BAD_SECURITY: Final = "Check DISPATCHER_SMTP_URL: smtp:// uses STARTTLS, smtps:// uses TLS from the first byte."
+_URL: Final = "DISPATCHER_SMTP_URL (smtp:// uses STARTTLS, smtps:// uses TLS from the first byte)"
+_BAD_SECURITY: Final = f"Check {_URL}."
 
 
 class NotConnected(Exception):
@@ -107,7 +109,10 @@ async def _connected(server: SmtpServer, context: ssl.SSLContext | None) -> Smtp
     tls = context if server.security == "tls" else None
     try:
         _, protocol = await asyncio.get_running_loop().create_connection(
-            SmtpProtocol, server.host, server.port, ssl=tls
+            SmtpProtocol,
+            sock=await connect(server.host, server.port),
+            ssl=tls,
+            server_hostname=server.host if tls else None,
         )
     except (OSError, UnicodeError) as error:
         raise _connect_failure(error) from error
@@ -252,11 +257,12 @@ def _log_in_failure(reply: SmtpReply) -> Exception:
 
 
 def _connect_failure(error: Exception) -> Exception:
-    if isinstance(error, ssl.SSLError):
-        return _tls_failure(error)
     if isinstance(error, UnicodeError):
         return ProviderFault(NAME, "the SMTP server's host name is not valid.", remedy=_BAD_SECURITY)
-    return _unreached(error)
+    if fault := tls_fault(NAME, "the SMTP server", error, url=_URL):
+        return fault
+    words = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+    return NotConnected(Deferred(Reason.CONNECTION_FAILED, f"no connection to the server: {scrub(words)}"))
 
 
 def _lost_while_opening(broke: SmtpConnectionLost) -> NotConnected:
@@ -265,15 +271,6 @@ def _lost_while_opening(broke: SmtpConnectionLost) -> NotConnected:
         return NotConnected(replace(_refused_to_open(broke.reply).outcome, detail=f"{broke} {SmtpPhase.CONNECTING}"))
     reason = Reason.SERVER_ERROR if isinstance(broke, InvalidReply) else Reason.CONNECTION_FAILED
     return NotConnected(Deferred(reason, f"{broke} {SmtpPhase.CONNECTING}"))
-
-
-def _tls_failure(error: ssl.SSLError) -> Exception:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        words = scrub(error.verify_message)
-        return ProviderFault(NAME, f"the SMTP server's certificate cannot be trusted: {words}.", remedy=_BAD_TLS)
-    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
-        return _unreached(error)
-    return ProviderFault(NAME, f"TLS with the SMTP server failed: {error.reason}.", remedy=_BAD_SECURITY)
 
 
 def _refused_to_open(reply: SmtpReply) -> NotConnected:
@@ -285,8 +282,3 @@ def _refused_to_open(reply: SmtpReply) -> NotConnected:
     if isinstance(judged, Deferred):
         return NotConnected(judged)
     return NotConnected(Deferred(Reason.SERVER_ERROR, scrub(reply.text) or None, reply.codes))
-
-
-def _unreached(error: BaseException) -> NotConnected:
-    words = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-    return NotConnected(Deferred(Reason.CONNECTION_FAILED, f"no connection to the server: {scrub(words)}"))
