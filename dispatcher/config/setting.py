@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from dispatcher.config import values
 
@@ -95,6 +96,24 @@ def settings_in(kind: type, prefix: str = PREFIX) -> tuple[Setting, ...]:
         if "parse" in item.metadata
     ]
     return tuple(sorted(found, key=lambda each: each.name == _RATE_LIMIT))
+
+
+def secrets_in(own: object) -> tuple[list[str], list[str]]:
+    """The secrets in a provider's settings, and the user names that belong to them."""
+    secrets: list[str] = []
+    names: list[str] = []
+    for each in settings_in(type(own)):
+        value = getattr(own, each.name) if each.secret else None
+        for part in value if isinstance(value, tuple) else (value,):
+            match part:
+                case values.SmtpServer():
+                    secrets.append(part.password)
+                    names.append(part.username)
+                case str():
+                    secrets += [part, unquote(urlsplit(part).password or "")]
+                case bytes():
+                    secrets.append(part.decode("utf-8", "replace"))
+    return secrets, names
 
 
 class SettingReader:

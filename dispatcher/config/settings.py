@@ -57,6 +57,10 @@ class ProviderSettings:
         """The most connections or files that one worker opens for this provider; at most DISPATCHER_PREFETCH."""
         return settings.prefetch
 
+    def doubts(self) -> list[str]:
+        """Warnings about settings that are valid, but probably not intended; one sentence each."""
+        return []
+
     def mistakes(self, _settings: Settings, /) -> list[str]:
         """A sentence for each contradiction among this provider's settings, or with the general settings."""
         return []

@@ -6,36 +6,31 @@ A failure is `NotConnected` (a later attempt might succeed) or `ProviderFault` (
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import hmac
-import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
-from dispatcher.config.values import SmtpServer
+from dispatcher.config.values import SmtpServer, full_name_of_this_host
 from dispatcher.domain.outcome import Concern, Deferred, Reason
+from dispatcher.domain.own_secrets import Secrets
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
+from dispatcher.transport.smtp_faults import BAD_NAME, BAD_SECURITY, NAME, NO_PASSWORDS, URL, remedy_for, setup_fault
+from dispatcher.transport.smtp_login import log_in
 from dispatcher.transport.smtp_protocol import InvalidReply, ServerClosing, SmtpConnectionLost, SmtpProtocol
 from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, refusal
 from dispatcher.transport.tcp import connect
 from dispatcher.transport.tls_faults import tls_fault
 
-NAME: Final = "smtp"
-
 MAX_SIZE_DIGITS: Final = 20
 """The maximum number of digits of SIZE (RFC 1870, section 4). Python refuses to convert thousands of digits."""
 _READY: Final = 220
 _DONE: Final = 250
-_GO_ON: Final = 334
 _SIGNED_IN: Final = 235
 
-_BAD_LOGIN: Final = "Check the user and password in DISPATCHER_SMTP_URL."
-_URL: Final = "DISPATCHER_SMTP_URL (smtp:// uses STARTTLS, smtps:// uses TLS from the first byte)"
-_BAD_SECURITY: Final = f"Check {_URL}."
+_UNREACHABLE: Final = "Check that the server is running and reachable."
 
 
 class NotConnected(Exception):
@@ -44,10 +39,12 @@ class NotConnected(Exception):
     Attributes:
         outcome: The outcome for the email that needed the connection.
         is_full: Whether the server answered 421, because it accepts no further connections now.
+        remedy: What an operator can do if this continues.
     """
 
-    def __init__(self, outcome: Deferred) -> None:
+    def __init__(self, outcome: Deferred, remedy: str = _UNREACHABLE) -> None:
         super().__init__(outcome.detail)
+        self.remedy = remedy
         self.outcome = replace(outcome, known_concern=Concern.PROVIDER)
         self.is_full = (outcome.code or "").startswith("421")
 
@@ -73,19 +70,21 @@ class SmtpConnection:
     needs_reset: bool = False
 
 
-async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) -> SmtpConnection:
+async def open_connection(server: SmtpServer, context: ssl.SSLContext | None, *, ehlo_name: str = "") -> SmtpConnection:
     """Opens a connection that is ready for MAIL. Has no time limit, so the caller must set one.
 
     Args:
         context: The TLS context, which verifies certificate and host name; None for a server without TLS.
+        ehlo_name: Our name in EHLO; empty for `default_ehlo_name`.
 
     Raises:
         NotConnected: A later attempt might succeed.
-        ProviderFault: An operator must correct something: TLS is missing or untrusted, or the login was refused.
+        ProviderFault: An operator must correct something: TLS is missing or untrusted, or the server refused the login
+            or our name.
     """
     protocol = await _connected(server, context)
     try:
-        extensions = await _negotiated(protocol, server, context)
+        extensions = await _negotiated(protocol, server, context, ehlo_name or default_ehlo_name(protocol.address))
         # Read surplus replies now. Otherwise, a surplus reply would later count as the reply to MAIL.
         await protocol.read_available()
         protocol.check()
@@ -119,7 +118,9 @@ async def _connected(server: SmtpServer, context: ssl.SSLContext | None) -> Smtp
     return protocol
 
 
-async def _negotiated(protocol: SmtpProtocol, server: SmtpServer, context: ssl.SSLContext | None) -> Mapping[str, str]:
+async def _negotiated(
+    protocol: SmtpProtocol, server: SmtpServer, context: ssl.SSLContext | None, name: str
+) -> Mapping[str, str]:
     """Reads the greeting, sends EHLO, starts TLS if configured, and logs in if configured.
 
     Returns the server's extensions as `_extensions_of` does.
@@ -127,11 +128,11 @@ async def _negotiated(protocol: SmtpProtocol, server: SmtpServer, context: ssl.S
     greeting = await protocol.reply()
     if greeting.code != _READY:
         raise _refused_to_open(greeting)
-    extensions = await _say_ehlo(protocol)
+    extensions = await _say_ehlo(protocol, name)
     if server.security == "starttls":
         assert context is not None
         await _start_tls(protocol, extensions, server, context)
-        extensions = await _say_ehlo(protocol)
+        extensions = await _say_ehlo(protocol, name)
     if server.username:
         await _log_in(protocol, extensions, server)
     return extensions
@@ -148,14 +149,15 @@ async def _command(protocol: SmtpProtocol, command: str) -> SmtpReply:
     return await protocol.reply()
 
 
-async def _say_ehlo(protocol: SmtpProtocol) -> Mapping[str, str]:
-    name = _our_name(protocol.address)
+async def _say_ehlo(protocol: SmtpProtocol, name: str) -> Mapping[str, str]:
     reply = await _command(protocol, f"EHLO {name}")
     if reply.code == _DONE:
         return _extensions_of(reply)
     if reply.is_permanent:
         # The server refuses EHLO, so it may predate ESMTP (1995): try HELO.
         reply = await _command(protocol, f"HELO {name}")
+    if reply.blames_our_name or reply.code in (501, 504):  # these codes refuse the parameter, which is our name
+        raise setup_fault("refuses our name in EHLO", reply, BAD_NAME)
     if reply.code != _DONE:
         raise _refused_to_open(reply)
     return {}
@@ -178,12 +180,9 @@ def _extensions_of(reply: SmtpReply) -> Mapping[str, str]:
     return extensions
 
 
-def _our_name(address: str) -> str:
-    """Our name in EHLO: the host name if it has a domain, otherwise the local IP address (RFC 5321, section 4.1.4)."""
-    name = socket.gethostname()
-    if "." in name.strip(".") and name.isascii():
-        return name
-    return f"[IPv6:{address}]" if ":" in address else f"[{address}]"
+def default_ehlo_name(address: str) -> str:
+    """This host's full name; without one, the local IP address (RFC 5321, section 4.1.4)."""
+    return full_name_of_this_host() or (f"[IPv6:{address}]" if ":" in address else f"[{address}]")
 
 
 async def _start_tls(
@@ -191,11 +190,11 @@ async def _start_tls(
 ) -> None:
     if "starttls" not in extensions:
         raise ProviderFault(
-            NAME, "the SMTP server does not offer STARTTLS, which smtp:// requires.", remedy=_BAD_SECURITY
+            NAME, "the SMTP server does not offer STARTTLS, which smtp:// requires.", remedy=BAD_SECURITY
         )
     reply = await _command(protocol, "STARTTLS")
     if reply.is_permanent:
-        raise ProviderFault(NAME, f"the SMTP server refused STARTTLS ({reply.code}).", remedy=_BAD_SECURITY)
+        raise ProviderFault(NAME, f"the SMTP server refused STARTTLS ({reply.code}).", remedy=BAD_SECURITY)
     if reply.code != _READY:
         raise _refused_to_open(reply)
     try:
@@ -205,61 +204,36 @@ async def _start_tls(
 
 
 async def _log_in(protocol: SmtpProtocol, extensions: Mapping[str, str], server: SmtpServer) -> None:
-    methods = {"plain": _plain, "login": _login, "cram-md5": _cram_md5}
     offered = extensions.get("auth", "").lower().split()
-    # Try only one method, and only once: more attempts with the same password could lock the account.
-    method = next((method for name, method in methods.items() if name in offered), None)
-    if method is None:
+    reply = await log_in(partial(_command, protocol), offered, server.username, server.password)
+    if reply is None:
         raise ProviderFault(
             NAME,
             "the SMTP server offers no login that we support (AUTH PLAIN, LOGIN or CRAM-MD5).",
-            remedy=_BAD_SECURITY,
+            remedy=NO_PASSWORDS if any("oauth" in method for method in offered) else BAD_SECURITY,
         )
-    reply = await method(protocol, server.username.encode(), server.password.encode())
     if reply.code != _SIGNED_IN:
-        raise _log_in_failure(reply)
+        raise _log_in_failure(reply, server)
 
 
-async def _plain(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
-    secret = _base64(b"\0" + user + b"\0" + password)
-    return await _command(protocol, f"AUTH PLAIN {secret}")
-
-
-async def _login(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
-    reply = await _command(protocol, f"AUTH LOGIN {_base64(user)}")
-    return await _command(protocol, _base64(password)) if reply.code == _GO_ON else reply
-
-
-async def _cram_md5(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
-    """Logs in with AUTH CRAM-MD5 (RFC 2195), and returns the server's last reply."""
-    reply = await _command(protocol, "AUTH CRAM-MD5")
-    if reply.code != _GO_ON:
-        return reply
-    try:
-        challenge = base64.b64decode(reply.text, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidReply("the server's CRAM-MD5 challenge is not Base64") from None
-    digest = hmac.digest(password, challenge, "md5").hex()
-    return await _command(protocol, _base64(user + b" " + digest.encode()))
-
-
-def _base64(octets: bytes) -> str:
-    return base64.b64encode(octets).decode()
-
-
-def _log_in_failure(reply: SmtpReply) -> Exception:
-    # The reply's text is left out, because it may repeat the user name or the password. The code is enough.
-    if reply.is_permanent:
-        words = f"the SMTP server refused the user name and password ({reply.codes})."
-        return ProviderFault(NAME, words, remedy=_BAD_LOGIN)
-    words = "the server temporarily refused the login" if reply.is_transient else "unexpected reply to AUTH"
-    return NotConnected(Deferred(Reason.SERVER_ERROR, words, reply.codes))
+def _log_in_failure(reply: SmtpReply, server: SmtpServer) -> Exception:
+    # A server may repeat what we sent. Here, remove the user name in clear, too.
+    ours = Secrets()
+    ours.register("login", (server.password, server.username))
+    reply = replace(reply, text=ours.without(reply.text))
+    if reply.is_permanent or reply.enhanced == "4.7.12" or "password transition" in reply.text.lower():
+        return setup_fault("refuses the login", reply)
+    refused = _refused_to_open(reply).outcome
+    if reply.is_transient:
+        words = f"the server temporarily refuses the login: {refused.detail or 'no reason given'}"
+        refused = replace(refused, detail=words)
+    return NotConnected(refused, remedy_for(reply))
 
 
 def _connect_failure(error: Exception) -> Exception:
     if isinstance(error, UnicodeError):
-        return ProviderFault(NAME, "the SMTP server's host name is not valid.", remedy=_BAD_SECURITY)
-    if fault := tls_fault(NAME, "the SMTP server", error, url=_URL):
+        return ProviderFault(NAME, "the SMTP server's host name is not valid.", remedy=BAD_SECURITY)
+    if fault := tls_fault(NAME, "the SMTP server", error, url=URL):
         return fault
     words = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
     return NotConnected(Deferred(Reason.CONNECTION_FAILED, f"no connection to the server: {scrub(words)}"))

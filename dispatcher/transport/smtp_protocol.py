@@ -14,6 +14,7 @@ import ssl
 from collections import deque
 from typing import Final, cast
 
+from dispatcher.domain.scrub import scrub
 from dispatcher.transport.smtp_replies import SmtpReply, reply_of
 
 MAX_REPLY_OCTETS: Final = 64 * 1024
@@ -26,7 +27,8 @@ _LINE: Final = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?", re.DOTALL)
 
 
 class SmtpConnectionLost(Exception):
-    """The connection closed, or its replies can no longer be trusted. The error never contains the server's text."""
+    """The connection closed, or its replies can no longer be trusted. The error contains no text that the server sent
+    after the greeting."""
 
 
 class InvalidReply(SmtpConnectionLost):
@@ -73,6 +75,7 @@ class SmtpProtocol(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._flushed: asyncio.Future[None] | None = None
         self._outstanding = 1  # the greeting
+        self._is_greeted = False
         self._fault: SmtpConnectionLost | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
@@ -279,12 +282,17 @@ class SmtpProtocol(asyncio.Protocol):
 
     def _take_line(self, line: bytes) -> None:
         parsed = _LINE.fullmatch(line)
-        if parsed is None or (self._partial and parsed[1] != self._partial[0][1]):
-            self._break(InvalidReply("the server sent a line that is not an SMTP reply"))
+        # Some servers refuse a connection in the last line of a greeting, whose other lines have the code 220.
+        is_mixed = self._is_greeted and self._partial and parsed and parsed[1] != self._partial[0][1]
+        if parsed is None or is_mixed:
+            # Nothing private was sent before the greeting, so its words can be shown.
+            words = "" if self._is_greeted else f": {scrub(line.decode('utf-8', 'replace'))}"
+            self._break(InvalidReply(f"the server sent a line that is not an SMTP reply{words}"))
             return
         self._partial.append(parsed)
         self._partial_octets += len(line)
         if parsed[2] != b"-":
+            self._is_greeted = True
             self._replies.append(_reply(self._partial))
             self._partial, self._partial_octets = [], 0
             # Keep the first surplus reply, because `contradicts` needs it. A second surplus reply ends the connection.
@@ -304,4 +312,5 @@ class SmtpProtocol(asyncio.Protocol):
 
 def _reply(lines: list[re.Match[bytes]]) -> SmtpReply:
     text = b"\n".join(line[3] or b"" for line in lines).decode("utf-8", "replace")
-    return reply_of(int(lines[0][1]), text)
+    # The lines of a greeting can have different codes: the highest is a refusal, if there is one.
+    return reply_of(max(int(line[1]) for line in lines), text)

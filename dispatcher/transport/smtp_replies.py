@@ -81,14 +81,23 @@ class SmtpReply:
 
     @property
     def blames_our_setup(self) -> bool:
-        """Whether the server refuses every email until our credentials or TLS settings are corrected.
+        """Whether the server refuses every email until our credentials, TLS settings or name in EHLO are corrected.
 
         See RFC 4954, section 6, and RFC 3207.
         """
-        return self.code in (530, 534, 535, 538)
+        return self.code in (530, 534, 535, 538) or self.blames_our_name
+
+    @property
+    def blames_our_name(self) -> bool:
+        """Whether the server refuses our name in EHLO, as Postfix does only at RCPT."""
+        # 503 means that no EHLO arrived, and x.1.x concerns an address.
+        is_refusal = self.code >= 400 and self.code != 503 and self.enhanced[1:3] != ".1"
+        return is_refusal and _OUR_NAME.search(self.text[:1000]) is not None
 
 
 _ENHANCED: Final = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?: |$)")
+_OUR_NAME: Final = re.compile(r"(?<![\w.@+-])(?:helo|ehlo)(?![\w@+-]|\.\w)", re.IGNORECASE)
+"""Matches HELO or EHLO, but not as a part of an address or a domain."""
 _THROTTLED_CODES: Final = frozenset({"4.4.5", "4.7.28", "4.7.650", "4.7.651"})
 """Congestion (RFC 3463, section 3.5), and the codes that Gmail and Microsoft use for a sender that is too fast."""
 _THROTTLED_WORDS: Final = re.compile(
