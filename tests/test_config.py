@@ -86,6 +86,7 @@ def test_a_text_is_parsed(variable: str, text: str, field: str, value: Any) -> N
             "smtps://us%40er:p%3A%2Fw@mx:2465",
             SmtpServer("mx", 2465, "tls", "us@er", "p:/w"),
         ),
+        ("smtp://u:a@b:c@mx:25", SmtpServer("mx", 25, "starttls", "u", "a@b:c")),
     ],
 )
 def test_an_smtp_url_is_parsed(text: str, server: SmtpServer) -> None:
@@ -155,6 +156,21 @@ def test_the_default_run_directory_is_not_a_temporary_folder(
         ("DISPATCHER_SMTP_URL", "smtps://mx?tls=none", "contradicts"),
         ("DISPATCHER_SMTP_URL", "smtp://user:word@mx.example?tls=none", "would send the password without encryption"),
         ("DISPATCHER_SMTP_URL", "mx:25", "must be a URL"),
+        ("DISPATCHER_SMTP_URL", "smtp://mx#x", "no #fragment"),
+        ("DISPATCHER_SMTP_URL", "smtp://u:a#b@127.0.0.1:25", "has a # in the user or password; write it as %23"),
+        ("DISPATCHER_SMTP_URL", "smtp://u:a/b@127.0.0.1:25", "has a / in the user or password; write it as %2F"),
+        ("DISPATCHER_SMTP_URL", "smtp://u:a?b@127.0.0.1:25", "has a ? in the user or password; write it as %3F"),
+        ("DISPATCHER_SMTP_URL", "smtp://u:a[b@127.0.0.1:25", "has a [ in the user or password; write it as %5B"),
+        ("DISPATCHER_SMTP_URL", "smtp://u:1#b@127.0.0.1:25", "has a # in the user or password; write it as %23"),
+        ("DISPATCHER_SMTP_URL", "smtp://u:1?b@127.0.0.1:25", "has a ? in the user or password; write it as %3F"),
+        ("DISPATCHER_SMTP_URL", "smtp://u:a@b#c@127.0.0.1:25", "has a # in the user or password; write it as %23"),
+        ("DISPATCHER_ALERT_SMTP_URL", "smtp://u:a#b@mx", "has a # in the user or password; write it as %23"),
+        ("DISPATCHER_AMQP_URL", "amqp://u:a#b@mq/v", "has a # in the user or password; write it as %23"),
+        ("DISPATCHER_AMQP_URL", "amqp://u:a/b@mq/v", "has a / in the user or password; write it as %2F"),
+        ("DISPATCHER_SMTP_EHLO_NAME", "web1", "must be the full name of this host in DNS"),
+        ("DISPATCHER_SMTP_EHLO_NAME", "my_host.example.com", "must be the full name of this host in DNS"),
+        ("DISPATCHER_SMTP_EHLO_NAME", "192.0.2.1", "must be the full name of this host in DNS"),
+        ("DISPATCHER_SMTP_EHLO_NAME", "a.example.com\r\nX", "must be the full name of this host in DNS"),
         ("DISPATCHER_CA_FILE", "/no/such/file", "is the path of a file that does not exist"),
         ("DISPATCHER_CA_FILE", "/" + "x" * 300, "is the path of a file that cannot be read: file name too long"),
         ("DISPATCHER_CA_FILE", "~no-such-user/ca.pem", "begins with the home folder of a user who does not exist"),
@@ -247,6 +263,28 @@ def test_a_retry_wait_of_many_leases_is_suspicious(cap: str, is_suspicious: bool
     words = " ".join(suspicious_settings(load({"DISPATCHER_LEASE_SECONDS": "60", "DISPATCHER_RETRY_CAP_SECONDS": cap})))
 
     assert ("DISPATCHER_RETRY_CAP_SECONDS" in words and "DISPATCHER_LEASE_SECONDS" in words) is is_suspicious
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "server", "is_suspicious"),
+    [
+        ("web1", "", "mx.example.com", True),
+        ("localhost.localdomain", "", "mx.example.com", True),
+        ("web1.example.com", "", "mx.example.com", False),
+        ("web1", "mail.example.com", "mx.example.com", False),
+        ("web1", "[192.0.2.1]", "mx.example.com", False),
+        ("web1", "", "127.0.0.1", False),
+    ],
+)
+def test_an_ip_address_in_ehlo_is_suspicious(
+    host: str, name: str, server: str, is_suspicious: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    settings = {"DISPATCHER_PROVIDERS": "smtp", "DISPATCHER_SMTP_URL": f"smtp://{server}"}
+
+    words = " ".join(suspicious_settings(load({**settings, "DISPATCHER_SMTP_EHLO_NAME": name})))
+
+    assert ("DISPATCHER_SMTP_EHLO_NAME" in words) is is_suspicious
 
 
 def test_an_empty_variable_counts_as_unset() -> None:
