@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from dispatcher.config import values
 
@@ -100,20 +99,12 @@ def settings_in(kind: type, prefix: str = PREFIX) -> tuple[Setting, ...]:
 
 def secrets_in(own: object) -> tuple[list[str], list[str]]:
     """The secrets in a provider's settings, and the user names that belong to them."""
-    secrets: list[str] = []
-    names: list[str] = []
-    for each in settings_in(type(own)):
-        value = getattr(own, each.name) if each.secret else None
-        for part in value if isinstance(value, tuple) else (value,):
-            match part:
-                case values.SmtpServer():
-                    secrets.append(part.password)
-                    names.append(part.username)
-                case str():
-                    secrets += [part, unquote(urlsplit(part).password or "")]
-                case bytes():
-                    secrets.append(part.decode("utf-8", "replace"))
-    return secrets, names
+    found = [getattr(own, each.name) for each in settings_in(type(own)) if each.secret]
+    parts = [part for value in found for part in (value if isinstance(value, tuple) else (value,))]
+    servers = [part for part in parts if isinstance(part, values.SmtpServer)]
+    texts = [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in parts]
+    secrets = [text for text in texts if isinstance(text, str)] + [server.password for server in servers]
+    return secrets, [server.username for server in servers]
 
 
 class SettingReader:

@@ -496,7 +496,6 @@ def header_names(text: str) -> tuple[str, ...]:
 
 
 def secrets(text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of secrets."""
     return tuple(api_key(each.strip()) for each in text.split(",") if each.strip())
 
 

@@ -58,7 +58,6 @@ def _split_detail(detail: str) -> tuple[str, str]:
 
 
 def _names_recipient_or_subject(folded: str, email: OutgoingEmail) -> bool:
-    """Whether the text contains a mailbox name or the subject."""
     if email.subject and email.subject.casefold() in folded:
         return True
     for addresses in (email.to, email.cc, email.bcc, email.reply_to):

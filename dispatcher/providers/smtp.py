@@ -98,10 +98,7 @@ class SmtpSettings(ProviderSettings):
         return [f"DISPATCHER_SMTP_EHLO_NAME is not set: {words}. Set it to this host's full name in DNS."]
 
     def bounces(self) -> BounceAddress | None:
-        """The object that creates an envelope sender with a token for each email.
-
-        None if each email's sender is also its envelope sender.
-        """
+        """Creates the envelope sender of each email; None if it is the email's sender."""
         return BounceAddress(self.bounce_address, self.bounce_keys) if self.bounce_address else None
 
 
@@ -194,14 +191,7 @@ class SmtpProvider:
         return await open_connection(self._server, self._context, ehlo_name=self._ehlo_name)
 
     async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: SmtpTransaction) -> Outcome:
-        """Runs the transaction as soon as a connection slot is free.
-
-        If the server refuses a further connection, waits until one of the open connections is free.
-
-        Raises:
-            NoFreeConnection: No slot became free in time.
-            TimeoutError: The deadline passed.
-        """
+        """If the server refuses a further connection, waits until one of the open connections is free."""
         release = self._pool.release_slot
         try:
             async with asyncio.timeout_at(attempt.deadline):
@@ -228,8 +218,7 @@ class SmtpProvider:
         return await self._deliver(email, attempt, transaction)
 
     async def _transact(self, content: RenderedEmail, transaction: SmtpTransaction) -> Outcome:
-        """Runs the transaction over an idle connection. Uses a new connection if no connection is idle, or if the idle
-        connection is dead."""
+        """Uses an idle connection, or a new connection if none is idle, or if the idle connection is dead."""
         if connection := self._pool.idle():
             try:
                 return await self._run(content, transaction, connection, reused=True)

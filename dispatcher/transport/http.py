@@ -157,10 +157,7 @@ class HttpTransport:
             raise NoFreeConnection from None
 
     def _idle_connection(self) -> HttpConnection | None:
-        """Takes the idle connection that was used last, because the server is least likely to have closed this one.
-
-        None if no connection is idle.
-        """
+        """Takes the idle connection that was used last, because the server is least likely to have closed this one."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_reusable:
@@ -313,10 +310,7 @@ def _late(what: str) -> RequestNotSent:
 
 
 def _latest_send_at(deadline: float) -> float:
-    """The latest time at which a body may be sent, so that enough time for the response remains until the deadline.
-
-    Both times are in the loop's `time()`.
-    """
+    """The latest time at which a body may be sent, so that enough time for the response remains until the deadline."""
     share = (deadline - asyncio.get_running_loop().time()) * RESPONSE_SHARE
     if share >= MAX_RESPONSE_SECONDS:  # the usual case
         return deadline - MAX_RESPONSE_SECONDS

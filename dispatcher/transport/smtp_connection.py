@@ -30,8 +30,6 @@ _READY: Final = 220
 _DONE: Final = 250
 _SIGNED_IN: Final = 235
 
-_UNREACHABLE: Final = "Check that the server is running and reachable."
-
 
 class NotConnected(Exception):
     """No connection could be opened; no email was sent.
@@ -39,10 +37,10 @@ class NotConnected(Exception):
     Attributes:
         outcome: The outcome for the email that needed the connection.
         is_full: Whether the server answered 421, because it accepts no further connections now.
-        remedy: What an operator can do if this continues.
+        remedy: What an operator can do.
     """
 
-    def __init__(self, outcome: Deferred, remedy: str = _UNREACHABLE) -> None:
+    def __init__(self, outcome: Deferred, remedy: str = "Check that the server is running and reachable.") -> None:
         super().__init__(outcome.detail)
         self.remedy = remedy
         self.outcome = replace(outcome, known_concern=Concern.PROVIDER)
@@ -82,7 +80,16 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None, *,
         ProviderFault: An operator must correct something: TLS is missing or untrusted, or the server refused the login
             or our name.
     """
-    protocol = await _connected(server, context)
+    tls = context if server.security == "tls" else None
+    try:
+        _, protocol = await asyncio.get_running_loop().create_connection(
+            SmtpProtocol,
+            sock=await connect(server.host, server.port),
+            ssl=tls,
+            server_hostname=server.host if tls else None,
+        )
+    except OSError as error:
+        raise _connect_failure(error) from error
     try:
         extensions = await _negotiated(protocol, server, context, ehlo_name or default_ehlo_name(protocol.address))
         # Read surplus replies now. Otherwise, a surplus reply would later count as the reply to MAIL.
@@ -104,27 +111,9 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None, *,
     )
 
 
-async def _connected(server: SmtpServer, context: ssl.SSLContext | None) -> SmtpProtocol:
-    tls = context if server.security == "tls" else None
-    try:
-        _, protocol = await asyncio.get_running_loop().create_connection(
-            SmtpProtocol,
-            sock=await connect(server.host, server.port),
-            ssl=tls,
-            server_hostname=server.host if tls else None,
-        )
-    except (OSError, UnicodeError) as error:
-        raise _connect_failure(error) from error
-    return protocol
-
-
 async def _negotiated(
     protocol: SmtpProtocol, server: SmtpServer, context: ssl.SSLContext | None, name: str
 ) -> Mapping[str, str]:
-    """Reads the greeting, sends EHLO, starts TLS if configured, and logs in if configured.
-
-    Returns the server's extensions as `_extensions_of` does.
-    """
     greeting = await protocol.reply()
     if greeting.code != _READY:
         raise _refused_to_open(greeting)
@@ -139,10 +128,7 @@ async def _negotiated(
 
 
 async def _command(protocol: SmtpProtocol, command: str) -> SmtpReply:
-    """Sends a command and returns the reply.
-
-    Raises SmtpConnectionLost if a reply arrived before the command was sent.
-    """
+    """Sends a command, unless a surplus reply has arrived, and returns its reply."""
     await protocol.read_available()
     protocol.check()
     protocol.write(f"{command}\r\n".encode(), 1)
@@ -164,10 +150,7 @@ async def _say_ehlo(protocol: SmtpProtocol, name: str) -> Mapping[str, str]:
 
 
 def _extensions_of(reply: SmtpReply) -> Mapping[str, str]:
-    """The extensions in a reply to EHLO. The keys are keywords in lower case, the values are the parameters.
-
-    For example, `SIZE 10240000` becomes `{"size": "10240000"}`.
-    """
+    """The extensions in a reply to EHLO: `SIZE 10240000` becomes `{"size": "10240000"}`."""
     extensions: dict[str, str] = {}
     for line in reply.text.split("\n")[1:]:
         keyword, _, parameters = line.strip().partition(" ")
@@ -217,26 +200,20 @@ async def _log_in(protocol: SmtpProtocol, extensions: Mapping[str, str], server:
 
 
 def _log_in_failure(reply: SmtpReply, server: SmtpServer) -> Exception:
-    # A server may repeat what we sent. Here, remove the user name in clear, too.
-    ours = Secrets()
-    ours.register("login", (server.password, server.username))
-    reply = replace(reply, text=ours.without(reply.text))
-    if reply.is_permanent or reply.enhanced == "4.7.12" or "password transition" in reply.text.lower():
+    sent = Secrets()
+    sent.register("login", (server.password, server.username))  # removes the user name in clear, too
+    reply = replace(reply, text=sent.without(reply.text))
+    if reply.is_permanent or "password transition" in reply.text.lower():
         return setup_fault("refuses the login", reply)
-    refused = _refused_to_open(reply).outcome
-    if reply.is_transient:
-        words = f"the server temporarily refuses the login: {refused.detail or 'no reason given'}"
-        refused = replace(refused, detail=words)
-    return NotConnected(refused, remedy_for(reply))
+    outcome = _refused_to_open(reply).outcome
+    words = f"the server temporarily refuses the login: {outcome.detail or 'no reason given'}"
+    return NotConnected(replace(outcome, detail=words) if reply.is_transient else outcome, remedy_for(reply))
 
 
-def _connect_failure(error: Exception) -> Exception:
-    if isinstance(error, UnicodeError):
-        return ProviderFault(NAME, "the SMTP server's host name is not valid.", remedy=BAD_SECURITY)
-    if fault := tls_fault(NAME, "the SMTP server", error, url=URL):
-        return fault
-    words = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-    return NotConnected(Deferred(Reason.CONNECTION_FAILED, f"no connection to the server: {scrub(words)}"))
+def _connect_failure(error: OSError) -> Exception:
+    words = f"no connection to the server: {scrub(error.strerror or type(error).__name__)}"
+    fault = tls_fault(NAME, "the SMTP server", error, url=URL)
+    return fault or NotConnected(Deferred(Reason.CONNECTION_FAILED, words))
 
 
 def _lost_while_opening(broke: SmtpConnectionLost) -> NotConnected:
@@ -248,10 +225,7 @@ def _lost_while_opening(broke: SmtpConnectionLost) -> NotConnected:
 
 
 def _refused_to_open(reply: SmtpReply) -> NotConnected:
-    """The exception for a reply that refuses the connection.
-
-    Its outcome is always `Deferred`, even for a permanent refusal (5xx), because the email is not the cause.
-    """
+    """Its outcome is `Deferred` even for a permanent refusal, because the email is not the cause."""
     judged = refusal(reply, SmtpPhase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)

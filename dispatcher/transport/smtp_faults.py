@@ -14,36 +14,26 @@ URL: Final = "DISPATCHER_SMTP_URL (smtp:// uses STARTTLS, smtps:// uses TLS from
 
 BAD_SECURITY: Final = f"Check {URL}."
 BAD_NAME: Final = (
-    "Set DISPATCHER_SMTP_EHLO_NAME to the full name of this host in DNS, such as mail.example.com. The name must "
-    "resolve to the host's public address."
+    "Set DISPATCHER_SMTP_EHLO_NAME to this host's full name in DNS. The name must resolve to the host's public address."
 )
 NO_PASSWORDS: Final = (
-    "The server accepts no password for this mailbox, and OAuth is not supported. Allow authenticated SMTP for the "
-    "mailbox, or use a relay or a provider with an API."
+    "The server accepts no password, and OAuth is not supported. Allow SMTP AUTH for the mailbox, or use a relay."
 )
-_BAD_LOGIN: Final = "Check the user and password in DISPATCHER_SMTP_URL."
 
-_REMEDIES: Final = tuple(
-    (re.compile(pattern, re.IGNORECASE), remedy)
-    for pattern, remedy in (
-        (
-            r"credits? exceeded|quota|limit.*exceed|exceed.*limit",
-            "Raise the account's limit at the provider, or wait until the provider renews it.",
-        ),
-        (r" 5\.7\.(?:30|139) |oauth|basic auth|modern auth|smtpclientauth", NO_PASSWORDS),
-        (
-            r"^534 5\.7\.(?:9|14) |app(?:lication)?[- ](?:specific )?password|web ?(?:browser|login)|second ?factor",
-            "Create an app password for the account, and set it in DISPATCHER_SMTP_URL.",
-        ),
-        (
-            r"4\.7\.12 |password transition|password.*expired|change.*password",
-            "Set a new password for the account at the provider, and then in DISPATCHER_SMTP_URL.",
-        ),
-        (r"^538 | 5\.7\.11 |starttls|\b(?:tls|ssl)\b|encrypt", f"The server requires TLS. {BAD_SECURITY}"),
-        (r"^50[0-4] ", f"The server does not complete a login method that it offers. {BAD_SECURITY}"),
-        (r"^4", "Wait. If the refusals continue, ask the provider why it refuses the login."),
-    )
-)
+_REMEDIES: Final = {
+    r"credits? exceeded|quota|limit.*exceed|exceed.*limit": "Raise the account's limit at the provider, or wait.",
+    r" 5\.7\.(?:30|139) |oauth|basic auth|modern auth|smtpclientauth": NO_PASSWORDS,
+    r"^534 5\.7\.(?:9|14) |app(?:lication)?[- ](?:specific )?password|web ?(?:browser|login)|second ?factor": (
+        "Create an app password for the account, and set it in DISPATCHER_SMTP_URL."
+    ),
+    r"password transition|password.*expired|change.*password": (
+        "Set a new password for the account at the provider, and then in DISPATCHER_SMTP_URL."
+    ),
+    r"^538 | 5\.7\.11 |starttls|\b(?:tls|ssl)\b|encrypt": f"The server requires TLS. {BAD_SECURITY}",
+    r"^50[0-4] ": f"The server does not complete a login method that it offers. {BAD_SECURITY}",
+    r"^4": "Wait. If the refusals continue, ask the provider why it refuses the login.",
+    r"": "Check the user and password in DISPATCHER_SMTP_URL.",
+}
 """The remedies for codes and words of a refused login. The first pattern that matches decides."""
 
 
@@ -52,7 +42,7 @@ def remedy_for(reply: SmtpReply) -> str:
     if reply.blames_our_name:
         return BAD_NAME
     words = f"{reply.codes} {reply.text[:1000]}"
-    return next((remedy for pattern, remedy in _REMEDIES if pattern.search(words)), _BAD_LOGIN)
+    return next(remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, words, re.IGNORECASE))
 
 
 def setup_fault(what: str, reply: SmtpReply, remedy: str | None = None) -> ProviderFault:

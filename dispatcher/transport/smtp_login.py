@@ -43,8 +43,8 @@ async def _plain(send: Send, user: bytes, password: bytes) -> SmtpReply:
     reply = await send(f"AUTH PLAIN {login}")
     if reply.code in _NOT_UNDERSTOOD:
         reply = await send("AUTH PLAIN")
-    is_plain = reply.code == _GO_ON and not (_names(_USER, reply) or _names(_PASSWORD, reply))
-    return await send(login) if is_plain else reply
+    asks_for_one = _names(_USER, reply) or _names(_PASSWORD, reply)
+    return reply if reply.code != _GO_ON or asks_for_one else await send(login)
 
 
 async def _login(send: Send, user: bytes, password: bytes) -> SmtpReply:
@@ -64,7 +64,6 @@ async def _login(send: Send, user: bytes, password: bytes) -> SmtpReply:
 
 
 async def _cram_md5(send: Send, user: bytes, password: bytes) -> SmtpReply:
-    """See RFC 2195."""
     reply = await send("AUTH CRAM-MD5")
     if reply.code != _GO_ON:
         return reply
@@ -80,7 +79,7 @@ _METHODS: Final = {"plain": _plain, "login": _login, "cram-md5": _cram_md5}
 
 
 def _names(what: re.Pattern[str], prompt: SmtpReply) -> bool:
-    """Whether a prompt asks for the user name, or for the password. Some servers do not encode their prompts."""
+    """Whether a prompt names the user or the password. Some servers do not encode their prompts."""
     try:
         decoded = base64.b64decode(prompt.text, validate=True).decode("utf-8", "replace")
     except ValueError:

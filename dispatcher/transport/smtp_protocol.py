@@ -95,7 +95,6 @@ class SmtpProtocol(asyncio.Protocol):
 
     @property
     def address(self) -> str:
-        """The local IP address."""
         found = self._transport.get_extra_info("sockname")
         return str(found[0]).partition("%")[0] if found else "127.0.0.1"
 
@@ -114,7 +113,6 @@ class SmtpProtocol(asyncio.Protocol):
 
     @property
     def outstanding(self) -> int:
-        """How many replies have not arrived yet."""
         return self._outstanding
 
     def check(self) -> None:
@@ -187,7 +185,7 @@ class SmtpProtocol(asyncio.Protocol):
         return self._take()
 
     def received_reply(self) -> SmtpReply | None:
-        """Returns the next reply if it has already arrived, otherwise None. For a caller whose wait was cancelled."""
+        """The next reply if it has already arrived, for a caller whose wait was cancelled."""
         return self._take() if self._replies else None
 
     async def flush(self) -> None:
@@ -229,12 +227,10 @@ class SmtpProtocol(asyncio.Protocol):
         self._fault = SmtpConnectionLost("we closed the connection")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Stores the transport. Called by asyncio when the connection is open."""
         self._transport = cast(asyncio.Transport, transport)
         self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
 
     def data_received(self, data: bytes) -> None:
-        """Splits input into replies. Called by asyncio."""
         if self._fault is not None:
             return
         buffer = self._buffer + data
@@ -255,7 +251,6 @@ class SmtpProtocol(asyncio.Protocol):
         self._break(SmtpConnectionLost("the server closed the connection"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Records the end of the connection. Called by asyncio."""
         words = f"the connection was lost: {type(exc).__name__}" if exc else "the server closed the connection"
         self._break(SmtpConnectionLost(words))
         if not self.closed.done():
@@ -265,7 +260,6 @@ class SmtpProtocol(asyncio.Protocol):
         """Does nothing, because callers that write large bodies wait with `flush`. Called by asyncio."""
 
     def resume_writing(self) -> None:
-        """Wakes `flush`. Called by asyncio."""
         if self._flushed is not None and not self._flushed.done():
             self._flushed.set_result(None)
 

@@ -14,16 +14,16 @@ FALLBACK_SECONDS: Final = 0.25
 
 
 async def connect(host: str, port: int) -> socket.socket:
-    """Resolves the host name, and connects to the first address that accepts. Has no time limit.
+    """Connects to the first address of the host that accepts. Has no time limit.
 
     Raises:
-        OSError: No address accepts the connection, or (socket.gaierror) the name has no address. `strerror` says why.
+        OSError: The name has no address, or no address accepts the connection. `strerror` says why.
     """
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        words = f"the host name {host} cannot be resolved ({error.strerror or error.errno})"
-        raise socket.gaierror(error.errno, words) from error
+    except (socket.gaierror, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not valid"
+        raise socket.gaierror(socket.EAI_NONAME, f"the host name {host} cannot be resolved ({why})") from error
     try:
         return await start_connection(addresses, happy_eyeballs_delay=FALLBACK_SECONDS, interleave=1)
     except OSError as error:
