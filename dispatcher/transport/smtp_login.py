@@ -83,8 +83,8 @@ def _names(what: re.Pattern[str], prompt: SmtpReply) -> bool:
     try:
         decoded = base64.b64decode(prompt.text, validate=True).decode("utf-8", "replace")
     except ValueError:
-        decoded = ""
-    return bool(what.search(f"{decoded}\n{prompt.text}"))
+        decoded = prompt.text
+    return what.search(decoded) is not None
 
 
 def _base64(octets: bytes) -> str:

@@ -90,8 +90,8 @@ class SmtpReply:
     @property
     def blames_our_name(self) -> bool:
         """Whether the server refuses our name in EHLO, as Postfix does only at RCPT."""
-        # 503 means that no EHLO arrived, and x.1.x concerns an address.
-        is_refusal = self.code >= 400 and self.code != 503 and self.enhanced[1:3] != ".1"
+        # 500, 502 and 503 concern the command and not its parameter; x.1.x concerns an address.
+        is_refusal = self.code >= 400 and self.code not in (500, 502, 503) and self.enhanced[1:3] != ".1"
         return is_refusal and _OUR_NAME.search(self.text[:1000]) is not None
 
 

@@ -263,7 +263,8 @@ async def test_no_text_repeats_the_login(echo: str, step: str) -> None:
 )
 @pytest.mark.parametrize("step", ["ehlo", "mail", "rcpt"])
 async def test_a_refusal_of_our_name_is_the_servers_fault_with_a_remedy(reply: str, step: str) -> None:
-    server = LoginServer("PLAIN", [WELCOME], **{step: reply})
+    server = LoginServer("PLAIN", [WELCOME])
+    setattr(server, step, reply)
     async with listening(server.talk) as port:
         with pytest.raises(ProviderFault, match="refuses our name in EHLO") as caught:
             await send(_provider(port), an_email())
