@@ -505,7 +505,6 @@ class Settings:
 
     @property
     def metrics_folder(self) -> Path:
-        """The folder of this host's metric files."""
         return self.metrics_dir or self.run_dir / "metrics"
 
     def ceiling_of(self, provider: str) -> float | None:
@@ -513,7 +512,6 @@ class Settings:
         return self.own[provider].max_per_second
 
     def queue_of(self, lane: str) -> str:
-        """The send queue of a lane."""
         return send_queue(self.queue, lane)
 
     def of(self, kind: type[P]) -> P:

@@ -24,7 +24,6 @@ def class_of(name: str) -> ProviderClass:
 
 
 def max_connections(name: str, settings: Settings) -> int:
-    """The maximum number of connections (or files) that one worker opens for this provider."""
     return min(settings.prefetch, settings.own[name].max_connections(settings))
 
 

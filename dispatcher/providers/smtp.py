@@ -180,7 +180,6 @@ class SmtpProvider:
         return self._report(connection)
 
     async def close(self) -> None:
-        """Closes idle connections with QUIT."""
         await self._pool.close()
 
     @property

@@ -145,7 +145,6 @@ class HttpTransport:
         self._idle.clear()
 
     def _acquire(self, deadline: float) -> Awaitable[object]:
-        """Returns an awaitable that acquires a slot: the right to use one connection."""
         # Set up a timeout only if no slot is free: the timeout costs ten times the CPU of acquiring a free slot.
         return self._acquire_in_time(deadline) if self._slots.locked() else self._slots.acquire()
 
@@ -210,7 +209,6 @@ class HttpTransport:
             raise
 
     def _put_back(self, connection: HttpConnection) -> None:
-        """Keeps a connection for the next call; closes it if its last response is incomplete."""
         if connection.is_busy:
             connection.abort()
         elif connection.is_open:
@@ -220,7 +218,6 @@ class HttpTransport:
                 self._idle_timer = connection.loop.call_later(IDLE_SECONDS, self._end_idle)
 
     def _end_idle(self) -> None:
-        """Closes connections that were idle for too long. Sets the timer for the connection that is idle longest."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - IDLE_SECONDS
         old = [connection for connection in self._idle if connection.idle_since <= oldest]

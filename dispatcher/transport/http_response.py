@@ -37,7 +37,6 @@ class RequestNotSent(Exception):
 
     @property
     def outcome(self) -> Deferred:
-        """The outcome for the email of this call."""
         return Deferred(self.reason, self.detail)
 
 
@@ -56,7 +55,6 @@ class NoResponse(Exception):
 
     @property
     def outcome(self) -> Uncertain:
-        """The outcome for the email of this call."""
         return Uncertain(self.detail, None if self.status is None else str(self.status))
 
 

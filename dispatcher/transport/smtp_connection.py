@@ -203,7 +203,7 @@ def _log_in_failure(reply: SmtpReply, server: SmtpServer) -> Exception:
     sent = Secrets()
     sent.register("login", (server.password, server.username))  # removes the user name in clear, too
     reply = replace(reply, text=sent.without(reply.text))
-    if reply.is_permanent or "password transition" in reply.text.lower():
+    if reply.is_permanent or reply.enhanced == "4.7.12" or "password transition" in reply.text.lower():
         return setup_fault("refuses the login", reply)
     outcome = _refused_to_open(reply).outcome
     words = f"the server temporarily refuses the login: {outcome.detail or 'no reason given'}"

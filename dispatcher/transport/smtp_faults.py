@@ -23,10 +23,10 @@ NO_PASSWORDS: Final = (
 _REMEDIES: Final = {
     r"credits? exceeded|quota|limit.*exceed|exceed.*limit": "Raise the account's limit at the provider, or wait.",
     r" 5\.7\.(?:30|139) |oauth|basic auth|modern auth|smtpclientauth": NO_PASSWORDS,
-    r"^534 5\.7\.(?:9|14) |app(?:lication)?[- ](?:specific )?password|web ?(?:browser|login)|second ?factor": (
+    r"^534 5\.7\.(?:9|14) |application[- ]specific|app(?:[- ]specific)? password|web ?(?:browser|login)|second ?factor": (
         "Create an app password for the account, and set it in DISPATCHER_SMTP_URL."
     ),
-    r"password transition|password.*expired|change.*password": (
+    r" 4\.7\.12 |password transition|password.*expired|change.*password": (
         "Set a new password for the account at the provider, and then in DISPATCHER_SMTP_URL."
     ),
     r"^538 | 5\.7\.11 |starttls|\b(?:tls|ssl)\b|encrypt": f"The server requires TLS. {BAD_SECURITY}",

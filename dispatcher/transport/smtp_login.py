@@ -17,7 +17,9 @@ Send = Callable[[str], Awaitable[SmtpReply]]
 _GO_ON: Final = 334
 _NOT_UNDERSTOOD: Final = range(500, 505)
 """The server does not know the method, or its form. These codes say nothing about the password."""
-_USER: Final = re.compile(r"(?i)user|login|name|account|e-?mail|benutzer|utilis|usu.ri|utente|логин|имя|польз|用户")
+_USER: Final = re.compile(
+    r"(?i)user|login|name|account|e-?mail|benutzer|utilisateur|usu.ri|utente|логин|имя|польз|用户"
+)
 _PASSWORD: Final = re.compile(r"(?i)pass|pwd|kennw|contrase|senha|wachtw|lösen|hasło|heslo|parol|парол|密码")
 
 

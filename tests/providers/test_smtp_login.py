@@ -174,6 +174,7 @@ LIMIT, TRANSITION, PLAIN_WRONG = "Raise the account's limit", "Set a new passwor
         ("538 5.7.11 Encryption required for requested authentication mechanism", "Encryption required", TLS),
         ("535 5.7.8 Error: authentication failed: quota exceeded", "quota exceeded", LIMIT),
         ("432 4.7.12 A password transition is needed", "A password transition is needed", TRANSITION),
+        ("432 A password transition is needed", "A password transition is needed", TRANSITION),
         ("535 5.7.8 Your password has expired", "has expired", TRANSITION),
         ("535 5.7.8 Error: authentication failed", "authentication failed", PLAIN_WRONG),
     ],

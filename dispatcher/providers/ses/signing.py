@@ -99,7 +99,6 @@ class AwsCredentials:
         return self._pending
 
     def _find(self) -> _Found:
-        """Finds or renews the credentials. Runs in the thread that `_start_search` starts."""
         source = self._source or self._session.get_credentials()
         if source is None:
             raise NoCredentialsError
