@@ -265,28 +265,6 @@ def test_a_retry_wait_of_many_leases_is_suspicious(cap: str, is_suspicious: bool
     assert ("DISPATCHER_RETRY_CAP_SECONDS" in words and "DISPATCHER_LEASE_SECONDS" in words) is is_suspicious
 
 
-@pytest.mark.parametrize(
-    ("host", "name", "server", "is_suspicious"),
-    [
-        ("web1", "", "mx.example.com", True),
-        ("localhost.localdomain", "", "mx.example.com", True),
-        ("web1.example.com", "", "mx.example.com", False),
-        ("web1", "mail.example.com", "mx.example.com", False),
-        ("web1", "[192.0.2.1]", "mx.example.com", False),
-        ("web1", "", "127.0.0.1", False),
-    ],
-)
-def test_an_ip_address_in_ehlo_is_suspicious(
-    host: str, name: str, server: str, is_suspicious: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("socket.gethostname", lambda: host)
-    settings = {"DISPATCHER_PROVIDERS": "smtp", "DISPATCHER_SMTP_URL": f"smtp://{server}"}
-
-    words = " ".join(suspicious_settings(load({**settings, "DISPATCHER_SMTP_EHLO_NAME": name})))
-
-    assert ("DISPATCHER_SMTP_EHLO_NAME" in words) is is_suspicious
-
-
 def test_an_empty_variable_counts_as_unset() -> None:
     assert load({"DISPATCHER_PREFETCH": "", "DISPATCHER_DATABASE_URL": ""}) == load({})
 

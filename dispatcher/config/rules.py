@@ -26,7 +26,6 @@ def suspicious_settings(settings: Settings) -> tuple[str, ...]:
             "leased while it waits for its next attempt. If its host vanishes in that time, no other host sends the "
             "email before the lease expires. Lower DISPATCHER_RETRY_CAP_SECONDS or raise DISPATCHER_LEASE_SECONDS."
         )
-    found += [doubt for name in settings.providers if name in settings.own for doubt in settings.own[name].doubts()]
     return tuple(found)
 
 

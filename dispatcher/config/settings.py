@@ -58,7 +58,7 @@ class ProviderSettings:
         return settings.prefetch
 
     def doubts(self) -> list[str]:
-        """Warnings about settings that are valid, but probably not intended; one sentence each."""
+        """Warnings of `dispatcher doctor` about settings that are valid, but may not suit this host."""
         return []
 
     def mistakes(self, _settings: Settings, /) -> list[str]:

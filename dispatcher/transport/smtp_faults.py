@@ -23,7 +23,7 @@ NO_PASSWORDS: Final = (
 _REMEDIES: Final = {
     r"credits? exceeded|quota|limit.*exceed|exceed.*limit": "Raise the account's limit at the provider, or wait.",
     r" 5\.7\.(?:30|139) |oauth|basic auth|modern auth|smtpclientauth": NO_PASSWORDS,
-    r"^534 5\.7\.(?:9|14) |application[- ]specific|app(?:[- ]specific)? password|web ?(?:browser|login)|second ?factor": (
+    r"^534 5\.7\.(?:9|14) |application[- ]specific|app(?:[- ]specific)? password|web ?(?:browser|login)": (
         "Create an app password for the account, and set it in DISPATCHER_SMTP_URL."
     ),
     r" 4\.7\.12 |password transition|password.*expired|change.*password": (
