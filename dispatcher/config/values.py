@@ -159,29 +159,24 @@ def schema_name(text: str) -> str:
 def url(*schemes: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         example = f"{schemes[0]}://user:password@host:port/…"
-        login, _, _ = text.partition("://")[2].rpartition("@")
-        raw = re.search(r"[/?#\[\]]", login)
+        raw = re.search(r"[/?#\[\]](?=.*@)", text.partition("://")[2])
+        unescaped = raw and f"has a {raw[0]} in the user or password; write it as {quote(raw[0], safe='')}"
         try:
             parts = urlsplit(text)
             _ = parts.port
         except ValueError:
-            if raw:
-                raise ValueError(_raw(raw[0])) from None
-            raise ValueError(f"is not a URL; use the form {example}") from None
+            raise ValueError(unescaped or f"is not a URL; use the form {example}") from None
         if parts.scheme not in schemes or not (parts.hostname or parts.scheme.startswith("postgres")):
             beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
             raise ValueError(f"must be a URL that begins with {beginnings}, such as {example}")
-        if raw and "@" in parts.path + parts.fragment and "@" not in parts.netloc:
+        is_cut = "@" in parts.path + parts.fragment and "@" not in parts.netloc
+        if unescaped and (is_cut or "smtp" in schemes):  # the other URLs can contain an @ in their path or query
             # Refuse such a URL. Otherwise, a part of the password would be parsed as the host, and every error would
             # show that part.
-            raise ValueError(_raw(raw[0]))
+            raise ValueError(unescaped)
         return text
 
     return parse
-
-
-def _raw(character: str) -> str:
-    return f"has a {character} in the user or password; write it as {quote(character, safe='')}"
 
 
 def addresses(text: str) -> list[str]:
@@ -223,8 +218,6 @@ def database_url(text: str) -> str:
 
 def smtp_url(text: str) -> SmtpServer:
     parts = urlsplit(url("smtp", "smtps")(text))
-    if raw := re.search(r"[/?#]", text.partition("://")[2].rpartition("@")[0]):
-        raise ValueError(_raw(raw[0]))
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     plain = options.pop("tls", None)
     if options or parts.path not in ("", "/") or parts.fragment or plain not in (None, "none"):
