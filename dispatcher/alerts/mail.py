@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Sequence
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -18,6 +17,7 @@ from dispatcher.alerts.wording import subject, text
 from dispatcher.config.values import SmtpServer
 from dispatcher.domain.alert import Notice
 from dispatcher.transport.destination import cause_of
+from dispatcher.transport.smtp_connection import default_ehlo_name
 from dispatcher.transport.tls import client_context
 
 TOTAL_SECONDS: Final = 15.0
@@ -77,7 +77,7 @@ class MailChannel:
             tls_context=None if server.security == "none" else client_context(self._ca_file),
             timeout=self._total_seconds,
             # By default, aiosmtplib resolves this host's full name, which blocks the event loop.
-            local_hostname=socket.gethostname(),
+            local_hostname=default_ehlo_name("127.0.0.1"),
         )
         async with client:
             refused, _ = await client.sendmail(self._sender, self._recipients, message.as_bytes())

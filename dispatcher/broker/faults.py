@@ -13,6 +13,7 @@ from pika import exceptions
 from pika.adapters.utils import connection_workflow
 
 from dispatcher.errors import BrokerUnavailable
+from dispatcher.transport.tls_faults import cause_of_tls
 
 NOT_FOUND: Final = 404
 ACCESS_REFUSED: Final = 403
@@ -53,7 +54,7 @@ def reason(error: BaseException) -> str:
         words = str(cause).removeprefix("Stream connection lost: ")
         return f"the connection was interrupted ({words})" if words else "the connection was interrupted"
     if isinstance(cause, ssl.SSLError):
-        return f"TLS failed ({getattr(cause, 'verify_message', '') or cause.reason or type(cause).__name__})"
+        return f"TLS failed ({cause_of_tls(cause)})"
     if isinstance(cause, OSError):
         return (cause.strerror or type(cause).__name__).lower()
     return f"the connection failed ({type(cause).__name__})"

@@ -450,6 +450,8 @@ def check_providers(settings: Settings) -> Iterator[Finding]:
     from dispatcher.providers.registry import check_provider
 
     for name in settings.providers:
+        for words in settings.own[name].doubts():
+            yield Finding(f"provider {name}", CheckState.WARNING, words)
         try:
             yield passed(f"provider {name}", asyncio.run(check_provider(name, settings)))
         except DispatcherError as error:

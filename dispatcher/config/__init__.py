@@ -140,10 +140,7 @@ def _variable(name: str) -> str:
 
 
 def _wrong_channels(settings: Settings) -> list[str]:
-    """A sentence for each built-in provider in the wrong list.
-
-    SMS providers belong in DISPATCHER_SMS_PROVIDERS, and email providers in DISPATCHER_PROVIDERS.
-    """
+    """A sentence for each built-in provider in the wrong list."""
     wrong = [(name, "providers", "SMS") for name in settings.providers if name in SMS_PROVIDERS]
     wrong += [(name, "sms_providers", "emails") for name in settings.sms_providers if name in EMAIL_PROVIDERS]
     return [
@@ -153,11 +150,7 @@ def _wrong_channels(settings: Settings) -> list[str]:
 
 
 def _provider_gaps(settings: Settings, origins: Mapping[str, Origin]) -> list[str]:
-    """A sentence for each mistake that matters only for sending.
-
-    There are two kinds: a listed provider lacks a setting that it needs, or an installed package declares a second
-    provider with the name of a listed built-in provider.
-    """
+    """A sentence for each mistake that matters only for sending."""
     clashes = [f"DISPATCHER_PROVIDERS: {clash}" for name in settings.providers if (clash := plugins.clash(name))]
     return clashes + [
         f"{each.variable} is not set, but {_lists(name)} lists {name}: {each.needed}."

@@ -97,6 +97,16 @@ def settings_in(kind: type, prefix: str = PREFIX) -> tuple[Setting, ...]:
     return tuple(sorted(found, key=lambda each: each.name == _RATE_LIMIT))
 
 
+def secrets_in(own: object) -> tuple[list[str], list[str]]:
+    """The secrets in a provider's settings, and the user names that belong to them."""
+    found = [getattr(own, each.name) for each in settings_in(type(own)) if each.secret]
+    parts = [part for value in found for part in (value if isinstance(value, tuple) else (value,))]
+    servers = [part for part in parts if isinstance(part, values.SmtpServer)]
+    texts = [part.decode("utf-8", "replace") if isinstance(part, bytes) else part for part in parts]
+    secrets = [text for text in texts if isinstance(text, str)] + [server.password for server in servers]
+    return secrets, [server.username for server in servers]
+
+
 class SettingReader:
     """Reads settings from an environment, and collects their origins and mistakes.
 

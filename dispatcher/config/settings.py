@@ -57,6 +57,10 @@ class ProviderSettings:
         """The most connections or files that one worker opens for this provider; at most DISPATCHER_PREFETCH."""
         return settings.prefetch
 
+    def doubts(self) -> list[str]:
+        """Warnings of `dispatcher doctor` about settings that are valid, but may not suit this host."""
+        return []
+
     def mistakes(self, _settings: Settings, /) -> list[str]:
         """A sentence for each contradiction among this provider's settings, or with the general settings."""
         return []
@@ -501,7 +505,6 @@ class Settings:
 
     @property
     def metrics_folder(self) -> Path:
-        """The folder of this host's metric files."""
         return self.metrics_dir or self.run_dir / "metrics"
 
     def ceiling_of(self, provider: str) -> float | None:
@@ -509,7 +512,6 @@ class Settings:
         return self.own[provider].max_per_second
 
     def queue_of(self, lane: str) -> str:
-        """The send queue of a lane."""
         return send_queue(self.queue, lane)
 
     def of(self, kind: type[P]) -> P:

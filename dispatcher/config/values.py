@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from dispatcher.domain.lanes import LANE, NORMAL
 from dispatcher.errors import InvalidEmail
@@ -159,18 +159,21 @@ def schema_name(text: str) -> str:
 def url(*schemes: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         example = f"{schemes[0]}://user:password@host:port/…"
+        raw = re.search(r"[/?#\[\]](?=.*@)", text.partition("://")[2])
+        unescaped = raw and f"has a {raw[0]} in the user or password; write it as {quote(raw[0], safe='')}"
         try:
             parts = urlsplit(text)
             _ = parts.port
         except ValueError:
-            raise ValueError(f"is not a URL; use the form {example}") from None
+            raise ValueError(unescaped or f"is not a URL; use the form {example}") from None
         if parts.scheme not in schemes or not (parts.hostname or parts.scheme.startswith("postgres")):
             beginnings = " or ".join(f"{scheme}://" for scheme in schemes)
             raise ValueError(f"must be a URL that begins with {beginnings}, such as {example}")
-        if "@" in parts.path + parts.fragment and "@" not in parts.netloc:
+        is_cut = "@" in parts.path + parts.fragment and "@" not in parts.netloc
+        if unescaped and (is_cut or "smtp" in schemes):  # the other URLs can contain an @ in their path or query
             # Refuse such a URL. Otherwise, a part of the password would be parsed as the host, and every error would
             # show that part.
-            raise ValueError("has a / or # in the user or password; write them as %2F and %23")
+            raise ValueError(unescaped)
         return text
 
     return parse
@@ -217,8 +220,8 @@ def smtp_url(text: str) -> SmtpServer:
     parts = urlsplit(url("smtp", "smtps")(text))
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     plain = options.pop("tls", None)
-    if options or parts.path not in ("", "/") or plain not in (None, "none"):
-        raise ValueError("must have no path and no option except `?tls=none`")
+    if options or parts.path not in ("", "/") or parts.fragment or plain not in (None, "none"):
+        raise ValueError("must have no path and no option except `?tls=none`, and no #fragment")
     if parts.scheme == "smtps" and plain:
         raise ValueError("has `?tls=none`, which contradicts `smtps://` (TLS from the first byte)")
     host = parts.hostname or ""
@@ -229,6 +232,23 @@ def smtp_url(text: str) -> SmtpServer:
     security = "tls" if parts.scheme == "smtps" else "none" if plain else "starttls"
     port = parts.port or {"tls": 465, "starttls": 587, "none": 25}[security]
     return SmtpServer(host, port, security, unquote(parts.username or ""), unquote(parts.password or ""))
+
+
+_FULL_NAME: Final = re.compile(
+    r"(?i)(?=.{4,253}\Z)(?:(?!-)[a-z0-9-]{1,63}(?<!-)\.)+(?![0-9]+\Z)(?!-)[a-z0-9-]{1,63}(?<!-)"
+)
+
+
+def full_name_of_this_host() -> str:
+    """This host's name if it is a full name in DNS (with a domain); otherwise an empty text."""
+    name = socket.gethostname().rstrip(".")
+    return name if _FULL_NAME.fullmatch(name) and not name.endswith((".localdomain", ".localhost")) else ""
+
+
+def ehlo_name(text: str) -> str:
+    if not (_FULL_NAME.fullmatch(text) or re.fullmatch(r"\[(?:IPv6:)?[0-9A-Fa-f.:]{3,45}\]", text)):
+        raise ValueError("must be the full name of this host in DNS, such as mail.example.com, in ASCII; or [address]")
+    return text
 
 
 def https_host(text: str) -> str:
@@ -469,7 +489,6 @@ def header_names(text: str) -> tuple[str, ...]:
 
 
 def secrets(text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of secrets."""
     return tuple(api_key(each.strip()) for each in text.split(",") if each.strip())
 
 

@@ -58,13 +58,14 @@ def _split_detail(detail: str) -> tuple[str, str]:
 
 
 def _names_recipient_or_subject(folded: str, email: OutgoingEmail) -> bool:
-    """Whether the text contains a mailbox name or the subject."""
     if email.subject and email.subject.casefold() in folded:
         return True
     for addresses in (email.to, email.cc, email.bcc, email.reply_to):
         for address in addresses:
-            local = address[address.rfind("<") + 1 :].partition("@")[0].lstrip("+")
-            if local.casefold() in folded and len(local) >= NAME_CHARACTERS:
+            local = _local_part(address[address.rfind("<") + 1 :])
+            mailbox = local.partition("+")[0]
+            name = mailbox if len(mailbox) >= NAME_CHARACTERS else local
+            if name.casefold() in folded and len(name) >= NAME_CHARACTERS:
                 return True
     return False
 
@@ -84,7 +85,9 @@ def _names(email: OutgoingEmail) -> Iterator[str]:
     and file names."""
     for address in (email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to):
         name, _, spec = address.rpartition("<")
-        yield spec.partition("@")[0].lstrip("+")
+        local = _local_part(spec)
+        yield local
+        yield local.partition("+")[0]  # without its tag, because a server may repeat the mailbox's own name
         yield name.strip(' "')
         if address is not email.sender:
             yield from _WORD.findall(name)
@@ -92,6 +95,10 @@ def _names(email: OutgoingEmail) -> Iterator[str]:
     yield from email.headers.values()
     for attachment in email.attachments:
         yield attachment.filename
+
+
+def _local_part(spec: str) -> str:
+    return spec.partition("@")[0].strip('"').lstrip("+")
 
 
 def _parts(email: OutgoingEmail) -> Iterator[str]:

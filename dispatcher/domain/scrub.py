@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from dispatcher.domain.own_secrets import CREDENTIAL_WORD, OWN_SECRETS, contains_any
+
 MAX_CHARACTERS: Final = 500
 """Enough for a sentence about a provider's policy, and a link. Keeps a hostile server from filling the column."""
 ADDRESS_WORD: Final = "<address>"
-CREDENTIAL_WORD: Final = "<credential>"
 ENCODED_WORD: Final = "<encoded>"
 
 _READ_CHARACTERS: Final = 8 * MAX_CHARACTERS
@@ -22,7 +23,7 @@ _AT: Final = re.compile(r"@|\uff20|\ufe6b|%40|=40|\+40")
 _UNPRINTABLE: Final = re.compile(
     r"(?:[^\S ]|[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff])+"
 )
-# Our credentials, in case a server repeats them: HTTP schemes, SendGrid and Resend keys, AWS ids and signatures.
+# Credentials that have a known form: HTTP schemes, SendGrid and Resend keys, AWS ids and signatures.
 _CREDENTIAL: Final = re.compile(
     r"\b(?:(?:Bearer|Basic|AWS4-HMAC-SHA256)\s+(?=\S*[\d=/+_])\S+|SG\.[\w-]+(?:\.[\w-]+)*|re_(?=\w*\d)\w{8,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}\b)",
@@ -42,7 +43,7 @@ def scrub(words: str) -> str:
 
     Any word with an at sign counts as an address, so unusual forms of addresses are removed, too.
     """
-    words = words[:_READ_CHARACTERS]
+    words = OWN_SECRETS.without(words[:_READ_CHARACTERS])
     if not (words.isascii() and words.isprintable()):
         words = _UNPRINTABLE.sub(" ", words)
     if "=?" in words:
@@ -62,8 +63,7 @@ def _may_have_credential(words: str) -> bool:
     # credential with a long s. So return True for any text that is not ASCII.
     if not words.isascii():
         return True
-    lowered = words.lower()
-    return any(part in lowered for part in _CREDENTIAL_PARTS)
+    return contains_any(words.lower(), _CREDENTIAL_PARTS)
 
 
 def _without_address(word: re.Match[str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dispatcher.config import Settings
 from dispatcher.config.plugins import provider_class
+from dispatcher.config.setting import secrets_in
+from dispatcher.domain.own_secrets import OWN_SECRETS
 from dispatcher.errors import ConfigurationError
 from dispatcher.providers.contract import CheckableProvider, ProviderClass
 
@@ -22,7 +24,6 @@ def class_of(name: str) -> ProviderClass:
 
 
 def max_connections(name: str, settings: Settings) -> int:
-    """The maximum number of connections (or files) that one worker opens for this provider."""
     return min(settings.prefetch, settings.own[name].max_connections(settings))
 
 
@@ -35,11 +36,15 @@ def max_in_flight(name: str, settings: Settings) -> int:
 def open_provider(name: str, settings: Settings) -> CheckableProvider:
     """Creates the adapter of this name, without connecting. Call this after the fork.
 
+    From then on, `scrub` removes the provider's secrets from texts.
+
     Raises:
         ConfigurationError: No provider has this name, or a setting is missing or invalid.
     """
+    kind = class_of(name)
+    OWN_SECRETS.register(name, *secrets_in(settings.of(kind.settings)))
     try:
-        return class_of(name).open(settings)
+        return kind.open(settings)
     except OSError as error:  # includes ssl.SSLError
         raise ConfigurationError(["DISPATCHER_CA_FILE must be the path of a file with PEM certificates."]) from error
 

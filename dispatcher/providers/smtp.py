@@ -19,7 +19,8 @@ from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.contract import Attempt, NoFreeConnection
 from dispatcher.transport.mime import RenderedEmail, rendered
 from dispatcher.transport.mime_headers import UnrenderableEmail
-from dispatcher.transport.smtp_connection import NAME, NotConnected, SmtpConnection, open_connection
+from dispatcher.transport.smtp_connection import NotConnected, SmtpConnection, open_connection
+from dispatcher.transport.smtp_faults import NAME
 from dispatcher.transport.smtp_pool import TRUSTED_IDLE_SECONDS, ConnectionPool
 from dispatcher.transport.smtp_protocol import SmtpConnectionLost
 from dispatcher.transport.smtp_replies import SmtpPhase, asks_for_fewer_connections
@@ -44,6 +45,14 @@ class SmtpSettings(ProviderSettings):
     connections: int = setting(values.whole(1, 1000), "8", "SMTP connections of one worker, at most.")
     emails_per_connection: int = setting(
         values.whole(1, 1_000_000), "100", "Emails after which an SMTP connection is replaced."
+    )
+
+    ehlo_name: str = setting(
+        values.ehlo_name,
+        None,
+        "This host's full name in DNS, such as mail.example.com, which EHLO contains. Unset: the host name if it has a "
+        "domain, otherwise the IP address, which many servers refuse.",
+        empty="",
     )
 
     bounce_address: str = setting(
@@ -81,11 +90,15 @@ class SmtpSettings(ProviderSettings):
             )
         return found
 
-    def bounces(self) -> BounceAddress | None:
-        """The object that creates an envelope sender with a token for each email.
+    def doubts(self) -> list[str]:
+        """See `ProviderSettings`."""
+        if self.ehlo_name or self.url is None or self.url.host in values.LOOPBACKS or values.full_name_of_this_host():
+            return []
+        words = "this host's name has no domain, so EHLO contains the IP address, which many servers refuse"
+        return [f"DISPATCHER_SMTP_EHLO_NAME is not set: {words}. Set it to this host's full name in DNS."]
 
-        None if each email's sender is also its envelope sender.
-        """
+    def bounces(self) -> BounceAddress | None:
+        """Creates the envelope sender of each email; None if it is the email's sender."""
         return BounceAddress(self.bounce_address, self.bounce_keys) if self.bounce_address else None
 
 
@@ -114,6 +127,7 @@ class SmtpProvider:
         if own.url is None:
             raise ConfigurationError(["DISPATCHER_SMTP_URL is not set: set it to a URL such as smtp://host:587."])
         self._server = own.url
+        self._ehlo_name = own.ehlo_name
         self._bounces = own.bounces()
         self._context = None if own.url.security == "none" else client_context(ca_file)
         self._pool = ConnectionPool(
@@ -156,9 +170,7 @@ class SmtpProvider:
                 await connection.protocol.closed
         except NotConnected as error:
             words = f"{error.outcome.detail} ({error.outcome.code})" if error.outcome.code else error.outcome.detail
-            raise ProviderFault(
-                NAME, f"{self._address}: {words}.", remedy="Check that the server is running and reachable."
-            ) from error
+            raise ProviderFault(NAME, f"{self._address}: {words}.", remedy=error.remedy) from error
         except TimeoutError as error:
             raise ProviderFault(
                 NAME,
@@ -168,7 +180,6 @@ class SmtpProvider:
         return self._report(connection)
 
     async def close(self) -> None:
-        """Closes idle connections with QUIT."""
         await self._pool.close()
 
     @property
@@ -176,17 +187,10 @@ class SmtpProvider:
         return f"{self._server.host}:{self._server.port}"
 
     async def _open(self) -> SmtpConnection:
-        return await open_connection(self._server, self._context)
+        return await open_connection(self._server, self._context, ehlo_name=self._ehlo_name)
 
     async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: SmtpTransaction) -> Outcome:
-        """Runs the transaction as soon as a connection slot is free.
-
-        If the server refuses a further connection, waits until one of the open connections is free.
-
-        Raises:
-            NoFreeConnection: No slot became free in time.
-            TimeoutError: The deadline passed.
-        """
+        """If the server refuses a further connection, waits until one of the open connections is free."""
         release = self._pool.release_slot
         try:
             async with asyncio.timeout_at(attempt.deadline):
@@ -216,8 +220,7 @@ class SmtpProvider:
         return await self._deliver(email, attempt, transaction)
 
     async def _transact(self, content: RenderedEmail, transaction: SmtpTransaction) -> Outcome:
-        """Runs the transaction over an idle connection. Uses a new connection if no connection is idle, or if the idle
-        connection is dead."""
+        """Uses an idle connection, or a new connection if none is idle, or if the idle connection is dead."""
         if connection := self._pool.idle():
             try:
                 return await self._run(content, transaction, connection, reused=True)

@@ -146,7 +146,7 @@ class Route:
             is_unreached = refusal.reason is Reason.CONNECTION_FAILED and witness is None
             blame = self.breaker.fail(
                 trial,
-                refusal.reason,
+                f"{refusal.reason}: {refusal.detail}" if is_unreached and refusal.detail else refusal.reason,
                 witness,
                 in_a_row=UNREACHED_IN_A_ROW if is_unreached else FAILURES_IN_A_ROW,
                 by_recipient=refusal.reason is Reason.RECIPIENT_DEFERRED,

@@ -8,6 +8,7 @@ from typing import Final, get_args
 
 from dispatcher.domain.decision import Decision, MarkHeld, Redeliver, RetryIn
 from dispatcher.domain.outcome import Accepted, Outcome, Uncertain, outcome_name
+from dispatcher.domain.own_secrets import OWN_SECRETS
 from dispatcher.domain.status import TRANSITIONS, Status
 from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.store.leases import Result
@@ -16,9 +17,10 @@ _STATUS_AFTER: Final = {kind: TRANSITIONS[Status.SENDING, kind.transition] for k
 
 
 def storable(outcome: Outcome) -> Outcome:
-    """The outcome, with each NUL and each lone surrogate replaced: PostgreSQL and JSON do not accept these characters.
+    """The outcome without our secrets, and with each NUL and each lone surrogate replaced: PostgreSQL and JSON do not
+    accept these characters.
 
-    The provider's text in the outcome may contain any character.
+    An adapter's text may contain any character, and an installed package's adapter may forget to `scrub`.
     """
     detail = _clean(outcome.detail)
     if isinstance(outcome, Accepted):
@@ -26,7 +28,7 @@ def storable(outcome: Outcome) -> Outcome:
         if message_id is outcome.provider_message_id and detail is outcome.detail:
             return outcome  # nearly always
         return replace(outcome, provider_message_id=message_id, detail=detail)
-    return replace(outcome, detail=detail, code=_clean(outcome.code))
+    return replace(outcome, detail=detail and OWN_SECRETS.without(detail), code=_clean(outcome.code))
 
 
 def _clean(text: str | None) -> str | None:

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 
+from dispatcher.transport.tls_faults import cause_of_tls
+
 Address = IPv4Address | IPv6Address
 _SPECIAL: Final = tuple(
     map(ip_network, ("192.0.0.0/24", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10"))
@@ -80,8 +82,8 @@ def is_public(address: Address) -> bool:
 
 def cause_of(error: BaseException) -> str:
     """Why a connection failed, without the server's own text, which may quote addresses or secrets."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate cannot be trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return cause_of_tls(error)
     if isinstance(error, socket.gaierror):
         return "the host name cannot be resolved"
     if isinstance(error, OSError) and error.errno and error.strerror:

@@ -9,7 +9,6 @@ was definitely not sent.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,8 +17,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from aiohappyeyeballs import start_connection
-
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.scrub import scrub
 from dispatcher.transport.body import Body
@@ -27,7 +24,9 @@ from dispatcher.transport.call import Call, NoFreeConnection
 from dispatcher.transport.http_connection import HttpConnection
 from dispatcher.transport.http_proxy import HttpProxy, ProxyRefused, open_tunnel
 from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
+from dispatcher.transport.tcp import connect
 from dispatcher.transport.tls import Tls, client_context
+from dispatcher.transport.tls_faults import cause_of_tls
 
 CONNECT_SECONDS: Final = 10.0
 """The limit for DNS, TCP and TLS together; the call's own deadline may be earlier."""
@@ -41,8 +40,6 @@ RESPONSE_SHARE: Final = 0.25
 MAX_RESPONSE_SECONDS: Final = 1.0
 """The longest time that is reserved for a response. No request is sent within the reserved time, because its response
 would probably arrive after the deadline."""
-FALLBACK_SECONDS: Final = 0.25
-"""The delay before the next address of a host is tried in parallel (RFC 8305, section 5)."""
 _MAX_HEADS: Final = 64
 
 Headers = Mapping[str, str] | Callable[[], Mapping[str, str]]
@@ -148,7 +145,6 @@ class HttpTransport:
         self._idle.clear()
 
     def _acquire(self, deadline: float) -> Awaitable[object]:
-        """Returns an awaitable that acquires a slot: the right to use one connection."""
         # Set up a timeout only if no slot is free: the timeout costs ten times the CPU of acquiring a free slot.
         return self._acquire_in_time(deadline) if self._slots.locked() else self._slots.acquire()
 
@@ -160,10 +156,7 @@ class HttpTransport:
             raise NoFreeConnection from None
 
     def _idle_connection(self) -> HttpConnection | None:
-        """Takes the idle connection that was used last, because the server is least likely to have closed this one.
-
-        None if no connection is idle.
-        """
+        """Takes the idle connection that was used last, because the server is least likely to have closed this one."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_reusable:
@@ -184,28 +177,22 @@ class HttpTransport:
                 Reason.CONNECTION_FAILED, f"no connection: connecting took longer than {self._connect_seconds:g} s"
             ) from None
         except OSError as error:
-            is_untrusted = isinstance(error, ssl.SSLCertVerificationError)
-            words = scrub(_cause_of(error))
-            raise RequestNotSent(
-                Reason.CONNECTION_FAILED, f"no connection: {words}", is_untrusted=is_untrusted
-            ) from error
+            raise RequestNotSent(Reason.CONNECTION_FAILED, f"no connection: {scrub(_cause_of(error))}") from error
         if not connection.is_usable_when_new:
             connection.abort()
             raise RequestNotSent(Reason.CONNECTION_FAILED, "the server closed the connection right after the handshake")
         return connection
 
     async def _connected(self, target: _Target) -> HttpConnection:
-        loop = asyncio.get_running_loop()
         hop = self._proxy or target
-        addresses = await loop.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)
-        connected = await start_connection(addresses, happy_eyeballs_delay=FALLBACK_SECONDS, interleave=1)
+        connected = await connect(hop.host, hop.port)
         if self._proxy is not None:
             await open_tunnel(self._proxy, connected, target.host, target.port)
         connection = HttpConnection(self._open.discard)
         if target.is_secure:
             await self._add_tls(connected, connection, target.host)
         else:
-            await loop.create_connection(lambda: connection, sock=connected)
+            await connection.loop.create_connection(lambda: connection, sock=connected)
         # Do not add a connection that has already closed. Its `on_end` was already called, so nothing would remove the
         # connection from the set.
         if connection.is_open:
@@ -222,7 +209,6 @@ class HttpTransport:
             raise
 
     def _put_back(self, connection: HttpConnection) -> None:
-        """Keeps a connection for the next call; closes it if its last response is incomplete."""
         if connection.is_busy:
             connection.abort()
         elif connection.is_open:
@@ -232,7 +218,6 @@ class HttpTransport:
                 self._idle_timer = connection.loop.call_later(IDLE_SECONDS, self._end_idle)
 
     def _end_idle(self) -> None:
-        """Closes connections that were idle for too long. Sets the timer for the connection that is idle longest."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - IDLE_SECONDS
         old = [connection for connection in self._idle if connection.idle_since <= oldest]
@@ -322,10 +307,7 @@ def _late(what: str) -> RequestNotSent:
 
 
 def _latest_send_at(deadline: float) -> float:
-    """The latest time at which a body may be sent, so that enough time for the response remains until the deadline.
-
-    Both times are in the loop's `time()`.
-    """
+    """The latest time at which a body may be sent, so that enough time for the response remains until the deadline."""
     share = (deadline - asyncio.get_running_loop().time()) * RESPONSE_SHARE
     if share >= MAX_RESPONSE_SECONDS:  # the usual case
         return deadline - MAX_RESPONSE_SECONDS
@@ -359,10 +341,6 @@ def _tls(ca_file: Path | None, trusted: Path | None) -> ssl.SSLContext:
 def _cause_of(error: OSError) -> str:
     if isinstance(error, ProxyRefused):
         return str(error)
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the server's certificate is not valid: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed ({error.reason or type(error).__name__})"
-    if isinstance(error, socket.gaierror):
-        return error.strerror or "the host name cannot be resolved"
-    return os.strerror(error.errno) if error.errno else "the connection was closed"
+        return cause_of_tls(error)
+    return error.strerror or "the connection was closed"

@@ -88,7 +88,6 @@ class HttpConnection(asyncio.Protocol):
         return self.is_open and self._transport is not None and not self._transport.is_closing()
 
     def start_request(self, octets: bytes) -> None:
-        """Writes a request, or its beginning."""
         assert self._transport is not None
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
@@ -100,7 +99,6 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(octets)
 
     def write_more(self, octets: bytes) -> None:
-        """Writes more of a request."""
         assert self._transport is not None
         self._transport.write(octets)
 
@@ -178,11 +176,9 @@ class HttpConnection(asyncio.Protocol):
         self._set_closed()
 
     def pause_writing(self) -> None:
-        """Makes `write_pieces` wait, because the kernel's buffer is full. Called by asyncio."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Lets `write_pieces` continue, because the kernel has accepted all octets. Called by asyncio."""
         self._is_paused = False
         self._resume_pieces()
 
@@ -195,7 +191,6 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Stores one header of the response."""
         if not self.is_busy:
             return
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -211,7 +206,6 @@ class HttpConnection(asyncio.Protocol):
             self.headers = {}
 
     def on_body(self, part: bytes) -> None:
-        """Stores a part of the response's body."""
         if not self.is_busy:
             return
         self.body += part[: MAX_RESPONSE_OCTETS - len(self.body)]
@@ -220,7 +214,6 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def on_message_complete(self) -> None:
-        """Ends the request, because its response is complete."""
         if self.status is None or not self.is_busy:
             return
         assert self._transport is not None

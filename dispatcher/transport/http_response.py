@@ -28,18 +28,15 @@ class RequestNotSent(Exception):
     Attributes:
         reason: `connection_failed` or `timeout_before_send`.
         detail: What happened, without addresses and credentials.
-        is_untrusted: Whether we rejected the server's certificate; a retry would fail the same way.
     """
 
-    def __init__(self, reason: Reason, detail: str, *, is_untrusted: bool = False) -> None:
+    def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
-        self.is_untrusted = is_untrusted
 
     @property
     def outcome(self) -> Deferred:
-        """The outcome for the email of this call."""
         return Deferred(self.reason, self.detail)
 
 
@@ -58,7 +55,6 @@ class NoResponse(Exception):
 
     @property
     def outcome(self) -> Uncertain:
-        """The outcome for the email of this call."""
         return Uncertain(self.detail, None if self.status is None else str(self.status))
 
 

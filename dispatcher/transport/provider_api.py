@@ -13,6 +13,7 @@ from dispatcher.transport.body import Body
 from dispatcher.transport.call import Call
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
+from dispatcher.transport.tls_faults import tls_fault
 
 CHECK_SECONDS: Final = 15.0
 """The time limit of `ProviderApi.check`."""
@@ -40,13 +41,13 @@ class ProviderApi:
 
         Raises:
             NoFreeConnection: No pool connection became free in time. Nothing was sent.
-            ProviderFault: The provider's certificate cannot be trusted. Nothing was sent.
+            ProviderFault: TLS with the provider cannot succeed (see `tls_fault`). Nothing was sent.
         """
         try:
             return await self.transport.post(url, headers, body, call)
         except RequestNotSent as error:
-            if error.is_untrusted:
-                raise self._fault(error) from error
+            if fault := self._tls_fault(error):
+                raise fault from error
             return error.outcome
         except NoResponse as error:
             return error.outcome
@@ -61,13 +62,12 @@ class ProviderApi:
         try:
             return await self.transport.get(url, headers, deadline)
         except (RequestNotSent, NoResponse) as error:
-            raise self._fault(error) from error
+            unreached = ProviderFault(
+                self.provider,
+                f"{self.title} cannot be reached: {error.detail}.",
+                remedy="Check that no firewall blocks the connection.",
+            )
+            raise self._tls_fault(error) or unreached from error
 
-    def _fault(self, error: RequestNotSent | NoResponse) -> ProviderFault:
-        if isinstance(error, RequestNotSent) and error.is_untrusted:
-            problem = f"{self.title}'s certificate cannot be trusted: {error.detail}."
-            remedy = f"Check {self.url_variable}, or set DISPATCHER_CA_FILE to the authority that signed it."
-        else:
-            problem = f"{self.title} cannot be reached: {error.detail}."
-            remedy = "Check that no firewall blocks the connection."
-        return ProviderFault(self.provider, problem, remedy=remedy)
+    def _tls_fault(self, error: Exception) -> ProviderFault | None:
+        return tls_fault(self.provider, self.title, error.__cause__, url=self.url_variable)

@@ -6,34 +6,29 @@ A failure is `NotConnected` (a later attempt might succeed) or `ProviderFault` (
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import hmac
-import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
-from dispatcher.config.values import SmtpServer
+from dispatcher.config.values import SmtpServer, full_name_of_this_host
 from dispatcher.domain.outcome import Concern, Deferred, Reason, Rejected
+from dispatcher.domain.own_secrets import Secrets
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
+from dispatcher.transport.smtp_faults import BAD_NAME, BAD_SECURITY, NAME, NO_PASSWORDS, URL, remedy_for, setup_fault
+from dispatcher.transport.smtp_login import log_in
 from dispatcher.transport.smtp_protocol import InvalidReply, ServerClosing, SmtpConnectionLost, SmtpProtocol
 from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, refusal
-
-NAME: Final = "smtp"
+from dispatcher.transport.tcp import connect
+from dispatcher.transport.tls_faults import tls_fault
 
 MAX_SIZE_DIGITS: Final = 20
 """The maximum number of digits of SIZE (RFC 1870, section 4). Python refuses to convert thousands of digits."""
 _READY: Final = 220
 _DONE: Final = 250
-_GO_ON: Final = 334
 _SIGNED_IN: Final = 235
-
-_BAD_TLS: Final = "Replace the server's certificate, or set DISPATCHER_CA_FILE to the authority that signed it."
-_BAD_LOGIN: Final = "Check the user and password in DISPATCHER_SMTP_URL."
-_BAD_SECURITY: Final = "Check DISPATCHER_SMTP_URL: smtp:// uses STARTTLS, smtps:// uses TLS from the first byte."
 
 
 class NotConnected(Exception):
@@ -42,10 +37,12 @@ class NotConnected(Exception):
     Attributes:
         outcome: The outcome for the email that needed the connection.
         is_full: Whether the server answered 421, because it accepts no further connections now.
+        remedy: What an operator can do.
     """
 
-    def __init__(self, outcome: Deferred) -> None:
+    def __init__(self, outcome: Deferred, remedy: str = "Check that the server is running and reachable.") -> None:
         super().__init__(outcome.detail)
+        self.remedy = remedy
         self.outcome = replace(outcome, known_concern=Concern.PROVIDER)
         self.is_full = (outcome.code or "").startswith("421")
 
@@ -71,19 +68,30 @@ class SmtpConnection:
     needs_reset: bool = False
 
 
-async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) -> SmtpConnection:
+async def open_connection(server: SmtpServer, context: ssl.SSLContext | None, *, ehlo_name: str = "") -> SmtpConnection:
     """Opens a connection that is ready for MAIL. Has no time limit, so the caller must set one.
 
     Args:
         context: The TLS context, which verifies certificate and host name; None for a server without TLS.
+        ehlo_name: Our name in EHLO; empty for `default_ehlo_name`.
 
     Raises:
         NotConnected: A later attempt might succeed.
-        ProviderFault: An operator must correct something: TLS is missing or untrusted, or the login was refused.
+        ProviderFault: An operator must correct something: TLS is missing or untrusted, or the server refused the login
+            or our name.
     """
-    protocol = await _connected(server, context)
+    tls = context if server.security == "tls" else None
     try:
-        extensions = await _negotiated(protocol, server, context)
+        _, protocol = await asyncio.get_running_loop().create_connection(
+            SmtpProtocol,
+            sock=await connect(server.host, server.port),
+            ssl=tls,
+            server_hostname=server.host if tls else None,
+        )
+    except OSError as error:
+        raise _connect_failure(error) from error
+    try:
+        extensions = await _negotiated(protocol, server, context, ehlo_name or default_ehlo_name(protocol.address))
         # Read surplus replies now. Otherwise, a surplus reply would later count as the reply to MAIL.
         await protocol.read_available()
         protocol.check()
@@ -103,64 +111,46 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) ->
     )
 
 
-async def _connected(server: SmtpServer, context: ssl.SSLContext | None) -> SmtpProtocol:
-    tls = context if server.security == "tls" else None
-    try:
-        _, protocol = await asyncio.get_running_loop().create_connection(
-            SmtpProtocol, server.host, server.port, ssl=tls
-        )
-    except (OSError, UnicodeError) as error:
-        raise _connect_failure(error) from error
-    return protocol
-
-
-async def _negotiated(protocol: SmtpProtocol, server: SmtpServer, context: ssl.SSLContext | None) -> Mapping[str, str]:
-    """Reads the greeting, sends EHLO, starts TLS if configured, and logs in if configured.
-
-    Returns the server's extensions as `_extensions_of` does.
-    """
+async def _negotiated(
+    protocol: SmtpProtocol, server: SmtpServer, context: ssl.SSLContext | None, name: str
+) -> Mapping[str, str]:
     greeting = await protocol.reply()
     if greeting.code != _READY:
         raise _refused_to_open(greeting)
-    extensions = await _say_ehlo(protocol)
+    extensions = await _say_ehlo(protocol, name)
     if server.security == "starttls":
         assert context is not None
         await _start_tls(protocol, extensions, server, context)
-        extensions = await _say_ehlo(protocol)
+        extensions = await _say_ehlo(protocol, name)
     if server.username:
         await _log_in(protocol, extensions, server)
     return extensions
 
 
 async def _command(protocol: SmtpProtocol, command: str) -> SmtpReply:
-    """Sends a command and returns the reply.
-
-    Raises SmtpConnectionLost if a reply arrived before the command was sent.
-    """
+    """Sends a command, unless a surplus reply has arrived, and returns its reply."""
     await protocol.read_available()
     protocol.check()
     protocol.write(f"{command}\r\n".encode(), 1)
     return await protocol.reply()
 
 
-async def _say_ehlo(protocol: SmtpProtocol) -> Mapping[str, str]:
-    name = _our_name(protocol.address)
+async def _say_ehlo(protocol: SmtpProtocol, name: str) -> Mapping[str, str]:
     reply = await _command(protocol, f"EHLO {name}")
     if reply.code == _DONE:
         return _extensions_of(reply)
     if reply.is_permanent:
         # The server refuses EHLO, so it may predate ESMTP (1995): try HELO.
         reply = await _command(protocol, f"HELO {name}")
+    if reply.blames_our_name or reply.code in (501, 504):  # these codes refuse the parameter, which is our name
+        raise setup_fault("refuses our name in EHLO", reply, BAD_NAME)
     if reply.code != _DONE:
         raise _refused_to_open(reply)
     return {}
 
 
 def _extensions_of(reply: SmtpReply) -> Mapping[str, str]:
-    """The extensions in a reply to EHLO. The keys are keywords in lower case, the values are the parameters.
-
-    For example, `SIZE 10240000` becomes `{"size": "10240000"}`.
-    """
+    """The extensions in a reply to EHLO: `SIZE 10240000` becomes `{"size": "10240000"}`."""
     extensions: dict[str, str] = {}
     for line in reply.text.split("\n")[1:]:
         keyword, _, parameters = line.strip().partition(" ")
@@ -173,12 +163,9 @@ def _extensions_of(reply: SmtpReply) -> Mapping[str, str]:
     return extensions
 
 
-def _our_name(address: str) -> str:
-    """Our name in EHLO: the host name if it has a domain, otherwise the local IP address (RFC 5321, section 4.1.4)."""
-    name = socket.gethostname()
-    if "." in name.strip(".") and name.isascii():
-        return name
-    return f"[IPv6:{address}]" if ":" in address else f"[{address}]"
+def default_ehlo_name(address: str) -> str:
+    """This host's full name; without one, the local IP address (RFC 5321, section 4.1.4)."""
+    return full_name_of_this_host() or (f"[IPv6:{address}]" if ":" in address else f"[{address}]")
 
 
 async def _start_tls(
@@ -186,11 +173,11 @@ async def _start_tls(
 ) -> None:
     if "starttls" not in extensions:
         raise ProviderFault(
-            NAME, "the SMTP server does not offer STARTTLS, which smtp:// requires.", remedy=_BAD_SECURITY
+            NAME, "the SMTP server does not offer STARTTLS, which smtp:// requires.", remedy=BAD_SECURITY
         )
     reply = await _command(protocol, "STARTTLS")
     if reply.is_permanent:
-        raise ProviderFault(NAME, f"the SMTP server refused STARTTLS ({reply.code}).", remedy=_BAD_SECURITY)
+        raise ProviderFault(NAME, f"the SMTP server refused STARTTLS ({reply.code}).", remedy=BAD_SECURITY)
     if reply.code != _READY:
         raise _refused_to_open(reply)
     try:
@@ -200,63 +187,33 @@ async def _start_tls(
 
 
 async def _log_in(protocol: SmtpProtocol, extensions: Mapping[str, str], server: SmtpServer) -> None:
-    methods = {"plain": _plain, "login": _login, "cram-md5": _cram_md5}
     offered = extensions.get("auth", "").lower().split()
-    # Try only one method, and only once: more attempts with the same password could lock the account.
-    method = next((method for name, method in methods.items() if name in offered), None)
-    if method is None:
+    reply = await log_in(partial(_command, protocol), offered, server.username, server.password)
+    if reply is None:
         raise ProviderFault(
             NAME,
             "the SMTP server offers no login that we support (AUTH PLAIN, LOGIN or CRAM-MD5).",
-            remedy=_BAD_SECURITY,
+            remedy=NO_PASSWORDS if any("oauth" in method for method in offered) else BAD_SECURITY,
         )
-    reply = await method(protocol, server.username.encode(), server.password.encode())
     if reply.code != _SIGNED_IN:
-        raise _log_in_failure(reply)
+        raise _log_in_failure(reply, server)
 
 
-async def _plain(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
-    secret = _base64(b"\0" + user + b"\0" + password)
-    return await _command(protocol, f"AUTH PLAIN {secret}")
+def _log_in_failure(reply: SmtpReply, server: SmtpServer) -> Exception:
+    sent = Secrets()
+    sent.register("login", (server.password, server.username))  # removes the user name in clear, too
+    reply = replace(reply, text=sent.without(reply.text))
+    if reply.is_permanent or reply.enhanced == "4.7.12" or "password transition" in reply.text.lower():
+        return setup_fault("refuses the login", reply)
+    outcome = _refused_to_open(reply).outcome
+    words = f"the server temporarily refuses the login: {outcome.detail or 'no reason given'}"
+    return NotConnected(replace(outcome, detail=words) if reply.is_transient else outcome, remedy_for(reply))
 
 
-async def _login(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
-    reply = await _command(protocol, f"AUTH LOGIN {_base64(user)}")
-    return await _command(protocol, _base64(password)) if reply.code == _GO_ON else reply
-
-
-async def _cram_md5(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
-    """Logs in with AUTH CRAM-MD5 (RFC 2195), and returns the server's last reply."""
-    reply = await _command(protocol, "AUTH CRAM-MD5")
-    if reply.code != _GO_ON:
-        return reply
-    try:
-        challenge = base64.b64decode(reply.text, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidReply("the server's CRAM-MD5 challenge is not Base64") from None
-    digest = hmac.digest(password, challenge, "md5").hex()
-    return await _command(protocol, _base64(user + b" " + digest.encode()))
-
-
-def _base64(octets: bytes) -> str:
-    return base64.b64encode(octets).decode()
-
-
-def _log_in_failure(reply: SmtpReply) -> Exception:
-    # The reply's text is left out, because it may repeat the user name or the password. The code is enough.
-    if reply.is_permanent:
-        words = f"the SMTP server refused the user name and password ({reply.codes})."
-        return ProviderFault(NAME, words, remedy=_BAD_LOGIN)
-    words = "the server temporarily refused the login" if reply.is_transient else "unexpected reply to AUTH"
-    return NotConnected(Deferred(Reason.SERVER_ERROR, words, reply.codes))
-
-
-def _connect_failure(error: Exception) -> Exception:
-    if isinstance(error, ssl.SSLError):
-        return _tls_failure(error)
-    if isinstance(error, UnicodeError):
-        return ProviderFault(NAME, "the SMTP server's host name is not valid.", remedy=_BAD_SECURITY)
-    return _unreached(error)
+def _connect_failure(error: OSError) -> Exception:
+    words = f"no connection to the server: {scrub(error.strerror or type(error).__name__)}"
+    fault = tls_fault(NAME, "the SMTP server", error, url=URL)
+    return fault or NotConnected(Deferred(Reason.CONNECTION_FAILED, words))
 
 
 def _lost_while_opening(broke: SmtpConnectionLost) -> NotConnected:
@@ -267,27 +224,10 @@ def _lost_while_opening(broke: SmtpConnectionLost) -> NotConnected:
     return NotConnected(Deferred(reason, f"{broke} {SmtpPhase.CONNECTING}"))
 
 
-def _tls_failure(error: ssl.SSLError) -> Exception:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        words = scrub(error.verify_message)
-        return ProviderFault(NAME, f"the SMTP server's certificate cannot be trusted: {words}.", remedy=_BAD_TLS)
-    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
-        return _unreached(error)
-    return ProviderFault(NAME, f"TLS with the SMTP server failed: {error.reason}.", remedy=_BAD_SECURITY)
-
-
 def _refused_to_open(reply: SmtpReply) -> NotConnected:
-    """The exception for a reply that refuses the connection.
-
-    Its outcome is always `Deferred`, even for a permanent refusal (5xx), because the email is not the cause.
-    """
+    """Its outcome is `Deferred` even for a permanent refusal, because the email is not the cause."""
     judged = refusal(reply, SmtpPhase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)
     fault = judged.fault if isinstance(judged, Rejected) else None
     return NotConnected(Deferred(Reason.SERVER_ERROR, scrub(reply.text) or None, reply.codes, fault=fault))
-
-
-def _unreached(error: BaseException) -> NotConnected:
-    words = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-    return NotConnected(Deferred(Reason.CONNECTION_FAILED, f"no connection to the server: {scrub(words)}"))

@@ -14,6 +14,7 @@ import ssl
 from collections import deque
 from typing import Final, cast
 
+from dispatcher.domain.scrub import scrub
 from dispatcher.transport.smtp_replies import SmtpReply, reply_of
 
 MAX_REPLY_OCTETS: Final = 64 * 1024
@@ -26,7 +27,8 @@ _LINE: Final = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?", re.DOTALL)
 
 
 class SmtpConnectionLost(Exception):
-    """The connection closed, or its replies can no longer be trusted. The error never contains the server's text."""
+    """The connection closed, or its replies can no longer be trusted. The error contains no text that the server sent
+    after the greeting."""
 
 
 class InvalidReply(SmtpConnectionLost):
@@ -73,6 +75,7 @@ class SmtpProtocol(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._flushed: asyncio.Future[None] | None = None
         self._outstanding = 1  # the greeting
+        self._is_greeted = False
         self._fault: SmtpConnectionLost | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
@@ -92,7 +95,6 @@ class SmtpProtocol(asyncio.Protocol):
 
     @property
     def address(self) -> str:
-        """The local IP address."""
         found = self._transport.get_extra_info("sockname")
         return str(found[0]).partition("%")[0] if found else "127.0.0.1"
 
@@ -111,7 +113,6 @@ class SmtpProtocol(asyncio.Protocol):
 
     @property
     def outstanding(self) -> int:
-        """How many replies have not arrived yet."""
         return self._outstanding
 
     def check(self) -> None:
@@ -184,7 +185,7 @@ class SmtpProtocol(asyncio.Protocol):
         return self._take()
 
     def received_reply(self) -> SmtpReply | None:
-        """Returns the next reply if it has already arrived, otherwise None. For a caller whose wait was cancelled."""
+        """The next reply if it has already arrived, for a caller whose wait was cancelled."""
         return self._take() if self._replies else None
 
     async def flush(self) -> None:
@@ -226,12 +227,10 @@ class SmtpProtocol(asyncio.Protocol):
         self._fault = SmtpConnectionLost("we closed the connection")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Stores the transport. Called by asyncio when the connection is open."""
         self._transport = cast(asyncio.Transport, transport)
         self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
 
     def data_received(self, data: bytes) -> None:
-        """Splits input into replies. Called by asyncio."""
         if self._fault is not None:
             return
         buffer = self._buffer + data
@@ -252,7 +251,6 @@ class SmtpProtocol(asyncio.Protocol):
         self._break(SmtpConnectionLost("the server closed the connection"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Records the end of the connection. Called by asyncio."""
         words = f"the connection was lost: {type(exc).__name__}" if exc else "the server closed the connection"
         self._break(SmtpConnectionLost(words))
         if not self.closed.done():
@@ -262,7 +260,6 @@ class SmtpProtocol(asyncio.Protocol):
         """Does nothing, because callers that write large bodies wait with `flush`. Called by asyncio."""
 
     def resume_writing(self) -> None:
-        """Wakes `flush`. Called by asyncio."""
         if self._flushed is not None and not self._flushed.done():
             self._flushed.set_result(None)
 
@@ -279,12 +276,17 @@ class SmtpProtocol(asyncio.Protocol):
 
     def _take_line(self, line: bytes) -> None:
         parsed = _LINE.fullmatch(line)
-        if parsed is None or (self._partial and parsed[1] != self._partial[0][1]):
-            self._break(InvalidReply("the server sent a line that is not an SMTP reply"))
+        # Some servers refuse a connection in the last line of a greeting, whose other lines have the code 220.
+        is_mixed = self._is_greeted and self._partial and parsed and parsed[1] != self._partial[0][1]
+        if parsed is None or is_mixed:
+            # Nothing private was sent before the greeting, so its words can be shown.
+            words = "" if self._is_greeted else f": {scrub(line.decode('utf-8', 'replace'))}"
+            self._break(InvalidReply(f"the server sent a line that is not an SMTP reply{words}"))
             return
         self._partial.append(parsed)
         self._partial_octets += len(line)
         if parsed[2] != b"-":
+            self._is_greeted = True
             self._replies.append(_reply(self._partial))
             self._partial, self._partial_octets = [], 0
             # Keep the first surplus reply, because `contradicts` needs it. A second surplus reply ends the connection.
@@ -304,4 +306,5 @@ class SmtpProtocol(asyncio.Protocol):
 
 def _reply(lines: list[re.Match[bytes]]) -> SmtpReply:
     text = b"\n".join(line[3] or b"" for line in lines).decode("utf-8", "replace")
-    return reply_of(int(lines[0][1]), text)
+    # The lines of a greeting can have different codes: the highest is a refusal, if there is one.
+    return reply_of(max(int(line[1]) for line in lines), text)

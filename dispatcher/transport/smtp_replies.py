@@ -81,15 +81,24 @@ class SmtpReply:
 
     @property
     def blames_our_setup(self) -> bool:
-        """Whether the server refuses every email until our credentials or TLS settings are corrected.
+        """Whether the server refuses every email until our credentials, TLS settings or name in EHLO are corrected.
 
         See RFC 4954, section 6, and RFC 3207.
         """
-        return self.code in (530, 534, 535, 538)
+        return self.code in (530, 534, 535, 538) or self.blames_our_name
+
+    @property
+    def blames_our_name(self) -> bool:
+        """Whether the server refuses our name in EHLO, as Postfix does only at RCPT."""
+        # 500, 502 and 503 concern the command and not its parameter; x.1.x concerns an address.
+        is_refusal = self.code >= 400 and self.code not in (500, 502, 503) and self.enhanced[1:3] != ".1"
+        return is_refusal and _OUR_NAME.search(self.text[:1000]) is not None
 
 
 _ENHANCED: Final = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?: |$)")
 _FULL: Final = re.compile(r"^432\b|concurrent|connections|thread", re.IGNORECASE)
+_OUR_NAME: Final = re.compile(r"(?<![\w.@+-])(?:helo|ehlo)(?![\w@+-]|\.\w)", re.IGNORECASE)
+"""Matches HELO or EHLO, but not as a part of an address or a domain."""
 _GREYLISTED_WORDS: Final = re.compile(r"gr[ea]y.?list", re.IGNORECASE)
 _TOO_LARGE_CODES: Final = ("5.3.4", "5.2.3")
 _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9._-]{3,99})(?=$|[\s;,)])", re.IGNORECASE)

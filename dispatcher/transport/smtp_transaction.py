@@ -12,11 +12,11 @@ from collections import deque
 from typing import Final
 
 from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Rejected, Uncertain
-from dispatcher.errors import ProviderFault
 from dispatcher.transport.body import Body
 from dispatcher.transport.call import Call
 from dispatcher.transport.mime import RenderedEmail
-from dispatcher.transport.smtp_connection import NAME, SmtpConnection
+from dispatcher.transport.smtp_connection import SmtpConnection
+from dispatcher.transport.smtp_faults import setup_fault
 from dispatcher.transport.smtp_protocol import (
     InvalidReply,
     ServerClosing,
@@ -72,7 +72,7 @@ class SmtpTransaction:
 
         Raises:
             SmtpConnectionLost: No reply arrived, or the replies cannot be trusted. Call `outcome_without_reply`.
-            ProviderFault: The server accepts no email without credentials or TLS.
+            ProviderFault: The server accepts no email without credentials or TLS, or refuses our name.
         """
         if unsupported := _unsupported(email, connection):
             return unsupported
@@ -202,14 +202,11 @@ class SmtpTransaction:
         """The outcome if the server refuses MAIL, RCPT or DATA.
 
         Raises:
-            ProviderFault: The server requires credentials or TLS.
+            ProviderFault: The server requires credentials or TLS, or refuses our name.
         """
         if reply.blames_our_setup:
-            raise ProviderFault(
-                NAME,
-                f"the SMTP server refuses every email {self.phase} ({reply.codes}): it requires credentials or TLS.",
-                remedy="Check DISPATCHER_SMTP_URL: user, password, and smtp:// or smtps://.",
-            )
+            what = "our name in EHLO" if reply.blames_our_name else "every email, and requires credentials or TLS,"
+            raise setup_fault(f"refuses {what} {self.phase}", reply)
         return _outcome_of(reply, self.phase, protocol)
 
 

@@ -72,7 +72,6 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._handshake()
 
     def data_received(self, data: bytes) -> None:
-        """Decrypts octets from the socket. They may contain several TLS records, or only a part of a record."""
         self._incoming.write(data)
         if self._is_established or self._handshake():
             self._read()
@@ -99,19 +98,16 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self.handshake_done.exception()
 
     def pause_writing(self) -> None:
-        """Makes the protocol above pause, because the kernel's buffer is full."""
         if self._is_established:
             self._above.pause_writing()
 
     def resume_writing(self) -> None:
-        """Lets the protocol above write again, because the kernel has accepted all octets."""
         if self._is_established:
             self._above.resume_writing()
 
     # The protocol that uses the connection calls the following methods.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypts and sends the data."""
         try:
             self._tls.write(data)
         except ssl.SSLError as error:
@@ -120,31 +116,24 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._below.write(self._outgoing.read())
 
     def abort(self) -> None:
-        """Closes the connection immediately; unsent data is discarded."""
         self._below.abort()
 
     def close(self) -> None:
-        """Closes the connection after all data is sent."""
         self._below.close()
 
     def is_closing(self) -> bool:
-        """Whether the connection is closing or closed."""
         return self._below.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Information about the socket's transport."""
         return self._below.get_extra_info(name, default)
 
     def get_write_buffer_size(self) -> int:
-        """How many octets the kernel has not accepted yet."""
         return self._below.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Sets the limits at which writing pauses and resumes."""
         self._below.set_write_buffer_limits(high, low)
 
     def _handshake(self) -> bool:
-        """Continues the handshake; returns whether it has succeeded."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -163,7 +152,6 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         return True
 
     def _read(self) -> None:
-        """Decrypts all complete records, and passes them to the protocol above."""
         while not self._below.is_closing():
             try:
                 octets = self._tls.read(_READ_OCTETS)
@@ -188,6 +176,5 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._below.abort()
 
     def _flush(self) -> None:
-        """Sends the octets that OpenSSL has produced, such as handshake messages and alerts."""
         if self._outgoing.pending:
             self._below.write(self._outgoing.read())

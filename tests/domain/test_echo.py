@@ -17,7 +17,7 @@ EMAIL = OutgoingEmail(
     email_id=UUID(int=1),
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
     sender="Shop <shop@example.com>",
-    to=('"Lee, Annabel" <ann.lee@example.org>',),
+    to=('"Lee, Annabel" <ann.lee@example.org>', "kim+news@example.org", '"eva w."@example.org'),
     bcc=("zoë@example.org",),
     subject="Your results of Tuesday",
     text="Dear Annabel,\nthe code is 48213 and it is\nvalid for ten minutes. Mail us.",
@@ -35,6 +35,9 @@ EMAIL = OutgoingEmail(
         ("ANN.LEE: mailbox full", "<private>: mailbox full"),
         ("ann.lee=example.org does not exist", "<private>=example.org does not exist"),
         ("zoë is unknown", "<private> is unknown"),
+        ("kim+news is unknown", "<private> is unknown"),
+        ("mailbox kim is full", "mailbox <private> is full"),
+        ("no mailbox eva w. here", "no mailbox <private> here"),
         ("Annabel has moved", "<private> has moved"),
         ("subject 'Your Results of  Tuesday' looks like spam", "subject '<private>' looks like spam"),
         ('"results of tuesday" is blocked', '"<private>" is blocked'),
@@ -66,6 +69,7 @@ def test_an_acceptance_loses_names_and_keeps_everything_else() -> None:
     plain = Accepted("4Xk2", "250 2.0.0 Ok: queued as 4Xk2")
 
     assert without_echo(plain, EMAIL) is plain
+    assert without_echo(Accepted(None, "250 kim may read it"), EMAIL) == Accepted(None, "250 <private> may read it")
     assert without_echo(Accepted(None, "250 ann.lee may read it"), EMAIL) == Accepted(None, "250 <private> may read it")
     assert without_echo(Accepted(None, "250 Your Results of Tuesday"), EMAIL) == Accepted(None, "250 <private>")
 

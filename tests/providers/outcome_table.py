@@ -14,8 +14,8 @@ from tests.providers.emails import PATIENCE_SECONDS
 THE_PAGE: Final = Path(__file__).parents[2] / "docs" / "providers.md"
 
 FAULT: Final = "ProviderFault"
-NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS handshake failed"
-UNTRUSTED: Final = "the certificate is not trusted"
+NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS handshake interrupted"
+UNTRUSTED: Final = "the certificate is not trusted, or TLS failed for another definite reason"
 LATE: Final = "the deadline passes before the body is sent"
 SILENCE: Final = "no response after the body was sent: closed, reset, deadline passed"
 BROKEN: Final = "an incomplete response, or invalid HTTP"

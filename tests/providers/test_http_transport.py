@@ -268,7 +268,7 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(double: HttpDoub
     call = await Call(transport, double.url).run()
 
     assert isinstance(call.end, RequestNotSent)
-    assert call.end.is_untrusted
+    assert isinstance(call.end.__cause__, ssl.SSLCertVerificationError)
     assert call.left == 0
     assert not double.begun
 
@@ -280,7 +280,7 @@ async def test_a_certificate_for_another_name_is_refused(
         call = await Call(transport, double.url).run()
 
     assert isinstance(call.end, RequestNotSent)
-    assert call.end.is_untrusted
+    assert isinstance(call.end.__cause__, ssl.SSLCertVerificationError)
     assert call.left == 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
+from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses import SesProvider
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
@@ -112,6 +113,14 @@ async def test_credentials_are_fetched_once_and_sign_every_request() -> None:
 
     assert role.given == 1
     assert ses.signers == ["ROLE1"] * 20
+
+
+async def test_no_text_repeats_the_secret_key_or_the_token() -> None:
+    words = "The canonical string was 'x-amz-security-token:{}', the key {}"
+    async with signed_by(open_role()) as (provider, _):
+        await accepted(provider)
+
+        assert scrub(words.format("token-1", "secret")) == words.format("<credential>", "<credential>")
 
 
 async def test_a_hanging_credentials_server_delays_no_other_providers_emails(tmp_path: Path) -> None:

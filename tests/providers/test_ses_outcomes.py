@@ -75,7 +75,7 @@ LOCAL_SIZE: Final = "more than 40 MB, found before sending"
 LOCAL_RECIPIENTS: Final = "more than 50 recipients, or a recipient with non-ASCII letters before the @"
 LOCAL_SENDER: Final = "a sender with non-ASCII letters before the @"
 NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS handshake interrupted, proxy"
-NOT_SIGNED: Final = "no credentials; the certificate is not trusted"
+NOT_SIGNED: Final = "no credentials; the certificate is not trusted, or TLS failed for another definite reason"
 LATE: Final = "the deadline passes before the request is sent"
 
 UNVERIFIED: Final = "Email address is not verified. The following identities failed the check: shop@example.org"

@@ -15,7 +15,7 @@ from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
 from dispatcher.providers.contract import NoFreeConnection
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
-from dispatcher.transport.smtp_connection import _our_name
+from dispatcher.transport.smtp_connection import default_ehlo_name
 from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.places import SmtpPlace, sink_process, smtp_place
@@ -368,4 +368,4 @@ def test_ehlo_has_our_host_name_or_our_ip_address(
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: host)
 
-    assert _our_name(address) == name
+    assert default_ehlo_name(address) == name

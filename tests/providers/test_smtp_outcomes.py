@@ -152,6 +152,12 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.MAIL: "530 5.7.0 sign in first"}),
         Case({Step.RCPT: "530 5.7.0 sign in first"}),
     ],
+    ("4xx or 5xx that refuses our name in EHLO, at any command", "ProviderFault"): [
+        Case({Step.MAIL: "504 5.5.2 <[127.0.0.1]>: Helo command rejected: need fully-qualified hostname"}),
+        Case({Step.RCPT: "504 5.5.2 <[127.0.0.1]>: Helo command rejected: need fully-qualified hostname"}),
+        Case({Step.RCPT: "450 4.7.1 <web1>: Helo command rejected: Host not found"}),
+        Case({Step.DATA: "550 5.7.1 HELO/EHLO does not resolve"}),
+    ],
     ("no reply after the final dot", "uncertain"): [
         Case({Step.END: SmtpFault.CLOSE}, left=True),
         Case({Step.END: SmtpFault.RESET}, left=True),

@@ -151,6 +151,16 @@ def test_an_unreachable_provider_is_paused_sooner_than_one_that_answers(reason: 
     assert (before, scene.state("a")) == (BreakerState.CLOSED, BreakerState.OPEN)
 
 
+def test_the_reason_of_a_pause_says_why_the_provider_is_unreachable() -> None:
+    scene = Scene()
+
+    scene.hear(
+        "a", Deferred(Reason.CONNECTION_FAILED, "the host name mx.example cannot be resolved"), UNREACHED_IN_A_ROW
+    )
+
+    assert scene.by_name["a"].breaker.reason == "connection_failed: the host name mx.example cannot be resolved"
+
+
 def test_one_throttling_or_one_fault_is_enough() -> None:
     scene = Scene()
 

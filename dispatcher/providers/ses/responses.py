@@ -6,7 +6,6 @@ In a bulk call, a response 200 reports on each entry. After any other response, 
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,6 +18,7 @@ from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import BulkCallRefused
 from dispatcher.transport.http_response import HttpResponse, RequestNotSent, message_name, number
+from dispatcher.transport.tls_faults import tls_fault
 
 NAME: Final = "ses"
 
@@ -56,9 +56,6 @@ _PERMISSION: Final = SetupFault(
 _CLOCK: Final = SetupFault("Correct this host's clock: AWS rejects requests whose time is minutes off.")
 _SET_UP: Final = SetupFault("Check DISPATCHER_SES_CONFIGURATION_SET and the region, AWS_REGION.")
 _ENDPOINT: Final = SetupFault("Check DISPATCHER_SES_ENDPOINT_URL and AWS_REGION: the endpoint is not SES v2.")
-_TRUST: Final = SetupFault(
-    "Replace the endpoint's certificate, or set DISPATCHER_CA_FILE to the authority that signed it."
-)
 
 _CODES: Final[tuple[tuple[Verdict, str], ...]] = (
     # Errors of SendEmail itself; a test compares them with botocore's model.
@@ -135,7 +132,6 @@ _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistExcep
 GATEWAYS: Final = frozenset({502, 504})
 """Statuses of a gateway that got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
-_BROKEN_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _NOT_VERIFIED: Final = re.compile(r"not verified(?:.*region \S+: *(.*))?", re.IGNORECASE | re.DOTALL)
 """Matches the identities that failed SES's check, if the message lists them."""
 _SYNTAX: Final = re.compile(
@@ -246,15 +242,10 @@ def unsent_outcome(error: RequestNotSent) -> Deferred:
     """The outcome for a request that was not sent.
 
     Raises:
-        ProviderFault: The endpoint's certificate cannot be trusted, or the TLS handshake failed.
+        ProviderFault: TLS with the endpoint cannot succeed (see `tls_fault`).
     """
-    cause = error.__cause__
-    if error.is_untrusted:
-        raise ProviderFault(
-            NAME, f"the endpoint's certificate cannot be trusted: {error.detail}.", remedy=_TRUST.remedy
-        ) from error
-    if isinstance(cause, ssl.SSLError) and not isinstance(cause, _BROKEN_OFF):
-        raise ProviderFault(NAME, f"TLS with the endpoint failed: {error.detail}.", remedy=_ENDPOINT.remedy) from error
+    if fault := tls_fault(NAME, "the endpoint", error.__cause__, url="DISPATCHER_SES_ENDPOINT_URL"):
+        raise fault from error
     return error.outcome
 
 

@@ -30,6 +30,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials, RefreshableCredentials
 from botocore.exceptions import NoCredentialsError
 
+from dispatcher.domain.own_secrets import OWN_SECRETS
 from dispatcher.errors import ProviderFault
 from dispatcher.host.daemon_thread import in_daemon_thread
 
@@ -98,7 +99,6 @@ class AwsCredentials:
         return self._pending
 
     def _find(self) -> _Found:
-        """Finds or renews the credentials. Runs in the thread that `_start_search` starts."""
         source = self._source or self._session.get_credentials()
         if source is None:
             raise NoCredentialsError
@@ -108,6 +108,7 @@ class AwsCredentials:
         self._pending = None
         if found.exception() is None:
             self._source, self._frozen = found.result()
+            OWN_SECRETS.register("AWS", [self._frozen.secret_key, self._frozen.token or ""])
             self._next_check_at = found.get_loop().time() + EXPIRY_CHECK_SECONDS
 
 

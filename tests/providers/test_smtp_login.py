@@ -1,0 +1,322 @@
+"""The login understands what real servers ask and answer. The password goes only to a prompt for the password."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass, field
+from typing import Final
+
+import pytest
+
+from dispatcher.config import load
+from dispatcher.config.values import SmtpServer
+from dispatcher.domain.outcome import Accepted, Deferred
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.registry import open_provider
+from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
+from tests.providers.emails import an_email, send
+from tests.providers.listeners import listening
+
+USER: Final = "ann"
+PASSWORD: Final = "correct horse"
+
+
+def b64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+LOGIN: Final = f"\0{USER}\0{PASSWORD}"
+WELCOME: Final = "235 welcome"
+ASKS_USER: Final = f"334 {b64('Username:')}"
+ASKS_PASSWORD: Final = f"334 {b64('Password:')}"
+UNKNOWN: Final = "504 5.5.4 unrecognized authentication type"
+
+
+@dataclass
+class LoginServer:
+    """A server that answers the lines of the login with a list of replies, in order.
+
+    Attributes:
+        lines: The lines of the login, decoded from Base64.
+    """
+
+    offered: str
+    replies: list[str]
+    greeting: str = "220 hi"
+    ehlo: str = ""
+    mail: str = "250 ok"
+    rcpt: str = "250 ok"
+    lines: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        others = {
+            "EHLO": self.ehlo or f"250-hi\r\n250 AUTH {self.offered}",
+            "HELO": self.ehlo or "250 hi",
+            "MAIL": self.mail,
+            "RCPT": self.rcpt,
+            "DATA": "354 go",
+            "QUIT": "221 bye",
+        }
+        writer.write(f"{self.greeting}\r\n".encode())
+        while line := (await reader.readline()).decode().rstrip("\r\n"):
+            verb = line.partition(" ")[0]
+            if verb == "EHLO":
+                self.names.append(line[5:])
+            if verb not in others:
+                self.lines.append(_decoded(line))
+            writer.write(f"{others.get(verb) or (self.replies.pop(0) if self.replies else '500 what?')}\r\n".encode())
+            if verb == "DATA":
+                await reader.readuntil(b"\r\n.\r\n")
+                writer.write(b"250 queued\r\n")
+            if verb == "QUIT":
+                return
+
+
+def _decoded(line: str) -> str:
+    *method, last = line.split(" ")
+    if line == "*" or len(method) == 1:
+        return line
+    return " ".join([*method, base64.b64decode(last).decode()])
+
+
+@pytest.mark.parametrize(
+    ("offered", "replies", "lines"),
+    [
+        ("PLAIN LOGIN", [WELCOME], [f"AUTH PLAIN {LOGIN}"]),
+        # The server ignores the initial response, and asks.
+        ("PLAIN", ["334 ", WELCOME], [f"AUTH PLAIN {LOGIN}", LOGIN]),
+        ("PLAIN", ["334", WELCOME], [f"AUTH PLAIN {LOGIN}", LOGIN]),
+        ("PLAIN", ["334 Go on", WELCOME], [f"AUTH PLAIN {LOGIN}", LOGIN]),
+        # The server refuses the initial response.
+        ("PLAIN", ["501 5.5.2 no", "334 ", WELCOME], [f"AUTH PLAIN {LOGIN}", "AUTH PLAIN", LOGIN]),
+        ("PLAIN", [UNKNOWN, "334 ", WELCOME], [f"AUTH PLAIN {LOGIN}", "AUTH PLAIN", LOGIN]),
+        # The server offers PLAIN, but does not know it.
+        (
+            "PLAIN LOGIN",
+            [UNKNOWN, UNKNOWN, ASKS_USER, ASKS_PASSWORD, WELCOME],
+            [f"AUTH PLAIN {LOGIN}", "AUTH PLAIN", "AUTH LOGIN", USER, PASSWORD],
+        ),
+        # The server treats every method as LOGIN.
+        (
+            "PLAIN LOGIN",
+            [ASKS_USER, "501 cancelled", ASKS_USER, ASKS_PASSWORD, WELCOME],
+            [f"AUTH PLAIN {LOGIN}", "*", "AUTH LOGIN", USER, PASSWORD],
+        ),
+        *(
+            ("LOGIN", [f"334 {user}".rstrip(), f"334 {password}".rstrip(), WELCOME], ["AUTH LOGIN", USER, PASSWORD])
+            for user, password in [
+                (b64("Username:"), b64("Password:")),
+                (b64("User Name\0"), b64("Password\0")),
+                (b64("Enter user name for mail"), b64("Enter password for the user name")),
+                (b64("Benutzername:"), b64("Kennwort:")),
+                (b64("ユーザー名"), b64("パスワード")),
+                (b64("Anv\u00e4ndare"), b64("Hemlighet")),
+                ("Username:", "Password:"),
+                ("", ""),
+            ]
+        ),
+    ],
+)
+async def test_each_dialogue_ends_with_a_login(offered: str, replies: list[str], lines: list[str]) -> None:
+    server = LoginServer(offered, [*replies])
+    async with listening(server.talk) as port:
+        provider = _provider(port)
+        sending = await send(provider, an_email())
+        await provider.close()
+
+    assert isinstance(sending.outcome, Accepted)
+    assert server.lines[: len(lines)] == lines
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [
+        [ASKS_USER, ASKS_USER, "501 cancelled"],
+        [f"334 {b64('Benutzer')}", f"334 {b64('Benutzer')}", "535 cancelled"],
+        [f"334 {b64('Käyttäjä')}", f"334 {b64('Käyttäjä')}", "501 cancelled"],
+        [ASKS_PASSWORD, "501 cancelled"],
+        [ASKS_USER, f"334 {b64('User Name')}", "501 cancelled"],
+        [ASKS_USER, f"334 {b64('Enter your account name again')}", "501 cancelled"],
+        [UNKNOWN],
+    ],
+)
+async def test_the_password_never_goes_to_a_prompt_for_something_else(replies: list[str]) -> None:
+    server = LoginServer("LOGIN", [*replies])
+    async with listening(server.talk) as port:
+        with pytest.raises(ProviderFault, match="refuses the login") as caught:
+            await send(_provider(port), an_email())
+
+    assert PASSWORD not in server.lines
+    assert "does not complete a login method" in str(caught.value.remedy) or replies[-1].startswith("535")
+
+
+OAUTH, APP, TLS = "OAuth is not supported", "Create an app password", "The server requires TLS"
+LIMIT, TRANSITION, PLAIN_WRONG = "Raise the account's limit", "Set a new password", "Check the user and password"
+
+
+@pytest.mark.parametrize(
+    ("reply", "words", "remedy"),
+    [
+        ("550 5.7.30 Basic authentication is not supported for Client Submission.", "Basic authentication", OAUTH),
+        ("535 5.7.139 Authentication unsuccessful, basic authentication is disabled.", "is disabled", OAUTH),
+        ("535 5.7.139 SmtpClientAuthentication is disabled for the Tenant.", "disabled for the Tenant", OAUTH),
+        ("535 5.7.8 Use OAuth 2.0 to sign in", "Use OAuth 2.0", OAUTH),
+        ("534-5.7.9 Application-specific password required.\r\n534 5.7.9 See help", "Application-specific", APP),
+        (
+            "534-5.7.14 <https://accounts.example.com/x> Please\r\n534 5.7.14 log in with your web browser",
+            "log in",
+            APP,
+        ),
+        ("535 5.7.8 Error: app password required", "app password required", APP),
+        ("530 5.7.0 Must issue a STARTTLS command first", "Must issue a STARTTLS", TLS),
+        ("538 5.7.11 Encryption required for requested authentication mechanism", "Encryption required", TLS),
+        ("535 5.7.8 Error: authentication failed: quota exceeded", "quota exceeded", LIMIT),
+        ("432 4.7.12 A password transition is needed", "A password transition is needed", TRANSITION),
+        ("432 A password transition is needed", "A password transition is needed", TRANSITION),
+        ("535 5.7.8 Your password has expired", "has expired", TRANSITION),
+        ("535 5.7.8 Error: authentication failed", "authentication failed", PLAIN_WRONG),
+    ],
+)
+async def test_a_refused_login_keeps_its_words_and_has_a_remedy(reply: str, words: str, remedy: str) -> None:
+    server = LoginServer("PLAIN", [reply])
+    async with listening(server.talk) as port:
+        with pytest.raises(ProviderFault) as caught:
+            await send(_provider(port), an_email())
+
+    assert f"({reply[:3]}" in caught.value.message
+    assert words in caught.value.message
+    assert remedy in str(caught.value.remedy)
+    assert len(server.lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "remedy"),
+    [
+        ("451 Authentication failed: Maximum credits exceeded", LIMIT),
+        ("454 4.7.0 Temporary authentication failure", "Wait"),
+        ("421 4.7.0 Too many login attempts", "Wait"),
+    ],
+)
+async def test_a_temporarily_refused_login_keeps_its_words_and_is_no_fault(reply: str, remedy: str) -> None:
+    async with listening(LoginServer("PLAIN", [reply]).talk) as port:
+        sending = await send(_provider(port), an_email())
+    async with listening(LoginServer("PLAIN", [reply]).talk) as port:
+        with pytest.raises(ProviderFault) as caught:
+            await _provider(port).check()
+
+    assert isinstance(sending.outcome, Deferred)
+    assert sending.outcome.detail == f"the server temporarily refuses the login: {reply.split(' ', 1)[1]}".replace(
+        "4.7.0 ", ""
+    )
+    assert remedy in str(caught.value.remedy)
+
+
+async def test_a_server_that_offers_only_oauth_is_named() -> None:
+    async with listening(LoginServer("XOAUTH2", []).talk) as port:
+        with pytest.raises(ProviderFault, match="no login that we support") as caught:
+            await send(_provider(port), an_email())
+
+    assert OAUTH in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        f"AUTH PLAIN {b64(LOGIN)} failed",
+        f"AUTH PLAIN {b64(LOGIN)[:-4]} failed",
+        f"no login for {b64(USER)} with {b64(PASSWORD)}",
+        f"user {USER}, password {PASSWORD}",
+        "password correct%20horse",
+        f"basic {b64(f'{USER}:{PASSWORD}')}",
+        f"{b64(PASSWORD).lower()}",
+    ],
+)
+@pytest.mark.parametrize("step", ["login", "mail", "rcpt"])
+async def test_no_text_repeats_the_login(echo: str, step: str) -> None:
+    server = LoginServer("PLAIN", [f"535 5.7.8 {echo}" if step == "login" else WELCOME])
+    server.mail = f"530 5.7.0 {echo}" if step == "mail" else "250 ok"
+    server.rcpt = f"550 5.7.1 {echo}" if step == "rcpt" else "250 ok"
+    async with listening(server.talk) as port:
+        url = f"smtp://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}?tls=none"
+        provider = open_provider("smtp", load({"DISPATCHER_PROVIDERS": "smtp", "DISPATCHER_SMTP_URL": url}))
+        try:
+            outcome = (await send(provider, an_email())).outcome
+            text = str(getattr(outcome, "detail", ""))
+        except ProviderFault as fault:
+            text = str(fault)
+
+    assert "<credential>" in text
+    for secret in (PASSWORD, "correct%20horse", b64(PASSWORD)[:8], b64(PASSWORD)[:8].lower(), b64(LOGIN)[:12]):
+        assert secret not in text
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "504 5.5.2 <host>: Helo command rejected: need fully-qualified hostname",
+        "450 4.7.1 <host>: Helo command rejected: Host not found",
+        "550 Access denied - Invalid HELO name (See RFC2821 4.1.1.1)",
+        "550 5.7.1 HELO/EHLO does not resolve",
+        "501 5.0.0 EHLO requires domain address",
+    ],
+)
+@pytest.mark.parametrize("step", ["ehlo", "mail", "rcpt"])
+async def test_a_refusal_of_our_name_is_the_servers_fault_with_a_remedy(reply: str, step: str) -> None:
+    server = LoginServer("PLAIN", [WELCOME])
+    setattr(server, step, reply)
+    async with listening(server.talk) as port:
+        with pytest.raises(ProviderFault, match="refuses our name in EHLO") as caught:
+            await send(_provider(port), an_email())
+
+    assert "DISPATCHER_SMTP_EHLO_NAME" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "550 5.1.1 <helo@example.com>: unknown user",
+        "550 <ann+helo@example.com> unknown",
+        "550 Domain helo.example not found",
+        "550 5.1.1 no mailbox helo here",
+    ],
+)
+async def test_an_address_that_contains_helo_is_not_our_name(reply: str) -> None:
+    async with listening(LoginServer("PLAIN", [WELCOME], rcpt=reply).talk) as port:
+        sending = await send(_provider(port), an_email())
+
+    assert sending.outcome is not None
+    assert not isinstance(sending.outcome, Accepted)
+
+
+async def test_ehlo_contains_the_configured_name() -> None:
+    server = LoginServer("PLAIN", [WELCOME])
+    async with listening(server.talk) as port:
+        provider = _provider(port, ehlo_name="mail.example.com")
+        await send(provider, an_email())
+        await provider.close()
+
+    assert server.names == ["mail.example.com"]
+
+
+@pytest.mark.parametrize(
+    ("greeting", "code", "words"),
+    [
+        ("220-mail.example\r\n554 5.7.1 Your address is blocked", "554", "Your address is blocked"),
+        ("220-mail.example\r\n421 Too many connections", "421", "Too many connections"),
+        ("554-No service\r\n220 here", "554", "No service"),
+        ("SSH-2.0-OpenSSH_9.2", None, "SSH-2.0-OpenSSH_9.2"),
+    ],
+)
+async def test_the_words_of_an_unusual_greeting_are_kept(greeting: str, code: str | None, words: str) -> None:
+    async with listening(LoginServer("PLAIN", [], greeting=greeting).talk) as port:
+        sending = await send(_provider(port), an_email())
+
+    assert isinstance(sending.outcome, Deferred)
+    assert sending.outcome.code == code
+    assert words in str(sending.outcome.detail)
+
+
+def _provider(port: int, *, ehlo_name: str = "") -> SmtpProvider:
+    return SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none", USER, PASSWORD), ehlo_name=ehlo_name))
