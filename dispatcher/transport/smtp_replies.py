@@ -8,7 +8,7 @@ everything. The reason also depends on the command that the server refused, such
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -18,6 +18,7 @@ from dispatcher.domain.outcome import (
     Concern,
     Deferred,
     Outcome,
+    PartialDelivery,
     Reason,
     Rejected,
     Uncertain,
@@ -61,17 +62,14 @@ class SmtpReply:
 
     @property
     def is_positive(self) -> bool:
-        """Whether the server accepted the command: 2xx."""
         return 200 <= self.code < 300
 
     @property
     def is_transient(self) -> bool:
-        """Whether the server refused temporarily: 4xx."""
         return 400 <= self.code < 500
 
     @property
     def is_permanent(self) -> bool:
-        """Whether the server refused permanently: 5xx."""
         return self.code >= 500
 
     @property
@@ -87,6 +85,30 @@ class SmtpReply:
         """
         return self.code in (530, 534, 535, 538)
 
+    @property
+    def is_protocol_error(self) -> bool:
+        """Whether the server did not understand the command, or expected a different one."""
+        if self.code == 554:
+            return self.enhanced == "5.5.1"
+        return 500 <= self.code <= 504 and (not self.enhanced or self.enhanced.startswith("5.5."))
+
+    @property
+    def concerns_session(self) -> bool:
+        """Whether the server refuses the command here, and not the address in it. Servers also use 501 and 504 for
+        addresses."""
+        return self.is_protocol_error and self.code not in (501, 504)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the server refuses this email or this recipient for good."""
+        return self.is_permanent and not self.concerns_session
+
+    @property
+    def limits_transaction(self) -> bool:
+        """Whether a recipient is refused only in this transaction, because it has too many recipients or domains."""
+        is_limit = self.enhanced == "4.5.3" or self.codes == "452"
+        return self.is_transient and (is_limit or _TRANSACTION_WORDS.search(self.text[:1000]) is not None)
+
 
 _ENHANCED: Final = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?: |$)")
 _THROTTLED_CODES: Final = frozenset({"4.4.5", "4.7.28", "4.7.650", "4.7.651"})
@@ -94,6 +116,12 @@ _THROTTLED_CODES: Final = frozenset({"4.4.5", "4.7.28", "4.7.650", "4.7.651"})
 _THROTTLED_WORDS: Final = re.compile(
     r"throttl|slow down|rate exceeded|(?:rate|sending|message|connection)s?.(?:limit|quota)"
     r"|too (?:fast|many (?!recipients|hops|received))",
+    re.IGNORECASE,
+)
+_TRANSACTION_WORDS: Final = re.compile(
+    r"\b(?:too many|maximum|limit)\b.{0,20}\brecipients\b"
+    r"|\b(?:multiple|different|several|one|single)\b.{0,20}\bdomains?\b"
+    r"|\b(?:one|single|per|another|separate|same)\b.{0,20}\b(?:transaction|message|session|envelope)\b",
     re.IGNORECASE,
 )
 _GREYLISTED_WORDS: Final = re.compile(r"gr[ea]y.?list", re.IGNORECASE)
@@ -121,6 +149,8 @@ def refusal(reply: SmtpReply, phase: SmtpPhase) -> Outcome:
     if reply.is_transient:
         reason, concern = _transient_reason(reply, phase)
         return Deferred(reason, words, reply.codes, known_concern=concern)
+    if reply.concerns_session and phase in (SmtpPhase.MAIL, SmtpPhase.RCPT, SmtpPhase.DATA):
+        return Deferred(Reason.SERVER_ERROR, words, reply.codes)
     if reply.is_permanent:
         return Rejected(_permanent_reason(reply, phase), words, reply.codes)
     detail = f"unexpected reply {phase}" + (f": {words}" if words else "")
@@ -129,23 +159,47 @@ def refusal(reply: SmtpReply, phase: SmtpPhase) -> Outcome:
     return Deferred(Reason.SERVER_ERROR, detail, reply.codes)
 
 
-def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Accepted:
+def acceptance(
+    reply: SmtpReply,
+    refused: Sequence[tuple[int, SmtpReply]] = (),
+    *,
+    positions: Iterable[int] = (),
+    unsupported: Collection[int] = (),
+) -> Accepted | Deferred:
     """The outcome if the server's final reply accepts the email.
+
+    If some recipients need a further attempt, because the server refused them for now or does not support their
+    addresses, the outcome is a partial delivery.
 
     Args:
         refused: The recipients that the server refused: their positions, from 1, and the replies. The server accepted
             all other recipients.
+        positions: The positions of all recipients in the envelope.
+        unsupported: The positions of the recipients whose addresses need SMTPUTF8, which the server does not support.
     """
     queue_id = _QUEUE_ID.search(reply.text)
     detail = scrub(f"{reply.codes} {reply.text}")
-    if refused:
-        detail = f"{_listed(refused)}; {detail}"
-    return Accepted(queue_id[1] if queue_id else None, detail)
+    codes = {**dict.fromkeys(unsupported, "no SMTPUTF8"), **{position: each.codes for position, each in refused}}
+    if codes:
+        detail = f"{refused_recipients(codes)}; {detail}"
+    again = [each for _, each in refused if not each.is_final]
+    if not (again or unsupported):
+        return Accepted(queue_id[1] if queue_id else None, detail)
+    may_follow = not again or any(each.limits_transaction for each in again)
+    final = {position: each.codes for position, each in refused if each.is_final}
+    return Deferred(
+        Reason.RECIPIENT_DEFERRED if again else Reason.REJECTED_RECIPIENT,
+        detail,
+        again[0].codes if again else None,
+        retry_after=0.0 if may_follow else None,
+        known_concern=Concern.EMAIL,
+        partial=PartialDelivery({**dict.fromkeys(set(positions).difference(codes)), **final}),
+    )
 
 
 def no_recipient_left(refused: Sequence[tuple[int, SmtpReply]]) -> Outcome:
     """The outcome if the server refused every recipient. Defers the email if at least one refusal is temporary."""
-    decisive = next((reply for _, reply in refused if not reply.is_permanent), refused[0][1])
+    decisive = next((reply for _, reply in refused if not reply.is_final), refused[0][1])
     outcome = refusal(decisive, SmtpPhase.RCPT)
     if len(refused) == 1 or isinstance(outcome, Accepted | Uncertain):
         return outcome
