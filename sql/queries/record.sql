@@ -168,11 +168,11 @@ from closed
 where not was_rescued;
 
 -- name: record_recipients
--- Records for which recipients a provider accepted an email, and which recipients it refused for good. Execute this before
--- record, in the same transaction. It is separate, because few emails have such a result.
+-- Records for which recipients a provider accepted an email, and which recipients it refused for good. Execute this
+-- before record, in the same transaction. It is separate, because few emails have such a result.
 -- Changes an email under any lease, because the result stays true. Increases attempt_base, because a worker reads
--- recipient_outcomes only if attempt_base is greater than 0. An event of a recipient who has the email does not prove that the other
--- recipients have it, so the mark of such an event is removed. No rows.
+-- recipient_outcomes only if attempt_base is greater than 0. Removes the mark of an event, because an event of a
+-- recipient who has the email does not prove that the other recipients have it. No rows.
 update dispatcher.email_log as e
 set
     recipient_outcomes = coalesce(e.recipient_outcomes || w.outcomes::jsonb, w.outcomes::jsonb),

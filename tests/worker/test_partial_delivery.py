@@ -72,8 +72,12 @@ async def test_each_recipient_gets_the_email_once(
     server = ChoosyServer(extensions=("PIPELINING",) if groups else ("8BITMIME",))
     server.rule = rule() or server.rule
     async with choosy_server(server) as provider:
-        unsubscribe = {"UNSUBSCRIBE_URL": "https://mail.example.com", "UNSUBSCRIBE_SENDERS": "example.com"}
-        await bench.start([provider], MAX_ATTEMPTS="3", **unsubscribe)
+        await bench.start(
+            [provider],
+            MAX_ATTEMPTS="3",
+            UNSUBSCRIBE_URL="https://mail.example.com",
+            UNSUBSCRIBE_SENDERS="example.com",
+        )
         (email_id,) = await bench.enqueue(to=to)
         await bench.settled({"sent": 1})
 
