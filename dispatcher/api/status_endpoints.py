@@ -19,7 +19,7 @@ from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
 from dispatcher.domain.instant import read_instant
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
-from dispatcher.domain.outcome import Reason, left_out
+from dispatcher.domain.outcome import Reason, delivered_recipients, left_out
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import Recipient
 from dispatcher.domain.waiting import explain_wait
@@ -257,6 +257,7 @@ class StatusEndpoints:
             replays=replays,
         )
         whole = document(email) | {
+            "delivered_recipients": delivered_recipients(email.status, email.recipient_outcomes),
             "waiting": await self._waiting(email),
             "attempts": [_attempt(attempt) for attempt in attempts],
             "events": events,

@@ -103,6 +103,10 @@ SCHEMAS: Final[dict[str, Any]] = {
     "EmailStatus": object_schema(
         {
             **_EMAIL_FIELDS,
+            "delivered_recipients": {
+                **nullable("string"),
+                "description": "The recipients who have an email that was delivered in part, by position: `1-2, 5`.",
+            },
             "waiting": {"oneOf": [reference("Waiting"), {"type": "null"}]},
             "attempts": {"type": "array", "items": reference("Attempt")},
             "events": {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.cli.output import counted, print_data
 from dispatcher.cli.table import Table
-from dispatcher.domain.outcome import left_out
+from dispatcher.domain.outcome import delivered_recipients, left_out
 from dispatcher.domain.status import Status
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _NAMES: Final = {
 _EXPLAINED: Final = frozenset(
     {
         *("attempt_count", "attempt_base", "was_uncertain", "crash_count", "locked_by", "locked_until"),
-        *("wait_until", "wait_reason", "redelivery_count"),
+        *("wait_until", "wait_reason", "redelivery_count", "recipient_outcomes"),
     }
 )
 """Columns that `_explained_fields` shows in a different form."""
@@ -120,6 +120,8 @@ def _explained_fields(row: Record) -> dict[str, Any]:
         fields["not sent to"] = (
             f"recipients {refused}, in the order To, Cc, Bcc: the provider refused these and accepted all others"
         )
+    if delivered := delivered_recipients(row["status"], row["recipient_outcomes"]):
+        fields["delivered to"] = f"recipients {delivered}, in the order To, Cc, Bcc: a further attempt leaves these out"
     if row["provider"] in _KEEP_MESSAGE_ID:
         fields["Message-ID"] = f"<{row['email_id']}@…>, with the sender's domain"
     if row["locked_by"]:

@@ -126,6 +126,8 @@ class EmailStatus:
         refused_recipients: The recipients who did not get the email, although the provider accepted it for others. Each
             has its number, counted through `to`, `cc` and `bcc`, and the reason: `2 (550 5.1.1), 3 (451)`. None if the
             provider accepted all recipients.
+        delivered_recipients: The recipients who have an email that was delivered in part, by the same numbers:
+            `1-2, 5`. None if the email is sent, or if nobody has it.
     """
 
     id: UUID
@@ -141,6 +143,7 @@ class EmailStatus:
     created_at: datetime
     sent_at: datetime | None
     refused_recipients: str | None
+    delivered_recipients: str | None
     waiting: WaitStatus | None
     attempts: tuple[Attempt, ...]
     events: tuple[ProviderEvent, ...]

@@ -91,7 +91,7 @@ def smtputf8_field(email: AnyEmail) -> str | None:
     """The name of the first field with an address that needs SMTPUTF8 (RFC 6531); None if no address needs it."""
     if "".join((email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)).isascii():  # the common case
         return None
-    return next((field for field, text in _addresses(email) if not _is_ascii(text)), None)
+    return next((field for field, text in _addresses(email) if not has_ascii_local_part(text)), None)
 
 
 def _addresses(email: AnyEmail) -> Iterator[tuple[str, str]]:
@@ -101,7 +101,7 @@ def _addresses(email: AnyEmail) -> Iterator[tuple[str, str]]:
             yield field, text
 
 
-def _is_ascii(address: str) -> bool:
+def has_ascii_local_part(address: str) -> bool:
     """Whether the part before the @ is ASCII. Only this part needs SMTPUTF8: domains have an ASCII form, and display
     names are encoded."""
     return address.isascii() or parse_address(address).local.isascii()

@@ -1,13 +1,17 @@
-"""Decides what the worker does after an attempt: maps the provider's outcome to a transition of `domain.status`.
+"""Decides what the worker does after an attempt: maps the provider's outcome to a transition of `domain.status`. A
+decision has the texts and codes of its outcome.
 
 accepted                      → MarkSent
 deferred, attempts left       → RetryIn     keeps the lease
 deferred, none left           → Redeliver   if redelivery is on, unless its time limit or the email's expiry comes first
-                                MarkFailed  otherwise, with the deferral's reason
+                                MarkFailed  otherwise, with the deferral's reason, or `partly_delivered`
 rejected                      → MarkFailed
 uncertain, policy hold        → MarkHeld
 uncertain, policy resend      → Resend      may duplicate: the policy accepts that
 uncertain, none left          → MarkHeld    `resend` would retry for ever if the provider never answers
+
+An attempt in which the provider accepts the email for some recipients is a deferral, too: the others get a further
+attempt. Such an attempt does not use up the email's attempts. Each one leaves fewer recipients, so they end.
 
 If the provider has idempotency keys, an uncertain email is pinned: it is tried again at this provider only, with the
 same key. So until the key expires, no policy causes a duplicate. A later rejection or deferral does not show what
@@ -33,12 +37,7 @@ from dispatcher.domain.values import value
 
 @value
 class MarkSent:
-    """Record that the provider accepted the email.
-
-    Attributes:
-        provider_message_id: The provider's id for the email; None if the provider gave no id.
-        detail: The provider's answer, scrubbed.
-    """
+    """Record that the provider accepted the email."""
 
     transition: ClassVar = Transition.ACCEPT
     provider_message_id: str | None = None
@@ -71,13 +70,7 @@ class Redeliver:
 
 @dataclass(frozen=True, slots=True)
 class MarkFailed:
-    """Record the email as failed. The relay then publishes the email's dead letter. No attempt follows.
-
-    Attributes:
-        reason: Our code for the cause.
-        detail: The provider's error text, scrubbed.
-        code: The provider's error code.
-    """
+    """Record the email as failed. The relay then publishes the email's dead letter. No attempt follows."""
 
     transition: ClassVar = Transition.FAIL
     reason: Reason
@@ -87,12 +80,7 @@ class MarkFailed:
 
 @dataclass(frozen=True, slots=True)
 class MarkHeld:
-    """Record that the outcome is unknown. The relay then publishes the email's dead letter.
-
-    Attributes:
-        detail: What the worker observed, scrubbed.
-        code: The provider's error code, if one arrived.
-    """
+    """Record that the outcome is unknown. The relay then publishes the email's dead letter."""
 
     transition: ClassVar = Transition.HOLD
     detail: str | None = None
@@ -101,12 +89,7 @@ class MarkHeld:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Make the email pending again although the provider may have accepted it. The policy allows the duplicate.
-
-    Attributes:
-        detail: What the worker observed, scrubbed.
-        code: The provider's error code, if one arrived.
-    """
+    """Make the email pending again although the provider may have accepted it. The policy allows the duplicate."""
 
     transition: ClassVar = Transition.RESEND
     detail: str | None = None
@@ -144,12 +127,8 @@ def decide(
     match outcome:
         case Accepted(provider_message_id, detail):
             return MarkSent(provider_message_id, detail)
-        case Deferred(reason, detail, code):
-            seconds = policy.wait_before(attempt_number + 1, _asked_seconds(outcome, policy), random)
-            if seconds is not None:
-                return RetryIn(seconds)
-            wait = limits and limits.redelivery_wait(outcome.retry_after, random)
-            return MarkFailed(reason, detail, code) if wait is None else Redeliver(wait)
+        case Deferred():
+            return _decide_deferred(outcome, attempt_number, policy, random, limits)
         case Rejected(reason, detail, code):
             return MarkFailed(reason, detail, code)
         case Uncertain(detail, code):
@@ -157,6 +136,27 @@ def decide(
             return Resend(detail, code) if may_resend else MarkHeld(detail, code)
         case _:
             assert_never(outcome)
+
+
+def _decide_deferred(
+    outcome: Deferred,
+    attempt_number: int,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    limits: RetryLimits | None,
+) -> Decision:
+    reason = outcome.reason
+    if (partial := outcome.partial) is not None:
+        reason = Reason.PARTLY_DELIVERED
+        if partial.has_progress and outcome.retry_after == 0.0:
+            return RetryIn(0.0)
+        if partial.has_progress:
+            attempt_number = 1
+    seconds = policy.wait_before(attempt_number + 1, _asked_seconds(outcome, policy), random)
+    if seconds is not None:
+        return RetryIn(seconds)
+    wait = limits and limits.redelivery_wait(outcome.retry_after, random)
+    return MarkFailed(reason, outcome.detail, outcome.code) if wait is None else Redeliver(wait)
 
 
 def _decide_in_doubt(

@@ -53,6 +53,9 @@ class Reason(StrEnum):
     OPTED_OUT = "opted_out"
     """The recipient has asked the provider for no more messages, for example by answering STOP. From now on, the
     recipient is suppressed."""
+    PARTLY_DELIVERED = "partly_delivered"
+    """Providers accepted the email for some of its recipients. For the others, no attempt is left, or the provider
+    refuses the email. A replay sends the email only to the others."""
     DROPPED_BY_PROVIDER = "dropped_by_provider"
     """The provider accepted the email and then dropped it, for example because of its own suppression list."""
     EXPIRED = "expired"
@@ -77,6 +80,9 @@ CONCERNS_PROVIDER: Final = frozenset(
     {Reason.THROTTLED, Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND}
 )
 """Reasons that concern the provider and not the email. Routing may immediately try another provider."""
+
+_BLAMES_RECIPIENTS: Final = frozenset({Reason.REJECTED_RECIPIENT, Reason.SUPPRESSED, Reason.OPTED_OUT})
+"""Reasons that concern the recipients of the attempt. The same email may reach other recipients."""
 
 
 class Concern(Enum):
@@ -108,6 +114,20 @@ class AccountFault:
 
 
 @value
+class PartialDelivery:
+    """The recipients of an email who need no further attempt, although others do.
+
+    Attributes:
+        codes: By position from 1 over To, Cc and Bcc: None if the provider accepted the email for this recipient;
+            otherwise the code with which the provider refused this recipient for good.
+        has_progress: Whether the provider accepted the email for at least one recipient in this attempt.
+    """
+
+    codes: Mapping[int, str | None]
+    has_progress: bool = True
+
+
+@value
 class Accepted:
     """The provider took responsibility for the email.
 
@@ -132,6 +152,9 @@ class Deferred:
         known_concern: The cause, if the adapter knows it more precisely than `reason` shows; None: the usual cause for
             this reason.
         fault: The fault of our account that the answer describes; None if it describes none.
+        partial: Set if the provider accepted the email for some recipients, and refused only the others for now. The
+            next attempt then goes only to these others. `retry_after` is 0 if that attempt may follow at once, because
+            the provider limits the recipients of one transaction.
     """
 
     reason: Reason
@@ -140,6 +163,7 @@ class Deferred:
     retry_after: float | None = None
     known_concern: Concern | None = None
     fault: AccountFault | None = None
+    partial: PartialDelivery | None = None
 
     @property
     def concern(self) -> Concern:
@@ -217,34 +241,93 @@ def refused_recipients(codes: Mapping[int, str], more: int = 0) -> str:
         codes: The code of each refused recipient, by position from 1.
         more: The number of further refused recipients, whose positions are unknown.
     """
+    runs = _runs(codes)
+    shown = [f"{positions} ({code})" for positions, _, code in runs[:MAX_RANGES]]
+    left = more + sum(count for _, count, _ in runs[MAX_RANGES:])
+    return f"{SOME_REFUSED}{', '.join(shown)}{f' and {left} more' if left else ''}"
+
+
+def delivered_recipients(status: str, outcomes: Mapping[str, str | None] | None) -> str | None:
+    """The recipients who have an email that was delivered in part, as positions: `1-2, 5`. None for other emails.
+
+    Args:
+        status: The email's status. A `sent` email was delivered to everyone who was not refused.
+        outcomes: The value of `email_log.recipient_outcomes`.
+    """
+    accepted = {int(position): "" for position, code in (outcomes or {}).items() if code is None}
+    return ", ".join(positions for positions, _, _ in _runs(accepted)) if accepted and status != "sent" else None
+
+
+def _runs(codes: Mapping[int, str]) -> list[tuple[str, int, str]]:
+    """Joins consecutive positions with the same code: their range as a text, their number, and their code."""
     runs: list[tuple[int, int, str]] = []
     for position, code in sorted(codes.items()):
         if runs and runs[-1][1:] == (position - 1, code):
             runs[-1] = (runs[-1][0], position, code)
         else:
             runs.append((position, position, code))
-    shown = [f"{first if first == last else f'{first}-{last}'} ({code})" for first, last, code in runs[:MAX_RANGES]]
-    left = more + sum(last - first + 1 for first, last, _ in runs[MAX_RANGES:])
-    return f"{SOME_REFUSED}{', '.join(shown)}{f' and {left} more' if left else ''}"
+    return [(f"{first}" if first == last else f"{first}-{last}", last - first + 1, code) for first, last, code in runs]
 
 
-def with_suppressed(outcome: Outcome, suppressed: Mapping[int, str]) -> Outcome:
-    """Adds the suppressed recipients to the detail of an outcome. The email was sent without these recipients.
+def of_whole_email(
+    outcome: Outcome, recipients: int, suppressed: Mapping[int, str], earlier: Mapping[int, str | None]
+) -> Outcome:
+    """The outcome of an attempt without some of the email's recipients, as an outcome of the email as it was enqueued.
+
+    If a provider has accepted the email for some recipients, the detail begins with their number. If the provider now
+    refuses all others for good, returns an acceptance, because no recipient needs a further attempt.
 
     Args:
-        outcome: The outcome of the attempt. Positions in its detail count only the recipients that were not left out.
-            Positions in the detail of the result count all recipients of the email as it was enqueued.
+        outcome: Its positions count only the recipients of the attempt. Positions in the result count all recipients of
+            the email as it was enqueued.
+        recipients: The number of recipients of the email as it was enqueued; 0 if its content was deleted.
         suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued.
+        earlier: The recipients who needed no attempt any more; see `PartialDelivery.codes`.
     """
-    codes = {position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}
+    absent = {**{position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}, **earlier}
+    if earlier and isinstance(outcome, Rejected) and outcome.reason in _BLAMES_RECIPIENTS:
+        detail, present = outcome.detail, recipients - len(absent)
+        if present > 0 and left_out(detail) is None:
+            codes = dict.fromkeys(range(1, present + 1), outcome.code or outcome.reason.value)
+            detail = f"{refused_recipients(codes)}; {detail}"
+        outcome = Accepted(detail=detail)
+    outcome = _renumbered(outcome, absent)
+    fresh = outcome.partial if isinstance(outcome, Deferred) else None
+    known = {**earlier, **(fresh.codes if fresh else {})}
+    if not known or isinstance(outcome, Accepted):
+        return outcome
+    accepted = sum(code is None for code in known.values())
+    of_all = f" of {recipients}" if recipients else ""
+    detail = f"delivered to {accepted}{of_all} recipients; {outcome.detail}"
+    match outcome:
+        case Deferred():
+            partial = PartialDelivery(known, has_progress=fresh is not None)
+            return replace(outcome, detail=detail, partial=partial)
+        case Rejected():
+            return replace(outcome, detail=detail, reason=Reason.PARTLY_DELIVERED)
+        case Uncertain():
+            return replace(outcome, detail=detail)
+
+
+def _renumbered(outcome: Outcome, absent: Mapping[int, str | None]) -> Outcome:
+    """The outcome of an attempt without the `absent` recipients, with positions that count these recipients, too. Those
+    that have a text are added to the list of refused recipients."""
+    if not absent:
+        return outcome
+    codes = {position: why for position, why in absent.items() if why is not None}
+    present = [position for position in range(1, MAX_POSITIONS + 1) if position not in absent]
     words, more = outcome.detail, 0
     if refused := left_out(words):
         words = words.partition("; ")[2] if words else None
-        sent = [position for position in range(1, MAX_POSITIONS + 1) if position not in suppressed]
         for first, last, code in _RANGE.findall(refused):
-            codes.update(dict.fromkeys(sent[int(first) - 1 : int(last or first)], code))
+            codes.update(dict.fromkeys(present[int(first) - 1 : int(last or first)], code))
         more = sum(map(int, _MORE.findall(refused)))
-    return replace(outcome, detail=refused_recipients(codes, more) + (f"; {words}" if words else ""))
+    if codes or more:
+        words = refused_recipients(codes, more) + (f"; {words}" if words else "")
+    if isinstance(outcome, Deferred) and outcome.partial is not None:
+        known = {present[position - 1]: code for position, code in outcome.partial.codes.items()}
+        return replace(outcome, detail=words, partial=PartialDelivery(known))
+    return replace(outcome, detail=words)
 
 
 _NAMES: Final = {kind: kind.__name__.lower() for kind in (Accepted, Deferred, Rejected, Uncertain)}

@@ -80,6 +80,8 @@ class OutgoingEmail:
         template_data: The values for the template; JSON values.
         channel: `email`, `sms`, or a channel that a package adds. Routing selects only providers of this channel. In
             channels other than `email`, only `to`, `sender`, `text` and `tags` are set, and `sender` may be empty.
+        shown: The headers To and Cc, if they differ from `to` and `cc`: earlier attempts have delivered the email to
+            some recipients. An adapter whose API has no separate envelope ignores this. None: `to` and `cc`.
     """
 
     email_id: UUID
@@ -98,6 +100,7 @@ class OutgoingEmail:
     attachments: tuple[OutgoingAttachment, ...] = ()
     tags: tuple[str, ...] = ()
     channel: str = EMAIL_CHANNEL
+    shown: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
 
 def without_recipients(email: OutgoingEmail, positions: Container[int]) -> OutgoingEmail:

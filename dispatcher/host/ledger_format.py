@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 from zlib import crc32
 
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, PartialDelivery, Reason, Rejected, Uncertain
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError
 
@@ -45,8 +45,9 @@ ANSWERED: Final = 2
 WIRE: Final = struct.Struct("<16sqidB24s")
 WIRE_AT: Final = 8
 # finished at (unix seconds), outcome, retry after (seconds; NaN for none), reason, provider's code, provider's message
-# id, detail
+# id (of a deferral: the recipients who got the email, see `_pack_partial`), detail
 ANSWER: Final = struct.Struct("<dBd32s32s128s160s")
+PARTIAL_OCTETS: Final = 128
 ANSWER_AT: Final = 96
 CHECKSUM: Final = struct.Struct("<I")
 
@@ -128,16 +129,26 @@ def pack_answer(outcome: Outcome, finished_at: float) -> bytes:
     if isinstance(outcome, Accepted):
         message_id = _fitting(outcome.provider_message_id or "", 128)
         return ANSWER.pack(finished_at, kind, math.nan, b"", b"", message_id, detail)
-    retry_after = outcome.retry_after if isinstance(outcome, Deferred) else None
+    retry_after, partial = (outcome.retry_after, outcome.partial) if isinstance(outcome, Deferred) else (None, None)
     return ANSWER.pack(
         finished_at,
         kind,
         math.nan if retry_after is None else retry_after,
         outcome.reason.value.encode(),
         _fitting(outcome.code or "", 32),
-        b"",
+        b"" if partial is None else _pack_partial(partial),
         detail,
     )
+
+
+def _pack_partial(partial: PartialDelivery) -> bytes:
+    """A bit for the position of each recipient who got the email; the bit of position 0 is `has_progress`.
+
+    Leaves out the refused recipients: a recovered email is tried again for them, and they are refused again. All
+    positions fit, because an email has at most 1,000 recipients (`email_rules.MAX_RECIPIENTS`).
+    """
+    bits = sum(1 << position for position, code in partial.codes.items() if code is None) | partial.has_progress
+    return bits.to_bytes(PARTIAL_OCTETS, "little")
 
 
 def _fitting(text: str, size: int) -> bytes:
@@ -183,7 +194,10 @@ def _unpack_answer(part: bytes) -> tuple[float, Outcome]:
             return finished_at, Accepted(_text(message_id), _text(detail))
         case "Deferred":
             wait = None if math.isnan(retry_after) else retry_after
-            return finished_at, Deferred(Reason(_text(reason) or ""), _text(detail), _text(code), wait)
+            bits = int.from_bytes(message_id, "little")
+            got_it = dict.fromkeys(position for position in range(1, bits.bit_length()) if bits >> position & 1)
+            partial = PartialDelivery(got_it, has_progress=bool(bits & 1)) if got_it else None
+            return finished_at, Deferred(Reason(_text(reason) or ""), _text(detail), _text(code), wait, partial=partial)
         case "Rejected":
             return finished_at, Rejected(Reason(_text(reason) or ""), _text(detail), _text(code))
         case _:

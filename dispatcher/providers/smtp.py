@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,15 +19,17 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.contract import Attempt, NoFreeConnection
 from dispatcher.transport.mime import RenderedEmail, rendered
+from dispatcher.transport.mime_ascii import is_sendable_in_ascii, rendered_in_ascii
 from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.smtp_connection import NotConnected, SmtpConnection, open_connection
 from dispatcher.transport.smtp_faults import NAME
 from dispatcher.transport.smtp_pool import TRUSTED_IDLE_SECONDS, ConnectionPool
 from dispatcher.transport.smtp_protocol import SmtpConnectionLost
 from dispatcher.transport.smtp_replies import SmtpPhase, asks_for_fewer_connections
-from dispatcher.transport.smtp_transaction import SmtpTransaction
+from dispatcher.transport.smtp_transaction import PipeliningBroken, SmtpTransaction
 from dispatcher.transport.tls import client_context
 
+Render = Callable[[OutgoingEmail], Awaitable[RenderedEmail]]
 CHECK_SECONDS: Final = 15.0
 """The time limit of `SmtpProvider.check`, from connecting to QUIT."""
 
@@ -130,6 +133,7 @@ class SmtpProvider:
         self._ehlo_name = own.ehlo_name
         self._bounces = own.bounces()
         self._context = None if own.url.security == "none" else client_context(ca_file)
+        self._pipelines = True
         self._pool = ConnectionPool(
             self._open,
             connections=own.connections,
@@ -145,13 +149,15 @@ class SmtpProvider:
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """Makes one attempt; see `contract.Provider.send`.
 
-        If the server refuses some recipients, the email is sent to all other recipients. The outcome is `Accepted`, and
-        the detail lists the refused recipients by position in To, Cc, Bcc. If the server refuses all recipients, the
-        email is not sent.
+        The email is sent to the recipients that the server takes. The detail lists the others, by position in To, Cc,
+        Bcc. The outcome is `Accepted` if they are refused for good, and a partial delivery if they are refused for now.
         """
         transaction = SmtpTransaction(attempt, self._bounces.of(email.email_id) if self._bounces else None)
         try:
-            return await self._deliver(email, attempt, transaction)
+            outcome = await self._deliver(email, attempt, transaction, rendered)
+            if not (transaction.lacks_smtputf8 and is_sendable_in_ascii(email)):
+                return outcome
+            return await self._deliver(email, attempt, transaction, rendered_in_ascii)
         except TimeoutError:
             return transaction.outcome_without_reply(None)
         except UnrenderableEmail as error:
@@ -189,7 +195,9 @@ class SmtpProvider:
     async def _open(self) -> SmtpConnection:
         return await open_connection(self._server, self._context, ehlo_name=self._ehlo_name)
 
-    async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: SmtpTransaction) -> Outcome:
+    async def _deliver(
+        self, email: OutgoingEmail, attempt: Attempt, transaction: SmtpTransaction, render: Render
+    ) -> Outcome:
         """If the server refuses a further connection, waits until one of the open connections is free."""
         release = self._pool.release_slot
         try:
@@ -203,7 +211,7 @@ class SmtpProvider:
                 # Render only now that a slot is free. Otherwise, the attachments of all waiting emails would be in
                 # memory.
                 with attempt.rendering:
-                    content = await rendered(email)
+                    content = await render(email)
                 outcome = await self._transact(content, transaction)
                 if asks_for_fewer_connections(outcome) and self._pool.can_wait_for_another():
                     release = self._pool.release_slot_later
@@ -217,15 +225,27 @@ class SmtpProvider:
         finally:
             release()
         transaction.phase = SmtpPhase.WAITING
-        return await self._deliver(email, attempt, transaction)
+        return await self._deliver(email, attempt, transaction, render)
 
     async def _transact(self, content: RenderedEmail, transaction: SmtpTransaction) -> Outcome:
-        """Uses an idle connection, or a new connection if none is idle, or if the idle connection is dead."""
+        """Runs the transaction. If the server does not handle a group of commands, this and all later transactions send
+        one command at a time, unless the server refuses the single command, too."""
+        try:
+            return await self._transact_once(content, transaction)
+        except PipeliningBroken:
+            self._pipelines = False
+        transaction.phase = SmtpPhase.CONNECTING
+        outcome = await self._run(content, transaction, await self._pool.open(), reused=False)
+        self._pipelines = transaction.has_protocol_error
+        return outcome
+
+    async def _transact_once(self, content: RenderedEmail, transaction: SmtpTransaction) -> Outcome:
+        """Uses an idle connection, or a new connection if no connection is idle, or if the idle connection is dead."""
         if connection := self._pool.idle():
             try:
                 return await self._run(content, transaction, connection, reused=True)
-            except SmtpConnectionLost:
-                if transaction.phase in (SmtpPhase.BODY, SmtpPhase.FINAL):
+            except SmtpConnectionLost as broke:
+                if isinstance(broke, PipeliningBroken) or transaction.phase in (SmtpPhase.BODY, SmtpPhase.FINAL):
                     raise
         transaction.phase = SmtpPhase.CONNECTING
         return await self._run(content, transaction, await self._pool.open(), reused=False)
@@ -234,7 +254,7 @@ class SmtpProvider:
         self, content: RenderedEmail, transaction: SmtpTransaction, connection: SmtpConnection, *, reused: bool
     ) -> Outcome:
         try:
-            outcome = await transaction.run(content, connection, reused=reused)
+            outcome = await transaction.run(content, connection, reused=reused, pipelines=self._pipelines)
         except BaseException:
             connection.protocol.abort()
             raise

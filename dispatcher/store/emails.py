@@ -34,6 +34,7 @@ class EmailRow:
     Attributes:
         settled_at: When the email became failed, held or cancelled. None if the email never had one of these statuses,
             or got the status from an earlier release, which did not record the time.
+        recipient_outcomes: See `PartialDelivery.codes`; None unless the email was delivered in part.
     """
 
     email_id: UUID
@@ -54,6 +55,7 @@ class EmailRow:
     dead_lettered_at: datetime | None
     dead_letter_discarded_at: datetime | None
     channel: str
+    recipient_outcomes: Mapping[str, str | None] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -10,6 +11,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
+
+import orjson
 
 from dispatcher.domain.controls import Controls
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, OutgoingAttachment, OutgoingEmail
@@ -43,6 +46,7 @@ _NO_EMAIL: Final = (AttributeError, TypeError, ValueError)
 """The exceptions that are raised for a row that was edited by hand and is no longer a valid email."""
 _NO_HEADERS: Final = MappingProxyType[str, str]({})
 _NO_DATA: Final = MappingProxyType[str, object]({})
+_NO_OUTCOMES: Final = MappingProxyType[int, str | None]({})
 
 
 class Lease(NamedTuple):
@@ -55,8 +59,8 @@ class Lease(NamedTuple):
         token: A number that PostgreSQL increments with every lease of the email. Every write under this lease names
             this token, so PostgreSQL recognises a write under an earlier lease.
         attempt_number: The number of the first attempt under this lease; an email's first attempt has number 1.
-        attempt_base: The number of attempts before the last replay or redelivery; only later attempts count towards the
-            maximum.
+        attempt_base: The number of attempts before the last replay, redelivery or partial delivery; only later attempts
+            count towards the maximum.
         on_uncertain: The email's own policy for an unknown outcome; None for the host's policy.
         traceparent: W3C trace context of the enqueuing application; None if the application passed none.
         octets_apart: Size of the content, if the content is large or could not be read in a batch. The worker must then
@@ -68,6 +72,7 @@ class Lease(NamedTuple):
         expires_in: The seconds until the email expires; no attempt may begin later. None if the email never expires.
         tenant_id: The tenant that the email belongs to. The tenant's suppressions apply to the email.
         limits: The email's own retry limits; None if the email has no limits of its own and redelivery is off.
+        recipient_outcomes: See `PartialDelivery.codes`; empty unless an earlier attempt delivered the email in part.
     """
 
     email_id: UUID
@@ -85,6 +90,7 @@ class Lease(NamedTuple):
     expires_in: float | None = None
     tenant_id: str = "default"
     limits: RetryLimits | None = None
+    recipient_outcomes: Mapping[int, str | None] = _NO_OUTCOMES
 
     @property
     def trace_id(self) -> str | None:
@@ -147,6 +153,7 @@ class Result(NamedTuple):
         is_pinned: Whether only this provider may be tried again, because it may have accepted the email under an
             idempotency key.
         wait_seconds: How long the email waits for its redelivery; None unless the status is `waiting`.
+        recipient_outcomes: See `PartialDelivery.codes`; None unless this attempt delivered the email in part.
     """
 
     email_id: UUID
@@ -165,6 +172,7 @@ class Result(NamedTuple):
     expired_at: datetime | None = None
     is_pinned: bool = False
     wait_seconds: float | None = None
+    recipient_outcomes: Mapping[int, str | None] | None = None
 
     def without_provider_texts(self) -> Result:
         """The result without `error`, `provider_code` and `provider_message_id`. Used if PostgreSQL refuses the result,
@@ -177,7 +185,7 @@ _COLUMNS: Final = (
     *("providers", "lease_seconds", "error_types", "errors", "provider_codes", "provider_message_ids", "expired_ats"),
     *("are_pinned", "wait_seconds"),
 )
-"""The parameters of the statement `record`: one for each field of `Result`, in order."""
+"""The parameters of the statement `record`: one for each field of `Result` but the last, in order."""
 
 
 class LeaseStore:
@@ -224,7 +232,16 @@ class LeaseStore:
             "most_octets": MAX_OCTETS,
             "redeliver_seconds": self._redeliver_seconds,
         }
-        return [_lease(row) for row in await fetch(self._pool, "lease", parameters)]
+        return await self._with_outcomes([_lease(row) for row in await fetch(self._pool, "lease", parameters)])
+
+    async def _with_outcomes(self, leases: list[Lease]) -> list[Lease]:
+        """Adds `recipient_outcomes`. A partial delivery increases `attempt_base`, so only few emails need a query."""
+        repeated = [lease.email_id for lease in leases if lease.attempt_base]
+        if not repeated:
+            return leases
+        rows = await fetch(self._pool, "find_recipient_outcomes", ids_within(repeated))
+        found = {email_id: {int(at): code for at, code in codes.items()} for email_id, codes in rows}
+        return [lease._replace(recipient_outcomes=found.get(lease.email_id, _NO_OUTCOMES)) for lease in leases]
 
     async def lease_without_content(
         self, email_id: UUID, message_key: str, lease_seconds: float, paused_tenants: Sequence[str] = ()
@@ -247,7 +264,8 @@ class LeaseStore:
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
             names = ("pinned_to", "pinned_seconds", "expires_in", "tenant_id")
-            return lease._replace(**dict(zip(names, others, strict=True)), limits=limits_in(limits))
+            lease = lease._replace(**dict(zip(names, others, strict=True)), limits=limits_in(limits))
+            return (await self._with_outcomes([lease]))[0]
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
@@ -452,7 +470,10 @@ class LeaseStore:
         The comment in `sql/queries/record.sql` says what happens to the results of all other emails.
         """
         parameters = {**_columns(results), "worker": self._worker, "slot": self._slot}
-        async with session(self._pool) as connection:
+        partial = [result for result in results if result.recipient_outcomes]
+        async with session(self._pool) as connection, connection.transaction() if partial else nullcontext():
+            if partial:
+                await connection.execute(query("record_recipients"), _recipient_columns(partial))
             cursor = await connection.execute(query("record"), parameters)
             if cursor.rowcount == len(results):  # the usual case: no need to parse a hundred ids
                 return {result.email_id for result in results}
@@ -474,10 +495,19 @@ class LeaseStore:
 
 def _columns(results: Sequence[Result]) -> dict[str, Any]:
     ordered = sorted(results, key=_NUMBER)
-    columns: dict[str, Any] = dict(zip(_COLUMNS, map(list, zip(*ordered, strict=True)), strict=True))
+    # `_COLUMNS` comes first and is shorter than the fields of a result, so `zip` does not convert the last field.
+    columns: dict[str, Any] = dict(zip(_COLUMNS, map(list, zip(*ordered, strict=True)), strict=False))
     columns["statuses"] = list(map(str, columns["statuses"]))
     columns["lowest_id"], columns["highest_id"] = ordered[0].email_id, ordered[-1].email_id
     return columns
+
+
+def _recipient_columns(results: Sequence[Result]) -> dict[str, Any]:
+    by_id = {result.email_id: result for result in results}
+    parameters = ids_within(by_id)
+    ordered = [by_id[email_id] for email_id in parameters["email_ids"]]
+    outcomes = [orjson.dumps(result.recipient_outcomes, option=orjson.OPT_NON_STR_KEYS).decode() for result in ordered]
+    return {**parameters, "attempt_numbers": [result.attempt_number for result in ordered], "outcomes": outcomes}
 
 
 def _lease(row: Row) -> Lease:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, get_args
 
-from dispatcher.domain.decision import Decision, MarkHeld, Redeliver, RetryIn
-from dispatcher.domain.outcome import Accepted, Outcome, Uncertain, outcome_name
+from dispatcher.domain.decision import Decision, MarkFailed, MarkHeld, Redeliver, RetryIn
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Uncertain, outcome_name
 from dispatcher.domain.own_secrets import OWN_SECRETS
 from dispatcher.domain.status import TRANSITIONS, Status
 from dispatcher.host.ledger_format import InFlightAttempt
@@ -54,6 +54,7 @@ def result_of(
         is_pinned: Whether the email is pinned to this provider; see `domain.decision`. Ignored unless the decision is
             to retry or to redeliver.
     """
+    partial = outcome.partial if isinstance(outcome, Deferred) else None
     # Record the outcome of a held email as uncertain, even if its last attempt was refused: an earlier attempt may have
     # been accepted.
     if isinstance(decision, MarkHeld):
@@ -63,7 +64,8 @@ def result_of(
     if isinstance(outcome, Accepted):
         message_id = outcome.provider_message_id
     else:
-        error_type, code = outcome.reason.value, outcome.code
+        reason = decision.reason if isinstance(decision, MarkFailed) else outcome.reason
+        error_type, code = reason.value, outcome.code
     return Result(
         flight.email_id,
         flight.lease_token,
@@ -80,6 +82,7 @@ def result_of(
         message_id,
         is_pinned=is_pinned and isinstance(decision, (RetryIn, Redeliver)),
         wait_seconds=decision.seconds if isinstance(decision, Redeliver) else None,
+        recipient_outcomes=partial.codes if partial is not None and partial.has_progress else None,
     )
 
 

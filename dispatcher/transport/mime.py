@@ -70,12 +70,22 @@ class RenderedEmail:
         sender: The envelope sender, with the domain in ASCII.
         recipients: The envelope recipients, in the order To, Cc, Bcc, each once.
         needs_smtputf8: Whether an address has a local part that is not ASCII, so that the server must support SMTPUTF8.
+        positions: The positions of each envelope recipient in To, Cc and Bcc, from 1; None if no address is repeated.
+        unsupported: The positions of the recipients that were left out, because their addresses need SMTPUTF8.
+        lacks_reply_to: Whether an address of Reply-To was left out for the same reason.
     """
 
     body: Body
     sender: str = field(repr=False)
     recipients: tuple[str, ...] = field(repr=False)
     needs_smtputf8: bool
+    positions: tuple[tuple[int, ...], ...] | None = None
+    unsupported: frozenset[int] = frozenset()
+    lacks_reply_to: bool = False
+
+    def positions_of(self, index: int) -> tuple[int, ...]:
+        """The positions of an envelope recipient, given its index in `recipients`."""
+        return (index + 1,) if self.positions is None else self.positions[index]
 
     @property
     def content(self) -> bytes:
@@ -110,22 +120,39 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     reply_to = addresses("reply_to", email.reply_to, Reason.INVALID_CONTENT)
     if not (to or cc or bcc):
         raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, "to, cc and bcc are empty")
+    everyone = (*to, *cc, *bcc)
+    if email.shown is not None:
+        to, cc = (addresses("to or cc", each, Reason.REJECTED_RECIPIENT) for each in email.shown)
+    recipients = _once(everyone)
     mailboxes = {"From": sender, "To": to, "Cc": cc, "Reply-To": reply_to}
     headers = "".join((*_address_fields(mailboxes), *_other_fields(email, sender[0].domain)))
     return RenderedEmail(
         body=_with_attachments(headers.encode() + _body(email).as_bytes(policy=_POLICY), email),
         sender=ascii_spec(sender[0]),
-        recipients=_once((*to, *cc, *bcc)),
+        recipients=recipients,
         needs_smtputf8=not all(address.local.isascii() for address in (*sender, *to, *cc, *bcc, *reply_to)),
+        positions=None if len(recipients) == len(everyone) else _positions(everyone),
     )
 
 
 def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
-    """Each address once, in its first spelling. Upper and lower case of a domain are equal (RFC 5321, section 2.4)."""
+    """Each address once, in its first spelling."""
     specs: dict[tuple[str, str], str] = {}
     for address in addresses:
-        specs.setdefault((address.local, ascii_domain(address.domain).lower()), ascii_spec(address))
+        specs.setdefault(_identity(address), ascii_spec(address))
     return tuple(specs.values())
+
+
+def _identity(address: Address) -> tuple[str, str]:
+    """Upper and lower case of a domain are equal (RFC 5321, section 2.4)."""
+    return address.local, ascii_domain(address.domain).lower()
+
+
+def _positions(addresses: Iterable[Address]) -> tuple[tuple[int, ...], ...]:
+    found: dict[tuple[str, str], tuple[int, ...]] = {}
+    for position, address in enumerate(addresses, 1):
+        found[_identity(address)] = (*found.get(_identity(address), ()), position)
+    return tuple(found.values())
 
 
 def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:

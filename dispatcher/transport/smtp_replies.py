@@ -9,7 +9,7 @@ everything. The reason also depends on the command that the server refused, such
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -20,6 +20,7 @@ from dispatcher.domain.outcome import (
     Concern,
     Deferred,
     Outcome,
+    PartialDelivery,
     Reason,
     Rejected,
     Uncertain,
@@ -94,11 +95,36 @@ class SmtpReply:
         is_refusal = self.code >= 400 and self.code not in (500, 502, 503) and self.enhanced[1:3] != ".1"
         return is_refusal and _OUR_NAME.search(self.text[:1000]) is not None
 
+    @property
+    def is_protocol_error(self) -> bool:
+        """Whether the server did not understand the command, or expected a different one."""
+        if self.code == 554:
+            return self.enhanced == "5.5.1"
+        return 500 <= self.code <= 504 and (not self.enhanced or self.enhanced.startswith("5.5."))
+
+    @property
+    def concerns_session(self) -> bool:
+        """Whether the server refuses the command here, and not the address in it. Servers also use 501 and 504 for
+        addresses."""
+        return self.is_protocol_error and self.code not in (501, 504)
+
+    @property
+    def limits_transaction(self) -> bool:
+        """Whether a recipient is refused only in this transaction, because it has too many recipients or domains."""
+        is_limit = self.enhanced == "4.5.3" or self.codes == "452"
+        return self.is_transient and (is_limit or _TRANSACTION_WORDS.search(self.text[:1000]) is not None)
+
 
 _ENHANCED: Final = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?: |$)")
 _FULL: Final = re.compile(r"^432\b|concurrent|connections|thread", re.IGNORECASE)
 _OUR_NAME: Final = re.compile(r"(?<![\w.@+-])(?:helo|ehlo)(?![\w@+-]|\.\w)", re.IGNORECASE)
 """Matches HELO or EHLO, but not as a part of an address or a domain."""
+_TRANSACTION_WORDS: Final = re.compile(
+    r"\b(?:too many|maximum|limit)\b.{0,20}\brecipients\b"
+    r"|\b(?:multiple|different|several|one|single)\b.{0,20}\bdomains?\b"
+    r"|\b(?:one|single|per|another|separate|same)\b.{0,20}\b(?:transaction|message|session|envelope)\b",
+    re.IGNORECASE,
+)
 _GREYLISTED_WORDS: Final = re.compile(r"gr[ea]y.?list", re.IGNORECASE)
 _TOO_LARGE_CODES: Final = ("5.3.4", "5.2.3")
 _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9._-]{3,99})(?=$|[\s;,)])", re.IGNORECASE)
@@ -121,6 +147,8 @@ def reply_of(code: int, text: str) -> SmtpReply:
 def refusal(reply: SmtpReply, phase: SmtpPhase) -> Outcome:
     """The outcome for the email if the server sent this reply instead of the expected one."""
     words = scrub(reply.text) or None
+    if reply.concerns_session and phase in (SmtpPhase.MAIL, SmtpPhase.RCPT, SmtpPhase.DATA):
+        return Deferred(Reason.SERVER_ERROR, words, reply.codes)
     if reply.code >= 400:
         reason, concern, fault = _cause(reply, phase)
         if reply.is_transient or reason is Reason.THROTTLED:
@@ -139,18 +167,44 @@ def asks_for_fewer_connections(outcome: Outcome) -> bool:
     return _FULL.search(f"{outcome.code} {outcome.detail}") is not None
 
 
-def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Accepted:
+def acceptance(
+    reply: SmtpReply,
+    refused: Sequence[tuple[int, SmtpReply]] = (),
+    *,
+    positions: Iterable[int] = (),
+    unsupported: Collection[int] = (),
+) -> Accepted | Deferred:
     """The outcome if the server's final reply accepts the email.
+
+    If some recipients need a further attempt, because the server refused them for now or does not support their
+    addresses, the outcome is a partial delivery.
 
     Args:
         refused: The recipients that the server refused: their positions, from 1, and the replies. The server accepted
             all other recipients.
+        positions: The positions of all recipients in the envelope.
+        unsupported: The positions of the recipients whose addresses need SMTPUTF8, which the server does not support.
     """
     queue_id = _QUEUE_ID.search(reply.text)
     detail = scrub(f"{reply.codes} {reply.text}")
-    if refused:
-        detail = f"{_listed(refused)}; {detail}"
-    return Accepted(queue_id[1] if queue_id else None, detail)
+    codes = {**dict.fromkeys(unsupported, "no SMTPUTF8"), **{position: each.codes for position, each in refused}}
+    if codes:
+        detail = f"{refused_recipients(codes)}; {detail}"
+    final = {
+        position: each.codes for position, each in refused if isinstance(refusal(each, SmtpPhase.RCPT), Rejected)
+    }
+    again = [each for position, each in refused if position not in final]
+    if not (again or unsupported):
+        return Accepted(queue_id[1] if queue_id else None, detail)
+    may_follow = not again or any(each.limits_transaction for each in again)
+    return Deferred(
+        Reason.RECIPIENT_DEFERRED if again else Reason.REJECTED_RECIPIENT,
+        detail,
+        again[0].codes if again else None,
+        retry_after=0.0 if may_follow else None,
+        known_concern=Concern.EMAIL,
+        partial=PartialDelivery({**dict.fromkeys(set(positions).difference(codes)), **final}),
+    )
 
 
 def no_recipient_left(refused: Sequence[tuple[int, SmtpReply]]) -> Outcome:

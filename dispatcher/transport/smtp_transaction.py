@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from typing import Final
 
 from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Rejected, Uncertain
@@ -49,6 +50,8 @@ class SmtpTransaction:
 
     Attributes:
         phase: How far the attempt has got.
+        has_protocol_error: Whether the server refused a command with a protocol error, although it was sent alone.
+        lacks_smtputf8: Whether nothing was sent because an address needs SMTPUTF8, which the server does not support.
     """
 
     def __init__(self, call: Call, envelope_sender: str | None = None) -> None:
@@ -61,31 +64,36 @@ class SmtpTransaction:
         self._loop = asyncio.get_running_loop()
         self._send_dot_by = 0.0
         self.phase = SmtpPhase.WAITING
+        self.has_protocol_error = False
+        self.lacks_smtputf8 = False
 
-    async def run(self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool) -> Outcome:
+    async def run(self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool, pipelines: bool) -> Outcome:
         """Sends the email and returns the outcome.
 
         Afterwards, the protocol's `is_sound` reports whether the connection can be reused.
 
         Args:
             reused: Whether the connection was used for earlier emails. Such a connection may be dead.
+            pipelines: Whether to send several commands in one write, if the server supports PIPELINING.
 
         Raises:
+            PipeliningBroken: The server cannot handle several commands in one write. Nothing was sent.
             SmtpConnectionLost: No reply arrived, or the replies cannot be trusted. Call `outcome_without_reply`.
             ProviderFault: The server accepts no email without credentials or TLS, or refuses our name.
         """
+        self.lacks_smtputf8 = email.needs_smtputf8 and not connection.has_smtputf8
         if unsupported := _unsupported(email, connection):
             return unsupported
         left = self._call.deadline - self._loop.time()
         self._send_dot_by = self._call.deadline - min(MAX_REPLY_SECONDS, max(0.0, left) * REPLY_SHARE)
-        refused = await self._envelope(email, connection, reused=reused)
+        refused = await self._envelope(email, connection, reused=reused, pipelines=pipelines)
         if not isinstance(refused, list):
             connection.needs_reset = True
             return refused
         reply = await self._content(email.body, connection.protocol)
         connection.emails += 1
         if reply.is_positive and self.phase is SmtpPhase.FINAL:
-            return acceptance(reply, refused)
+            return _acceptance(reply, refused, email)
         connection.needs_reset = True
         return _outcome_of(reply, self.phase, connection.protocol)
 
@@ -109,7 +117,7 @@ class SmtpTransaction:
         return Deferred(reason, detail, known_concern=concern)
 
     async def _envelope(
-        self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool
+        self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool, pipelines: bool
     ) -> list[tuple[int, SmtpReply]] | Outcome:
         """Sends MAIL, RCPT and DATA.
 
@@ -121,7 +129,7 @@ class SmtpTransaction:
         commands = CommandSequence(
             connection.protocol,
             _commands(email, connection, self._envelope_sender or email.sender),
-            connection.has_pipelining,
+            pipelines and connection.has_pipelining,
             timeout_seconds,
         )
         if connection.needs_reset:
@@ -129,20 +137,25 @@ class SmtpTransaction:
             connection.needs_reset = False
         mail = await commands.next()
         if not mail.is_positive:
+            self.has_protocol_error = mail.is_protocol_error
             await commands.cancel()
             return self._refusal(mail, connection.protocol)
         self.phase = SmtpPhase.RCPT
+        replies = [await commands.next() for _ in email.recipients]
         refused = [
             (position, reply)
-            for position in range(1, len(email.recipients) + 1)
-            if not (reply := await commands.next()).is_positive
+            for index, reply in enumerate(replies)
+            if not reply.is_positive
+            for position in email.positions_of(index)
         ]
-        if len(refused) == len(email.recipients):
+        self.has_protocol_error = bool(refused) and any(reply.is_protocol_error for reply in replies)
+        if refused and not any(reply.is_positive for reply in replies):
             await commands.cancel()
             ours = next((reply for _, reply in refused if reply.blames_our_setup), None)
             return self._refusal(ours, connection.protocol) if ours else no_recipient_left(refused)
         self.phase = SmtpPhase.DATA
         data = await commands.next()
+        self.has_protocol_error |= data.is_protocol_error
         return refused if data.code == START_INPUT else self._refusal(data, connection.protocol)
 
     async def _content(self, content: Body, protocol: SmtpProtocol) -> SmtpReply:
@@ -210,6 +223,13 @@ class SmtpTransaction:
         return _outcome_of(reply, self.phase, protocol)
 
 
+class PipeliningBroken(InvalidReply):
+    """The server lost a command of a group, or refused one with a protocol error, or its replies are out of step."""
+
+    def __init__(self) -> None:
+        super().__init__("the server does not handle several commands in one write")
+
+
 class CommandSequence:
     """Sends commands, and returns their replies in order.
 
@@ -225,6 +245,7 @@ class CommandSequence:
             timeout_seconds: The time limit for the first reply; None for no limit.
         """
         self._protocol = protocol
+        self._is_group = pipelining
         self._unsent = deque(commands)
         self._left = len(commands)
         self._timeout_seconds = timeout_seconds
@@ -237,6 +258,7 @@ class CommandSequence:
         """Returns the reply to the next command. Without PIPELINING, sends the command first.
 
         Raises:
+            PipeliningBroken: The reply shows that the server does not handle a group of commands.
             SmtpConnectionLost: There is no reply, or the reply cannot belong to this command.
             ServerClosing: The reply is 421.
         """
@@ -248,9 +270,11 @@ class CommandSequence:
         reply = await self._protocol.reply(timeout_seconds)
         if reply.closes:
             raise ServerClosing(reply)
-        if (
-            reply.code == START_INPUT and self._left
-        ):  # 354 asks for the body, so it can only reply to DATA, the last command
+        # 354 asks for the body, so it can only reply to DATA, the last command.
+        is_out_of_step = (reply.code == START_INPUT) is (self._left > 0) and reply.code < 400
+        if self._is_group and (is_out_of_step or reply.is_protocol_error):
+            raise PipeliningBroken
+        if is_out_of_step and self._left:
             raise UnexpectedReply
         return reply
 
@@ -280,6 +304,15 @@ class CommandSequence:
             self._protocol.abort()
 
 
+def _acceptance(reply: SmtpReply, refused: list[tuple[int, SmtpReply]], email: RenderedEmail) -> Outcome:
+    if not (refused or email.unsupported or email.lacks_reply_to):
+        return acceptance(reply)
+    positions = [position for index in range(len(email.recipients)) for position in email.positions_of(index)]
+    outcome = acceptance(reply, refused, positions=positions, unsupported=email.unsupported)
+    words = "; Reply-To was left out, because the server does not support SMTPUTF8" if email.lacks_reply_to else ""
+    return replace(outcome, detail=f"{outcome.detail}{words}")
+
+
 def _outcome_of(reply: SmtpReply, phase: SmtpPhase, protocol: SmtpProtocol) -> Outcome:
     """The outcome for an unexpected reply.
 
@@ -298,16 +331,8 @@ def _unsupported(email: RenderedEmail, connection: SmtpConnection) -> Rejected |
         return Rejected(Reason.TOO_LARGE, words)
     if email.needs_smtputf8 and not connection.has_smtputf8:
         words = "an address has non-ASCII letters before the @, and the server does not support SMTPUTF8"
-        return Rejected(_utf8_reason(email), words)
+        return Rejected(Reason.REJECTED_RECIPIENT if email.sender.isascii() else Reason.REJECTED_SENDER, words)
     return None
-
-
-def _utf8_reason(email: RenderedEmail) -> Reason:
-    if not email.sender.isascii():
-        return Reason.REJECTED_SENDER
-    if not all(recipient.isascii() for recipient in email.recipients):
-        return Reason.REJECTED_RECIPIENT
-    return Reason.INVALID_CONTENT
 
 
 def _commands(email: RenderedEmail, connection: SmtpConnection, envelope_sender: str) -> list[bytes]:

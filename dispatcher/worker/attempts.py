@@ -329,7 +329,8 @@ class Attempts:
             reasons: Why each recipient is suppressed, by position from 1 over To, Cc and Bcc.
         """
         why = ", ".join(dict.fromkeys(reasons.values()))
-        return self._refused(email, Reason.SUPPRESSED, f"Every recipient is suppressed: {why}.")
+        other = "other " if email.lease.recipient_outcomes else ""
+        return self._refused(email, Reason.SUPPRESSED, f"Every {other}recipient is suppressed: {why}.")
 
     def may_fail_over(self, email: InFlightEmail, outcome: Outcome) -> bool:
         """Whether to try another provider immediately, because the outcome is a refusal that concerns the provider, and

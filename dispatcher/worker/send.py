@@ -17,7 +17,7 @@ from dataclasses import replace
 from dispatcher.config import Settings
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.decision import RetryIn, decide
-from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain, with_suppressed
+from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain, of_whole_email
 from dispatcher.domain.outgoing import without_recipients
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.host.batch_queue import BatchQueue
@@ -155,7 +155,9 @@ class SendStage:
     def _begin_bulk(self, email: InFlightEmail) -> BulkAttempt | None:
         """Begins an attempt in a bulk call. Returns None if the email must be sent by itself."""
         content = email.content
-        if content is None or self._suppressed.may_concern(content, email.lease.tenant_id):
+        if content is None or email.lease.recipient_outcomes:
+            return None
+        if self._suppressed.may_concern(content, email.lease.tenant_id):
             return None
         self._add_headers(email)
         return self._attempts.begin(email)
@@ -204,23 +206,32 @@ class SendStage:
             return
         if not email.lease.octets_apart:
             email.content = email.lease.email
-            self._conclude(email, await self._send_without_suppressed(email))
+            self._conclude(email, await self._send_to_others(email))
             return
         async with self._contents.loaded(email) as fault:
             self._conclude(
-                email, self._attempts.unreadable(email, fault) if fault else await self._send_without_suppressed(email)
+                email, self._attempts.unreadable(email, fault) if fault else await self._send_to_others(email)
             )
 
-    async def _send_without_suppressed(self, email: InFlightEmail) -> Outcome:
-        """Makes one attempt without the suppressed recipients. If all recipients are suppressed, makes no attempt."""
+    async def _send_to_others(self, email: InFlightEmail) -> Outcome:
+        """Makes one attempt without the suppressed recipients, and without those who need no further attempt. If no
+        recipient is left, makes no attempt."""
         email.suppressed = None
-        content = email.content
-        if content is not None and self._suppressed.may_concern(content, email.lease.tenant_id):
-            found = await self._suppressed.find(content)
-            if len(found) == recipients_of(content):
-                return self._attempts.suppressed(email, found)
-            if found:
-                email.suppressed, email.content = found, without_recipients(content, found)
+        content, done = email.content, email.lease.recipient_outcomes
+        if content is not None and (
+            (may_concern := self._suppressed.may_concern(content, email.lease.tenant_id)) or done
+        ):
+            found = await self._suppressed.find(content) if may_concern else {}
+            suppressed = {position: why for position, why in found.items() if position not in done}
+            shown = without_recipients(content, suppressed)
+            email.content = without_recipients(content, {**suppressed, **done})
+            is_left = recipients_of(email.content) > 0
+            if is_left or done:
+                email.suppressed = suppressed
+            if not is_left:
+                return self._attempts.suppressed(email, suppressed)
+            if done:
+                email.content = replace(email.content, shown=(shown.to, shown.cc))
         self._add_headers(email)
         outcome = await self._attempts.make(email)
         if isinstance(outcome, Rejected) and outcome.reason is Reason.OPTED_OUT and email.content is not None:
@@ -251,8 +262,9 @@ class SendStage:
         """Writes the answer into the ledger, decides the next step, and passes the result to the record stage."""
         if not email.may(EmailEvent.ANSWER):
             return  # the drain timed out before this answer: the email is already uncertain or released
-        if email.suppressed:
-            outcome = with_suppressed(outcome, email.suppressed)
+        done = email.lease.recipient_outcomes
+        if email.suppressed or done or isinstance(outcome, Deferred):
+            outcome = of_whole_email(outcome, _recipients_of(email), email.suppressed or {}, done)
         finished_at = email.attempted_until
         if email.ledger_slot is not None:
             self._ledger.mark_answered(email.ledger_slot, outcome, finished_at=finished_at)
@@ -264,6 +276,9 @@ class SendStage:
         decision = decide(
             judged, number, email.policy, self._policy, random.random, key_seconds=key_seconds, limits=email.limits
         )
+        if isinstance(outcome, Deferred) and outcome.partial is not None and outcome.partial.has_progress:
+            codes = outcome.partial.codes
+            email.lease = email.lease._replace(attempt_base=email.attempt_number, recipient_outcomes=codes)
         retries = isinstance(decision, RetryIn)
         email.pin = pin if retries else None
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) and not fails_over else 0.0
@@ -283,3 +298,10 @@ class SendStage:
         email.on(EmailEvent.ANSWER)
         self._outcomes.add(EndedAttempt(email, result, wait_seconds))
         report_attempt(email, outcome, result.status, finished_at)
+
+
+def _recipients_of(email: InFlightEmail) -> int:
+    """The number of recipients of the email as it was enqueued; 0 if its content was deleted."""
+    if email.content is None:
+        return 0
+    return recipients_of(email.content) + len(email.suppressed or ()) + len(email.lease.recipient_outcomes)

@@ -29,10 +29,10 @@ class UnsubscribeHeaders:
     def added_to(self, email: OutgoingEmail, hasher: AddressHasher) -> OutgoingEmail:
         """The email with the headers added.
 
-        Returns the email unchanged if its sender is not one of `senders`, if it has several recipients, if the
+        Returns the email unchanged if its sender is not one of `senders`, if it has or had several recipients, if the
         application has set a List-Unsubscribe header, or if it is an SMS.
         """
-        if email.channel != EMAIL_CHANNEL:
+        if email.channel != EMAIL_CHANNEL or email.shown is not None:
             return email
         sender = normalised(email.sender)
         if sender not in self._senders and sender.rpartition("@")[2] not in self._senders:

@@ -3,7 +3,7 @@
 select
     email_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider, provider_message_id,
     created_at, sent_at, lane, published_at, leased_at, settled_at, dead_lettered_at, dead_letter_discarded_at,
-    coalesce(channel, 'email') as channel
+    coalesce(channel, 'email') as channel, recipient_outcomes
 from dispatcher.email_log
 where email_id = %(email_id)s
     and tenant_id = %(tenant_id)s;
@@ -13,7 +13,7 @@ where email_id = %(email_id)s
 select
     e.email_id, e.message_key, e.status, e.attempt_count, e.correlation_id, e.error_type, e.last_error, e.provider,
     e.provider_message_id, e.created_at, e.sent_at, e.lane, e.published_at, e.leased_at, e.settled_at,
-    e.dead_lettered_at, e.dead_letter_discarded_at, coalesce(e.channel, 'email') as channel
+    e.dead_lettered_at, e.dead_letter_discarded_at, coalesce(e.channel, 'email') as channel, e.recipient_outcomes
 from dispatcher.email_idempotency as k
 join dispatcher.email_log as e on e.email_id = k.email_id
 where k.tenant_id = %(tenant_id)s

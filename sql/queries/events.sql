@@ -1,7 +1,8 @@
 -- name: store_events
 -- Stores events. The lists have one item per event, sorted by email and event key. Leaves out events that are already
 -- stored, and events whose email does not exist. In the same commit, marks each email that is not `sent`, because the
--- event proves that the provider accepted the email. No worker can lease a marked email; settle_proven settles it.
+-- event proves that the provider accepted the email. No worker can lease a marked email; settle_proven settles it. An
+-- email that was delivered to some recipients is not marked: the event does not prove that the others have the email.
 -- New events also suppress recipients for the tenant of the email. Repeated events do not, because they would restore
 -- an entry that an operator has removed. A complaint that names several recipients of an email suppresses none of them:
 -- a provider that does not know who complained names every recipient at the same server.
@@ -120,7 +121,7 @@ marked as (
     set proven_by = (select min(s.provider) from stored as s where s.email_id = e.email_id)
     where e.email_id = any(array(select email_id from stored))
         and e.email_id between %(lowest_id)s and %(highest_id)s
-        and (e.status <> 'sent') is true
+        and (e.status <> 'sent' and e.recipient_outcomes is null) is true
     returning e.email_id, e.status
 ),
 counted as (

@@ -136,6 +136,14 @@ returning
         ]::double precision[]
     end;
 
+-- name: find_recipient_outcomes
+-- The recipients who need no further attempt. Leaves out emails that were never delivered to only some recipients.
+select email_id, recipient_outcomes
+from dispatcher.email_log
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
+    and (recipient_outcomes is not null) is true;
+
 -- name: find_unleased
 -- The status of emails that could not be leased. Also returns a token. If this worker has a lease of the email, it is
 -- the token of this lease. If a recovery took the lease from this worker, and the email has not changed since and was

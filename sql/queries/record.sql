@@ -167,6 +167,23 @@ select email_id
 from closed
 where not was_rescued;
 
+-- name: record_recipients
+-- Records for which recipients a provider accepted an email, and which recipients it refused for good. Execute this
+-- before record, in the same transaction. It is separate, because few emails have such a result.
+-- Changes an email under any lease, because the result stays true. Increases attempt_base, because a worker reads
+-- recipient_outcomes only if attempt_base is greater than 0. Removes the mark of an event, because an event of a
+-- recipient who has the email does not prove that the other recipients have it. No rows.
+update dispatcher.email_log as e
+set
+    recipient_outcomes = coalesce(e.recipient_outcomes || w.outcomes::jsonb, w.outcomes::jsonb),
+    attempt_base = greatest(e.attempt_base, w.attempt_number),
+    proven_by = case when e.sent_at is not null then e.proven_by end
+from unnest(%(email_ids)s::uuid[], %(attempt_numbers)s::integer[], %(outcomes)s::text[])
+    as w (email_id, attempt_number, outcomes)
+where e.email_id = any(%(email_ids)s)
+    and e.email_id between %(lowest_id)s and %(highest_id)s
+    and (e.email_id = w.email_id) is true;
+
 -- name: find_attempt
 -- A row: the batch with this attempt was committed although its answer was lost, because a batch commits as a whole.
 -- The start time is compared, too, because attempt numbers start again after a replay.

@@ -78,6 +78,20 @@ async def test_recipients_that_the_provider_refused_are_listed(api: Api, connect
     assert listed[0]["refused_recipients"] == found["refused_recipients"]
 
 
+@pytest.mark.parametrize(("status", "delivered"), [("failed", "1-2, 10"), ("pending", "1-2, 10"), ("sent", None)])
+async def test_the_recipients_of_an_email_that_was_delivered_in_part_are_listed(
+    api: Api, connection: psycopg.Connection, status: str, delivered: str | None
+) -> None:
+    email_id = (await api.post("k-1")).json["id"]
+    connection.execute(
+        """update email_log set status = %s, recipient_outcomes = '{"2": null, "10": null, "1": null, "3": "550"}'""",
+        [status],
+    )
+
+    assert (await api.get(f"/v1/emails/{email_id}")).json["delivered_recipients"] == delivered
+    assert (await api.get("/v1/emails/by-key/k-1")).json["delivered_recipients"] == delivered
+
+
 async def test_an_unknown_error_type_is_refused_with_the_valid_ones(api: Api) -> None:
     answer = await api.get("/v1/emails?error_type=rejectd")
 

@@ -185,6 +185,18 @@ def test_show_names_the_message_id_and_the_refused_recipients_of_a_sent_email(
     ]  # fmt: skip
 
 
+def test_show_names_the_recipients_of_an_email_that_was_delivered_in_part(
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
+) -> None:
+    (email_id,) = dead_emails.create(status="failed", error_type="partly_delivered", last_error="delivered to 2 of 3")
+    dead_emails.books.change(email_id, recipient_outcomes='{"1": null, "2": null}')
+
+    shown = quick("dlq", "show", str(email_id), "--no-queue").stdout
+
+    assert re.search(r"^delivered to +recipients 1-2, in the order To, Cc, Bcc", shown, re.MULTILINE)
+    assert "recipient_outcomes" not in shown
+
+
 def test_an_unknown_email_message_or_replay_is_a_failure(settled: CommandLine) -> None:
     assert settled("dlq", "show", "nothing").code == 1
     assert settled("dlq", "show", "p-000000000000").code == 1

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.domain.decision import Decision, MarkFailed, MarkHeld, MarkSent, Redeliver, Resend, RetryIn, decide
-from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import (
+    CONCERNS_PROVIDER,
+    Accepted,
+    Deferred,
+    Outcome,
+    PartialDelivery,
+    Reason,
+    Rejected,
+    Uncertain,
+)
 from dispatcher.domain.retry import RetryLimits, RetryPolicy
 from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status, Transition
 
@@ -30,6 +39,23 @@ def test_deferred_is_retried_while_attempts_are_left() -> None:
     assert after(Deferred(Reason.SERVER_ERROR), attempt_number=1) == RetryIn(0.5)
     assert after(Deferred(Reason.SERVER_ERROR), attempt_number=2) == RetryIn(1)
     assert after(Deferred(Reason.THROTTLED, retry_after=20), attempt_number=2) == RetryIn(21)
+
+
+@pytest.mark.parametrize(
+    ("partial", "retry_after", "attempt_number", "decision"),
+    [
+        (PartialDelivery({1: None}), 0.0, 3, RetryIn(0.0)),  # the server limits the recipients of one transaction
+        (PartialDelivery({1: None}), None, 3, RetryIn(0.5)),  # as after the first attempt
+        (PartialDelivery({1: None}, has_progress=False), None, 2, RetryIn(1)),
+        (PartialDelivery({1: None}, has_progress=False), 0.0, 3, MarkFailed(Reason.PARTLY_DELIVERED, "full", "452")),
+    ],
+)
+def test_an_attempt_that_delivers_to_some_recipients_does_not_use_up_the_attempts(
+    partial: PartialDelivery, retry_after: float | None, attempt_number: int, decision: Decision
+) -> None:
+    outcome = Deferred(Reason.RECIPIENT_DEFERRED, "full", "452", retry_after, partial=partial)
+
+    assert after(outcome, attempt_number) == decision
 
 
 def test_deferred_without_attempts_left_fails_with_its_own_reason() -> None:

@@ -71,6 +71,19 @@ async def test_repeated_events_and_events_of_unknown_emails_are_counted_and_left
     assert books.count("email_event") == 2
 
 
+@pytest.mark.parametrize("status", ["pending", "waiting", "sending", "failed", "held"])
+async def test_an_event_about_an_email_that_was_delivered_in_part_does_not_settle_it(
+    intake: EventIntake, books: Books, status: str
+) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, status=status, recipient_outcomes='{"1": null}')
+
+    await intake.store([event(email_id)])
+
+    row = books.row(email_id)
+    assert (row["status"], row["proven_by"], books.count("email_event")) == (status, None, 1)
+
+
 async def test_new_events_are_counted_by_the_recipients_mailbox_provider(books: Books, pool: Pool) -> None:
     email_id = books.enqueue_one(to=["ann@gmail.com", "Bob <bob@Outlook.co.uk>", "eve@example.org"])
     bounced = [

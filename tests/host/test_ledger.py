@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, PartialDelivery, Reason, Rejected, Uncertain
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError
 from dispatcher.host import ledger as ledger_module
@@ -46,6 +46,8 @@ OUTCOMES: Final[tuple[Outcome, ...]] = (
     Accepted("<018f@example.com>", "250 2.0.0 queued as 4XyZ"),
     *(Deferred(reason, "4.7.1 slow down", "451 4.7.1", 2.5) for reason in Reason),
     Deferred(Reason.THROTTLED),
+    Deferred(Reason.RECIPIENT_DEFERRED, partial=PartialDelivery({1: None, 9: None, 1000: None})),
+    Deferred(Reason.RECIPIENT_DEFERRED, retry_after=0.0, partial=PartialDelivery({2: None}, has_progress=False)),
     *(Rejected(reason, "no", "550 5.1.1") for reason in Reason),
     Rejected(Reason.REFUSED),
     Uncertain("The connection broke off.", "502"),

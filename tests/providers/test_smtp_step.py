@@ -120,11 +120,13 @@ async def test_a_reply_before_the_final_dot_stops_the_email(
 async def test_the_next_email_uses_a_new_connection(step: str, reply: str, replies: Mapping[str, str]) -> None:
     server = ScriptedServer({**replies, step: reply}, later=replies)
     async with scripted(server) as provider:
-        await send(provider, an_email())
+        first = await send(provider, an_email())
         sending = await send(provider, an_email())
 
+        # If the replies to a group of commands are out of step, the adapter tries the email again at once.
+        ends = 2 if isinstance(first.outcome, Accepted) else 1
         assert isinstance(sending.outcome, Accepted)
-        assert (server.connections, server.ends) == (2, 1)
+        assert (server.connections, server.ends) == (2, ends)
 
 
 @pytest.mark.parametrize("reply", ["250 queued\r\n250 more", "250 queued\r\n25", "250 queued\r\n354 go"])

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from dispatcher.config import Settings, load
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, PartialDelivery, Reason, Rejected, Uncertain
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StoreUnavailable
 from dispatcher.host.ledger import Ledger
@@ -247,6 +247,64 @@ async def test_answered_emails_are_recorded_with_their_answer(
     assert (attempt["error"], attempt["provider"]) == (outcome.detail, "smtp")
     assert books.hourly() == {type(outcome).__name__.lower(): 1}
     assert (books.completed_at(each.email_id) is not None) == (status == "sent")
+
+
+PARTIAL = Deferred(
+    Reason.RECIPIENT_DEFERRED, "full", "452", partial=PartialDelivery({1: None, 2: "550 5.1.1", 1000: None})
+)
+
+
+async def test_after_a_partial_delivery_only_the_other_recipients_are_left(
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, attempt_count=2)  # without the delivery, this attempt would be the last
+    (each,) = await worker.lease(books.keys([email_id]), 600)
+    die(run_dir, [(each, answered(PARTIAL))])
+
+    await settlement.run_once()
+
+    row = books.row(email_id)
+    assert (row["status"], row["attempt_count"], row["attempt_base"]) == ("pending", 3, 3)
+    # The ledger does not contain the refused recipients. They are tried, and refused, again.
+    assert row["recipient_outcomes"] == {"1": None, "1000": None}
+
+
+@pytest.mark.parametrize(
+    ("step", "status", "words"),
+    [
+        (unsent, "pending", "full"),
+        (on_the_wire, "held", "The worker died while the email was on the wire."),
+        (answered(Accepted("queued as 7", "250 ok")), "sent", "250 ok"),
+        (
+            answered(
+                Deferred(
+                    Reason.RECIPIENT_DEFERRED, "full", "452", partial=PartialDelivery({1: None}, has_progress=False)
+                )
+            ),
+            "failed",
+            "full",
+        ),
+    ],
+    ids=["unsent", "on the wire", "accepted", "deferred"],
+)
+async def test_a_worker_that_dies_after_a_partial_delivery_leaves_the_delivered_recipients_alone(
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, step: Step, status: str, words: str
+) -> None:
+    (first,) = await lease(worker, books)
+    partial = result(first, Status.SENDING, lease_seconds=600, recipient_outcomes={1: None, 2: "550 5.1.1"})
+    await worker.record([partial._replace(error="full")])
+    assert books.row(first.email_id)["attempt_count"] == 2
+    books.change(first.email_id, attempt_base=-2)  # the second transaction is the last attempt
+    die(run_dir, [(first._replace(attempt_number=2), step)])
+
+    await settlement.run_once()
+
+    row = books.row(first.email_id)
+    assert (row["status"], row["last_error"]) == (status, words)
+    assert row["recipient_outcomes"] == {"1": None, "2": "550 5.1.1"}
+    if status == "failed":
+        assert row["error_type"] == Reason.PARTLY_DELIVERED
 
 
 async def test_a_deferral_that_was_the_last_attempt_fails(

@@ -135,6 +135,22 @@ async def test_the_relay_cancels_an_email_that_expires_before_it_is_sent(
     assert message.pointer.email_id == other
 
 
+@pytest.mark.parametrize("status", [Status.PENDING, Status.WAITING, Status.HELD])
+async def test_an_email_that_expires_after_some_recipients_got_it_is_failed_with_a_dead_letter(
+    outbox: Outbox, books: Books, status: Status
+) -> None:
+    email_id = books.enqueue_one(expires_at=soon())
+    books.change(email_id, status=status, recipient_outcomes='{"1": null}', attempt_base=1)
+    expire(books, email_id)
+
+    assert await outbox.cancel_expired(10) == []
+
+    row = books.row(email_id)
+    assert (row["status"], row["error_type"], row["wait_until"]) == ("failed", "partly_delivered", None)
+    assert row["dead_letter_due_at"] is not None
+    assert books.completed_at(email_id) is None
+
+
 async def test_a_held_email_that_expires_needs_no_operator_any_more(
     outbox: Outbox, store: LeaseStore, books: Books
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,9 @@ class Mutant:
     def texts(self) -> tuple[bytes, bytes]:
         """The text of the original statement, and of the mutant."""
         text = query(self.name).decode()
-        assert text.count(self.passage) == 1, f"{self.name} has {text.count(self.passage)} times: {self.passage}"
-        return text.encode(), text.replace(self.passage, self.replacement).encode()
+        passage = re.sub(r"^[ ]+", "", self.passage, flags=re.MULTILINE)  # `query` removes the indents
+        assert text.count(passage) == 1, f"{self.name} has {text.count(passage)} times: {passage}"
+        return text.encode(), text.replace(passage, self.replacement).encode()
 
 
 def connection_class(mutant: Mutant | None) -> type[AsyncSession]:

@@ -90,8 +90,8 @@ MUTANTS: Final = {
     "record_that_retries_a_proven_email": Mutant(
         "record", "\n        and (r.status <> 'sending' or e.proven_by is null)"
     ),
-    "event_that_marks_a_sent_email": Mutant("store_events", "(e.status <> 'sent') is true", "true"),
-    "event_that_marks_no_email": Mutant("store_events", "(e.status <> 'sent') is true", "false"),
+    "event_that_marks_a_sent_email": Mutant("store_events", "e.status <> 'sent' and ", ""),
+    "event_that_marks_no_email": Mutant("store_events", "e.status <> 'sent' and ", "false and "),
     "settlement_of_a_dropped_email_as_sent": Mutant("settle_proven", "not v.has_left and ", "false and "),
     "settlement_of_a_delivered_email_as_dropped": Mutant("settle_proven", "not v.has_left and ", ""),
     "settlement_that_keeps_the_dead_letter": Mutant(
@@ -166,8 +166,9 @@ MUTANTS: Final = {
     ),
     "published_with_another_due_mark": Mutant(
         "mark_published",
-        "(email_id, publish_due_at) in (\n                select t.email_id, t.due_at",
-        "(email_id) in (\n                select t.email_id",
+        "where email_id = any(%(email_ids)s)\nand email_id between %(lowest_id)s and %(highest_id)s\nand (\n"
+        "(email_id, publish_due_at) in (\nselect t.email_id, t.due_at",
+        "where email_id = any(%(email_ids)s)\nand (\n(email_id) in (\nselect t.email_id",
     ),
     "dead_letter_with_another_due_mark": Mutant(
         "mark_dead_lettered",
@@ -327,8 +328,8 @@ def test_a_statement_without_one_of_its_conditions_is_caught(
 HELD_MUTANTS: Final = {
     "keeps_the_dead_letter": Mutant(
         "cancel_expired",
-        "        publish_due_at = null,\n        dead_letter_due_at = null\n",
-        "        publish_due_at = null\n",
+        "dead_letter_due_at = case when e.recipient_outcomes is not null then clock_timestamp() end",
+        "dead_letter_due_at = e.dead_letter_due_at",
     ),
     "leaves_held_emails": Mutant(
         "find_expired", "status in ('pending', 'waiting', 'held')", "status in ('pending', 'waiting')"

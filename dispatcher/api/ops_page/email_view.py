@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from dispatcher.domain.outcome import left_out
+from dispatcher.domain.outcome import delivered_recipients, left_out
 from dispatcher.domain.status import FINISHED, Status
 from dispatcher.domain.waiting import WaitExplanation, WaitReason
 from dispatcher.ops.acts import Act
@@ -117,6 +117,7 @@ def fields(email: Record) -> list[tuple[str, object]]:
     status, refused = Status(email["status"]), None
     if status is Status.SENT:
         refused = left_out(email["last_error"])
+    delivered = delivered_recipients(status, email["recipient_outcomes"])
     rows: Sequence[tuple[str, object]] = (
         ("Lane", email.get("lane")),
         ("Channel", email.get("channel")),
@@ -124,6 +125,7 @@ def fields(email: Record) -> list[tuple[str, object]]:
         ("Error type", email["error_type"]),
         ("Answer" if status is Status.SENT else "Last error", email["last_error"]),
         ("Not sent to", refused and f"recipients {refused}, in the order To, Cc, Bcc: the provider refused these"),
+        ("Delivered to", delivered and f"recipients {delivered}, in the order To, Cc, Bcc"),
         ("Attempts", _attempts(email)),
         ("May have arrived", "yes: the outcome of an attempt is unknown" if email["was_uncertain"] else None),
         ("Crashes", f"{email['crash_count']:,} while a worker rendered it" if email["crash_count"] else None),
