@@ -180,10 +180,10 @@ class Settings:
     )
     retry_base_seconds: float = setting(
         values.seconds(0.01, 600),
-        "5",
+        "6",
         "Longest wait before the first retry; the limit doubles with each retry. No wait is below half of its limit.",
     )
-    retry_cap_seconds: float = setting(values.seconds(0.01, 3600), "300", "Longest wait between two attempts.")
+    retry_cap_seconds: float = setting(values.seconds(0.01, 3600), "240", "Longest wait between two attempts.")
     redeliver_for: float = setting(
         values.off_or_duration(60, 1_209_600),
         "off",

@@ -30,7 +30,7 @@ def test_the_longest_wait_doubles(next_attempt: int, longest: float) -> None:
     ("environ", "least", "most"),
     [
         ({}, 300, 660),
-        ({"DISPATCHER_MAX_ATTEMPTS": "5"}, 37.5, 75),
+        ({"DISPATCHER_MAX_ATTEMPTS": "5"}, 45, 90),
         ({"DISPATCHER_RETRY_BASE_SECONDS": "1"}, 63.5, 127),
         ({"DISPATCHER_RETRY_CAP_SECONDS": "2"}, 7, 14),
     ],
