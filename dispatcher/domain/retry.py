@@ -1,7 +1,8 @@
 """Decides when a deferred email is tried again: never before the provider allows it.
 
 First, the email is retried under the same lease, with exponential backoff. Half of each wait is random. If these
-attempts are used up and redelivery is on, a redelivery follows minutes or hours later.
+attempts are used up and redelivery is on, a redelivery follows minutes or hours later. If the recipient is deferred and
+redelivery is on, the redelivery follows after one attempt.
 """
 
 from __future__ import annotations
