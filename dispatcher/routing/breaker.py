@@ -66,7 +66,7 @@ class BreakerState(StrEnum):
 
 class BreakerEvent(Enum):
     WAIT_ENDED = auto()
-    """The time of a pause or of an open breaker is over."""
+    """The time of a pause or of an open breaker is over, or an operator has resumed the provider."""
     SUCCEEDED = auto()
     """The provider answered about an email."""
     FAILED = auto()
@@ -271,6 +271,13 @@ class CircuitBreaker:
         self._refusals.add(email)
         self._open(reason)
         return Blame.PROVIDER
+
+    def resume(self) -> None:
+        """Ends a pause or the wait of an open breaker now. The next wait is short again. Otherwise changes nothing."""
+        if self._update():
+            self._opens.reset()
+            self._pauses.reset()
+            self._enter(BreakerEvent.WAIT_ENDED, self.reason)
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
         """Notes that the provider throttled an attempt. Pauses the provider, unless the email may be at fault.

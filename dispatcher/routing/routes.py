@@ -297,6 +297,12 @@ class Routes:
             route.is_paused = not route.is_paused
         return bool(changed)
 
+    def resume(self, providers: Collection[str]) -> None:
+        """Ends the waits of these providers' breakers."""
+        for route in self._routes:
+            if route.name in providers:
+                route.breaker.resume()
+
     @property
     def paused(self) -> frozenset[str]:
         """The providers that an operator paused."""
