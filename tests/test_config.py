@@ -31,7 +31,7 @@ def test_defaults_suit_a_first_run() -> None:
     settings = load({})
 
     assert (settings.queue, settings.dlq) == ("email.dispatcher.send", "email.dispatcher.dlq")
-    assert (settings.lease_seconds, settings.send_timeout_seconds, settings.max_attempts) == (60.0, 30.0, 5)
+    assert (settings.lease_seconds, settings.send_timeout_seconds, settings.max_attempts) == (60.0, 30.0, 8)
     assert settings.on_uncertain is OnUncertain.HOLD
     assert settings.workers >= 1
     assert settings.providers == ()
@@ -242,7 +242,6 @@ def test_only_commands_that_send_need_the_settings_of_the_provider(provider: str
     [
         ({"DISPATCHER_QUEUE": "one", "DISPATCHER_DLQ": "one"}, "DISPATCHER_DLQ has the same name as the send queue"),
         ({"DISPATCHER_RETAIN_AUDIT_DAYS": "90"}, "DISPATCHER_RETAIN_AUDIT_DAYS is shorter"),
-        ({"DISPATCHER_RETRY_BASE_SECONDS": "61"}, "is above DISPATCHER_RETRY_CAP_SECONDS"),
     ],
 )
 def test_contradicting_settings_are_reported(environ: dict[str, str], sentence: str) -> None:

@@ -96,7 +96,8 @@ def resume(scope: str, name: str | None, act: Act | None) -> int:
       dispatcher resume provider sendgrid
       dispatcher resume tenant acme --reason "the list is clean now"
 
-    Other pauses stay in force: after `dispatcher resume all`, a paused tenant is still paused.
+    For a provider, also ends the wait that workers began themselves, because the provider throttled us, failed or
+    refused all emails. Other pauses stay in force: after `dispatcher resume all`, a paused tenant is still paused.
     """
     from dispatcher.ops import pausing
 

@@ -10,6 +10,7 @@ from dispatcher.cli.output import counted
 from dispatcher.cli.table import Styled, Table, in_style, side_by_side
 from dispatcher.domain.status import Status
 from dispatcher.domain.text import printable
+from dispatcher.domain.waiting import resume_remedy
 from dispatcher.store.activity import VanishedHost, find_vanished_hosts
 from dispatcher.store.outbox import AHEAD_SECONDS
 
@@ -202,7 +203,8 @@ def _describe(trouble: ProviderProblem) -> str:
     workers = counted(trouble.workers, "worker")
     left = f", {_duration(trouble.seconds_left)} left" if trouble.seconds_left else ""
     reason = f": {trouble.reason}" if trouble.reason else ""
-    return f"{trouble.state.replace('_', ' ')} ({workers}{left}){reason}"
+    remedy = "" if trouble.state == "half_open" else f". {resume_remedy(trouble)}"
+    return f"{trouble.state.replace('_', ' ')} ({workers}{left}){reason.rstrip('.')}{remedy}"
 
 
 def _days(seconds: float | None) -> str:

@@ -52,10 +52,6 @@ def contradictions(settings: Settings) -> list[str]:
             "DISPATCHER_RETAIN_AUDIT_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS, but the record of operators' "
             "actions must be kept at least as long as the email. Raise DISPATCHER_RETAIN_AUDIT_DAYS."
         )
-    if settings.retry_base_seconds > settings.retry_cap_seconds:
-        mistakes.append(
-            "DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS. Lower DISPATCHER_RETRY_BASE_SECONDS."
-        )
     return mistakes + [mistake for own in settings.own.values() for mistake in own.mistakes(settings)]
 
 

@@ -177,14 +177,17 @@ class Settings:
     )
     max_attempts: int = setting(
         values.whole(1, 100),
-        "5",
+        "8",
         "The most attempts for one email. If the last attempt is deferred, the email fails, unless it waits for a "
-        "redelivery (DISPATCHER_REDELIVER_FOR).",
+        "redelivery (DISPATCHER_REDELIVER_FOR). With the defaults of this and the next two settings, a deferred email "
+        "is tried for 5 to 10 minutes.",
     )
     retry_base_seconds: float = setting(
-        values.seconds(0.01, 600), "1", "Longest wait before the first retry; the limit doubles with each retry."
+        values.seconds(0.01, 600),
+        "6",
+        "Longest wait before the first retry; the limit doubles with each retry. No wait is below half of its limit.",
     )
-    retry_cap_seconds: float = setting(values.seconds(0.01, 3600), "60", "Longest wait between two attempts.")
+    retry_cap_seconds: float = setting(values.seconds(0.01, 3600), "240", "Longest wait between two attempts.")
     redeliver_for: float = setting(
         values.off_or_duration(60, 1_209_600),
         "off",

@@ -3,6 +3,7 @@ decision has the texts and codes of its outcome.
 
 accepted                      → MarkSent
 deferred, attempts left       → RetryIn     keeps the lease
+recipient_deferred            → Redeliver   after each attempt, if redelivery is on; without it as above
 deferred, none left           → Redeliver   if redelivery is on, unless its time limit or the email's expiry comes first
                                 MarkFailed  otherwise, with the deferral's reason, or `partly_delivered`
 rejected                      → MarkFailed
@@ -153,9 +154,11 @@ def _decide_deferred(
         if partial.has_progress:
             attempt_number = 1
     seconds = policy.wait_before(attempt_number + 1, _asked_seconds(outcome, policy), random)
-    if seconds is not None:
-        return RetryIn(seconds)
     wait = limits and limits.redelivery_wait(outcome.retry_after, random)
+    # The recipient's server counts quick repetitions as abuse. So there is one attempt per redelivery.
+    is_redelivered = wait is not None or (limits is not None and limits.redeliveries > 0)
+    if seconds is not None and not (is_redelivered and outcome.reason is Reason.RECIPIENT_DEFERRED):
+        return RetryIn(seconds)
     return MarkFailed(reason, outcome.detail, outcome.code) if wait is None else Redeliver(wait)
 
 

@@ -1,7 +1,8 @@
 """Decides when a deferred email is tried again: never before the provider allows it.
 
-First, the email is retried under the same lease, with exponential backoff and full jitter. If these attempts are used
-up and redelivery is on, a redelivery follows minutes or hours later.
+First, the email is retried under the same lease, with exponential backoff. Half of each wait is random. If these
+attempts are used up and redelivery is on, a redelivery follows minutes or hours later. If the recipient is deferred and
+redelivery is on, the redelivery follows after one attempt.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class RetryPolicy:
 
     Attributes:
         max_attempts: The most attempts, including the first.
-        base_seconds: Upper bound of the wait before the second attempt. The bound doubles with each further attempt.
+        base_seconds: Upper bound of the wait before the second attempt. The bound doubles with each further attempt. No
+            wait is shorter than half of its bound.
         cap_seconds: Upper bound of every wait. If the provider asks for a longer wait, no retry follows.
     """
 
@@ -76,8 +78,8 @@ class RetryPolicy:
         if next_attempt > self.max_attempts or not asked <= self.cap_seconds:
             return None
         doublings = min(max(0, next_attempt - 2), _MAX_DOUBLINGS)
-        jitter = random() * min(self.cap_seconds, self.base_seconds * 2.0**doublings)
-        return min(self.cap_seconds, max(0.0, asked) + jitter)
+        longest = min(self.cap_seconds, self.base_seconds * 2.0**doublings)
+        return min(self.cap_seconds, max(0.0, asked) + longest * (0.5 + 0.5 * random()))
 
     def limited(self, limits: RetryLimits | None) -> RetryPolicy:
         """This policy with the `max_attempts` that `limits` sets; this policy unchanged if `limits` sets none."""

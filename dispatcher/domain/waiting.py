@@ -37,8 +37,8 @@ class WaitReason(StrEnum):
     PAUSED = "paused"
     """An operator paused everything, the email's lane or tenant, or every provider that could send it."""
     NOT_DUE = "not_due"
-    """The email is due later, because a worker could not use a provider that the email needs, or had no memory for the
-    email."""
+    """The email is due later: it was deferred, or a worker could not use a provider that the email needs, or had no
+    memory for the email."""
     NO_RELAY = "no_relay"
     """No relay publishes for the database."""
     UNPUBLISHED = "unpublished"
@@ -193,8 +193,7 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
             "The worker that leased the email has ended; a relay will recover the email.",
             settled_at,
         )
-    last = f" Its last attempt ended as {facts.error_type}." if facts.error_type else ""
-    words = f"A worker has leased the email and is sending it.{last}{_also(facts)}"
+    words = f"A worker has leased the email and is sending it.{_last(facts)}{_also(facts)}"
     return WaitExplanation(WaitReason.LEASED, words, facts.locked_until)
 
 
@@ -209,8 +208,11 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
     # There are two reasons for a due time in the future. Either a worker postponed the email after it had leased the
     # email. Or the HTTP API publishes the message itself; the relay publishes it at the due time if the API has failed.
     if due_seconds < 0 and facts.was_leased:
-        words = "A worker postponed the email: it could not use a suitable provider, or had no memory for the email."
-        return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
+        words = (
+            "A worker postponed the email: the email was deferred, or the worker could not use a suitable provider, or "
+            f"had no memory for the email.{_last(facts)}{_also(facts)}"
+        )
+        return WaitExplanation(WaitReason.NOT_DUE, words, facts.due_at)
     if not facts.has_relay:
         return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
     # If other emails are ahead, a long wait is normal: the relay keeps the queues short, so many due emails wait in
@@ -279,17 +281,29 @@ def _wait_reason(problem: ProviderProblem) -> WaitReason:
 
 
 def describe_problem(problem: ProviderProblem) -> str:
-    """A sentence that says why a provider cannot be used."""
+    """Sentences that say why a provider cannot be used, and how to try it at once."""
     match _wait_reason(problem):
         case WaitReason.PAUSED:
             return problem.reason or ""
         case WaitReason.PROVIDER_PAUSED:
-            return f"{problem.provider} asked us to wait ({problem.reason or 'no reason given'})."
+            words = f"{problem.provider} asked us to wait ({problem.reason or 'no reason given'})."
         case WaitReason.PROVIDER_REFUSES:
-            return f"{problem.provider} refuses all emails: {problem.reason}"
+            words = f"{problem.provider} refuses all emails: {(problem.reason or '').rstrip('.')}."
         case _:
-            probed = "; the dispatcher tests it with one email" if problem.state == "half_open" else ""
-            return f"{problem.provider} fails for every email ({problem.reason or 'no reason given'}){probed}."
+            words = f"{problem.provider} fails for every email ({problem.reason or 'no reason given'})"
+            if problem.state == "half_open":
+                return f"{words}; the dispatcher tests it with one email."
+            words = f"{words}."
+    return f"{words} {resume_remedy(problem)}"
+
+
+def resume_remedy(problem: ProviderProblem) -> str:
+    """How an operator ends the wait for a provider."""
+    return f"To try it at once: `dispatcher resume provider {problem.provider}`."
+
+
+def _last(facts: Facts) -> str:
+    return f" Its last attempt ended as {facts.error_type}." if facts.error_type else ""
 
 
 def _also(facts: Facts) -> str:

@@ -41,10 +41,10 @@ async def pause(session: AsyncSession, scope: PauseScope, name: str, act: Act, *
 
 
 async def resume(session: AsyncSession, scope: PauseScope, name: str, act: Act) -> Pause:
-    """Ends a pause, and returns it.
+    """Ends a pause, and returns it. If the scope is a provider, workers that wait for the provider try it again.
 
     Raises:
-        NotPaused: The pause has ended, or never began.
+        NotPaused: The pause has ended, or never began, and no worker waits for the provider.
     """
     ended = await controls.end_pause(session, scope, name, actor=act.actor, reason=act.reason)
     if ended is None:

@@ -35,8 +35,7 @@ FAILURES_IN_A_ROW: Final = 8
 """This many failures in a row open the breaker. Fewer failures are normal at a busy provider. A higher limit would
 waste attempts on a failed provider."""
 UNREACHED_IN_A_ROW: Final = 3
-"""This many failed connections in a row open the breaker. The number is low, because an email is never the cause, and
-because the breaker must open before a single email has used up its attempts."""
+"""This many failed connections in a row open the breaker. The number is low, because an email is never the cause."""
 THROTTLED_IN_A_ROW: Final = 2
 """If the provider gave no wait time, this many throttled emails in a row pause the provider. A single throttled email
 may concern only its recipient."""
@@ -71,7 +70,7 @@ class BreakerState(StrEnum):
 
 class BreakerEvent(Enum):
     WAIT_ENDED = auto()
-    """The time of a pause or of an open breaker is over."""
+    """The time of a pause or of an open breaker is over, or an operator has resumed the provider."""
     SUCCEEDED = auto()
     """The provider answered about an email."""
     FAILED = auto()
@@ -224,7 +223,8 @@ class CircuitBreaker:
         """Notes that an attempt failed. Returns whether the email or the provider is at fault.
 
         Args:
-            email: The email of the attempt; None if the provider has not seen the email.
+            email: The email of the attempt; None if the provider has not seen the email. Such an email is never at
+                fault.
             in_a_row: How many failures, including this one, open the breaker.
             by_recipient: Whether the refusal concerns the recipients. Such refusals of emails to the same recipients
                 count once. A repeated refusal of one email does not count if other emails have succeeded in between.
@@ -245,7 +245,9 @@ class CircuitBreaker:
                     self._open(reason, for_longer=not is_suspect)
             elif are_enough:
                 self._open(reason)
-        return Blame.EMAIL if self.state is BreakerState.CLOSED else Blame.PROVIDER
+        if self.state is not BreakerState.CLOSED:
+            return Blame.PROVIDER
+        return Blame.UNKNOWN if email is None else Blame.EMAIL
 
     def time_out(self, trial: int, reason: str) -> None:
         """Notes that an attempt is uncertain: the provider may have accepted the email, but no answer arrived."""
@@ -321,6 +323,13 @@ class CircuitBreaker:
         if self.state is not BreakerState.CLOSED:
             return Blame.PROVIDER
         return Blame.EMAIL if gives_up and times >= UNCLEAR_TRIES else Blame.UNKNOWN
+
+    def resume(self) -> None:
+        """Ends a pause or the wait of an open breaker now. The next wait is short again. Otherwise changes nothing."""
+        if self._update():
+            self._opens.reset()
+            self._pauses.reset()
+            self._enter(BreakerEvent.WAIT_ENDED, self.reason)
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
         """Notes that the provider throttled an attempt. Pauses the provider, unless the email may be at fault.

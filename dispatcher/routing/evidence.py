@@ -32,8 +32,8 @@ class Blame(Enum):
     PROVIDER = auto()
     """The provider is the cause, and must not be tried now. The email uses up no attempt."""
     UNKNOWN = auto()
-    """The cause is unknown: no other email was refused or succeeded. The email waits, and uses up no attempt. Other
-    emails do not wait."""
+    """The cause is unknown: no other email was refused or succeeded, or a single connection failed. The email waits,
+    and uses up no attempt. Other emails do not wait."""
 
 
 @dataclass(slots=True)

@@ -139,11 +139,12 @@ class Route:
         witness = None if refusal.concern is Concern.PROVIDER else email
         if is_already_counted:
             self.breaker.abandon(trial)
-            blame = Blame.PROVIDER if not self.is_closed else Blame.UNKNOWN if is_throttled else Blame.EMAIL
+            is_unknown = is_throttled or witness is None
+            blame = Blame.PROVIDER if not self.is_closed else Blame.UNKNOWN if is_unknown else Blame.EMAIL
         elif is_throttled or _asks_for_long_wait(refusal):
             blame = self.breaker.pause(trial, refusal.retry_after, refusal.reason, witness)
         else:
-            is_unreached = refusal.reason is Reason.CONNECTION_FAILED and witness is None
+            is_unreached = refusal.reason is not Reason.SERVER_ERROR and witness is None
             blame = self.breaker.fail(
                 trial,
                 f"{refusal.reason}: {refusal.detail}" if is_unreached and refusal.detail else refusal.reason,
@@ -318,6 +319,12 @@ class Routes:
         for route in changed:
             route.is_paused = not route.is_paused
         return bool(changed)
+
+    def resume(self, providers: Collection[str]) -> None:
+        """Ends the waits of these providers' breakers."""
+        for route in self._routes:
+            if route.name in providers:
+                route.breaker.resume()
 
     @property
     def paused(self) -> frozenset[str]:

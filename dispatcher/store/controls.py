@@ -65,6 +65,9 @@ async def begin_pause(
 
 
 async def end_pause(source: Source, scope: PauseScope, name: str, *, actor: str, reason: str) -> Pause | None:
-    """Ends a pause, and adds an audit record. Returns the pause; None if it was not in force."""
+    """Ends a pause, and adds an audit record. Returns the pause; None if it was not in force.
+
+    If the scope is a provider, also ends the waits of workers that cannot use the provider.
+    """
     parameters = {"scope": scope, "name": name, "actor": actor, "reason": reason}
     return next(iter(await fetch(source, "end_pause", parameters, into=Pause)), None)

@@ -55,6 +55,10 @@ class ProviderStore:
         parameters = {"provider": provider, "slot": self._slot, "state": state, "reason": reason, "seconds": seconds}
         await fetch(self._pool, "set_provider_state", parameters)
 
+    async def take_resumes(self) -> list[str]:
+        """The providers that an operator has resumed while this worker cannot use them. Returns each resume once."""
+        return [row[0] for row in await fetch(self._pool, "take_resumes", {"slot": self._slot})]
+
     async def delete_states(self) -> None:
         """Deletes the states that workers in this slot have stored. Call this when the worker starts or exits."""
         await fetch(self._pool, "delete_provider_states", {"slot": self._slot})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outcome import Concern, Reason
 from dispatcher.domain.scrub import scrub
 from dispatcher.transport.body import Body
 from dispatcher.transport.call import Call, NoFreeConnection
@@ -172,7 +172,7 @@ class HttpTransport:
                 connection = await self._connected(target)
         except TimeoutError:
             if until <= gives_up_at:
-                raise _late("the connection did not open early enough for a response") from None
+                raise _late("the connection did not open early enough for a response", Concern.PROVIDER) from None
             raise RequestNotSent(
                 Reason.CONNECTION_FAILED, f"no connection: connecting took longer than {self._connect_seconds:g} s"
             ) from None
@@ -285,7 +285,8 @@ async def _write_all_but_last(
         return _response(connection)
     if not connection.can_write:
         cause = connection.fault or "the connection was closed"
-        raise RequestNotSent(Reason.CONNECTION_FAILED, f"the connection broke before the end of the body: {cause}")
+        words = f"the connection broke before the end of the body: {cause}"
+        raise RequestNotSent(Reason.CONNECTION_FAILED, words, concern=Concern.EITHER)
     return None
 
 
@@ -302,8 +303,8 @@ def _no_response(connection: HttpConnection) -> NoResponse:
     return NoResponse(f"the response with status {status} {how}", status=status)
 
 
-def _late(what: str) -> RequestNotSent:
-    return RequestNotSent(Reason.TIMEOUT_BEFORE_SEND, f"{what} before the deadline")
+def _late(what: str, concern: Concern | None = None) -> RequestNotSent:
+    return RequestNotSent(Reason.TIMEOUT_BEFORE_SEND, f"{what} before the deadline", concern=concern)
 
 
 def _latest_send_at(deadline: float) -> float:

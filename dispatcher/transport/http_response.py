@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from dispatcher.domain.outcome import Deferred, Reason, Uncertain
+from dispatcher.domain.outcome import Concern, Deferred, Reason, Uncertain
 from dispatcher.domain.values import value
 
 MAX_NAME_CHARACTERS: Final = 128
@@ -28,16 +28,18 @@ class RequestNotSent(Exception):
     Attributes:
         reason: `connection_failed` or `timeout_before_send`.
         detail: What happened, without addresses and credentials.
+        concern: The cause, if `reason` does not show it.
     """
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str, *, concern: Concern | None = None) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+        self.concern = concern
 
     @property
     def outcome(self) -> Deferred:
-        return Deferred(self.reason, self.detail)
+        return Deferred(self.reason, self.detail, known_concern=self.concern)
 
 
 class NoResponse(Exception):

@@ -190,9 +190,7 @@ def acceptance(
     codes = {**dict.fromkeys(unsupported, "no SMTPUTF8"), **{position: each.codes for position, each in refused}}
     if codes:
         detail = f"{refused_recipients(codes)}; {detail}"
-    final = {
-        position: each.codes for position, each in refused if isinstance(refusal(each, SmtpPhase.RCPT), Rejected)
-    }
+    final = {position: each.codes for position, each in refused if isinstance(refusal(each, SmtpPhase.RCPT), Rejected)}
     again = [each for position, each in refused if position not in final]
     if not (again or unsupported):
         return Accepted(queue_id[1] if queue_id else None, detail)

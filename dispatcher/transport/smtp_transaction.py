@@ -106,7 +106,7 @@ class SmtpTransaction:
         detail = f"{broke or 'the deadline passed'} {self.phase}"
         if self.phase is SmtpPhase.FINAL:
             return Uncertain(detail)
-        concern = Concern.PROVIDER if self.phase in (SmtpPhase.WAITING, SmtpPhase.CONNECTING) else Concern.EITHER
+        concern = Concern.PROVIDER if self.phase is SmtpPhase.CONNECTING else Concern.EITHER
         if broke is None:
             return Deferred(Reason.TIMEOUT_BEFORE_SEND, detail, known_concern=concern)
         if isinstance(broke, ServerClosing):

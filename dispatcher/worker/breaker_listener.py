@@ -57,6 +57,14 @@ class BreakerListener:
         """Makes `run` check which providers may be tried, because an operator paused or resumed a provider."""
         self._changed.set()
 
+    async def apply_resumes(self, routes: Routes) -> None:
+        """Ends the waits of breakers whose providers an operator has resumed. While no breaker waits, asks nothing.
+
+        Raises DispatcherError if PostgreSQL does not answer.
+        """
+        if routes.change_seconds is not None:
+            routes.resume(await self._store.take_resumes())
+
     async def run(self, routes: Routes, consumer: Consumer, wake: Callable[[], None]) -> None:
         """Acts on changes of the breakers, and on pauses of providers, until cancelled.
 

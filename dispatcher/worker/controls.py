@@ -3,6 +3,7 @@
     pause of a lane, or of everything ─▶ the lane's consumer is cancelled; unleased messages go back to RabbitMQ
     pause of a tenant                 ─▶ the lease statement leaves out the tenant's emails (see `lease.LeaseStage`)
     pause of a provider               ─▶ the worker does not try the provider; other providers take over
+    resume of a provider              ─▶ also ends the wait of the provider's circuit breaker
 
 The worker releases paused emails that it has leased, but that are not on the wire. Emails on the wire are completed.
 While PostgreSQL is unreachable, the controls that were read last stay in force. This module also applies the ceilings
@@ -86,6 +87,7 @@ class OperatorControls:
             try:
                 self._apply(await self._store.read_controls(), lease)
                 await self._release_paused()
+                await self._breakers.apply_resumes(self._routes)
             except DispatcherError as error:
                 if not is_failing:
                     self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=READ_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer
@@ -13,6 +14,10 @@ from dispatcher.telemetry import metrics
 from dispatcher.worker.in_flight_email import EmailEvent, ReleaseRequest
 from dispatcher.worker.outage import LOCKED_SECONDS, StoreOutage
 from dispatcher.worker.window import Window
+
+LONGEST_DELAY_SECONDS: Final = 240.0
+"""A released email is due again after at most this time. It must be below `store.outbox.AHEAD_SECONDS`: the relay would
+publish an email with a later due mark at once."""
 
 
 class ReleaseStage:
@@ -41,12 +46,12 @@ class ReleaseStage:
     async def _release(self, batch: list[ReleaseRequest]) -> None:
         """Releases the leases. The emails are then pending or waiting, so their messages can be acked.
 
-        Usually, a released email is due at once. It is due later if its provider is unavailable while other providers
-        work, or if there is no memory for its content: otherwise, workers would lease and release it over and over. It
-        becomes waiting if the ceiling of a recipient domain is reached.
+        Usually, a released email is due at once. It is due later if it was deferred, if its provider is unavailable
+        while other providers work, or if there is no memory for its content: otherwise, workers would lease and release
+        it over and over. It becomes waiting if the ceiling of a recipient domain is reached.
         """
         tokens = {email.email_id: email.lease.token for email, _, wait in batch if wait is None}
-        delays = {email.email_id: seconds for email, seconds, _ in batch}
+        delays = {email.email_id: min(seconds, LONGEST_DELAY_SECONDS) for email, seconds, _ in batch}
         waits = {email.email_id: (email.lease.token, wait) for email, _, wait in batch if wait is not None}
         locked: set[UUID] = set()
         if tokens:

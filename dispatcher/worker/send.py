@@ -111,9 +111,9 @@ class SendStage:
     def stop(self, email: InFlightEmail) -> None:
         """Prevents an email from being sent, and releases the email when its attempt has ended.
 
-        If the email waits for a timer, the release is queued at once. If the email is in a task, the release is queued
-        when the task has ended, even if the task is cancelled before its first step. If the email is in a bulk call,
-        `_end_bulk` starts a task, which queues the release.
+        If the email waits for a timer, the release is queued at once, and the email is due when its wait would have
+        ended. If the email is in a task, the release is queued when the task has ended, even if the task is cancelled
+        before its first step. If the email is in a bulk call, `_end_bulk` starts a task, which queues the release.
         """
         email.on(EmailEvent.STOP)
         work = email.work
@@ -121,8 +121,8 @@ class SendStage:
         work.cancel()
         if isinstance(work, asyncio.Task):
             work.add_done_callback(lambda _: self.release(email))
-        elif not isinstance(work, asyncio.Future):
-            self.release(email)
+        elif isinstance(work, asyncio.TimerHandle):
+            self.release(email, max(0.0, work.when() - self._loop.time()))
 
     def stop_all(self) -> None:
         """Begins to drain: stops all emails that are not on the wire."""
@@ -246,12 +246,12 @@ class SendStage:
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
         """Retries the email after `seconds`, under the same lease. Meanwhile, the email uses no place in the window.
 
-        If the email expires before the retry, releases the email instead, so that the relay can cancel it in time.
+        Releases the email instead, due after `seconds`, if the worker drains, if no more emails may wait here, or if
+        the email expires before the retry, so that the relay can cancel it in time.
         """
-        if self._is_draining or not email.may(EmailEvent.WAIT):
-            self.release(email)
-            return
-        if steady_clock() + seconds >= email.expires_at:
+        may_wait = not seconds or self._window.may_wait
+        expires_first = steady_clock() + seconds >= email.expires_at
+        if self._is_draining or expires_first or not (may_wait and email.may(EmailEvent.WAIT)):
             self.release(email, seconds)
             return
         email.on(EmailEvent.WAIT)

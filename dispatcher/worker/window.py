@@ -69,6 +69,12 @@ class Window:
         busy = len(self.emails) - self._count(EmailState.WAITING)
         return min(self._prefetch + self._prefetch // URGENT_SHARE - busy, 2 * self._prefetch - len(self.emails))
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether one more email may wait for a retry. Waiting emails leave room for all other emails in the ledger, so
+        that thousands of deferred emails do not stop the worker."""
+        return self._count(EmailState.WAITING) < self._prefetch - self._prefetch // URGENT_SHARE
+
     def is_probing(self) -> bool:
         """Whether the next email probes a provider that has failed."""
         return self._routes.is_probing

@@ -88,7 +88,9 @@ select scope, name, until_at, reason, actor, began_at
 from begun;
 
 -- name: end_pause
--- Ends a pause, and audits this. Zero rows: there is no such pause, or it has already ended.
+-- Ends a pause, and audits this. For a provider, also tells all workers whose circuit breaker is not closed to try the
+-- provider again (see take_resumes). If only they wait, returns their wait as a pause that the dispatcher began. Zero
+-- rows: there is no such pause, or it has already ended, and no worker waits.
 with ended as (
     delete from dispatcher.pause
     where scope = %(scope)s
@@ -101,13 +103,30 @@ effective as (
     where until_at is null
         or until_at > clock_timestamp()
 ),
+resumed as (
+    update dispatcher.provider_state
+    set resumed_at = clock_timestamp()
+    where %(scope)s = 'provider'
+        and provider = %(name)s
+        and state <> 'closed'
+    returning until_at, reason, changed_at
+),
+over as (
+    select scope, name, until_at, reason, actor, began_at
+    from effective
+    union all
+    select %(scope)s, %(name)s, max(until_at), coalesce(min(reason), ''), 'dispatcher', min(changed_at)
+    from resumed
+    where not exists (select from effective)
+    having count(*) > 0
+),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, detail)
     select %(actor)s, 'resume', %(reason)s, jsonb_build_object('scope', scope, 'name', name, 'since', began_at)
-    from effective
+    from over
 )
 select scope, name, until_at, reason, actor, began_at
-from effective;
+from over;
 
 -- name: list_lane_rules
 -- The rules that set the lane of a sender's emails.

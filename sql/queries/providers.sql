@@ -62,8 +62,8 @@ returning per_second;
 
 -- name: set_provider_state
 -- Stores the state of one worker slot's circuit breaker for a provider. `seconds`: how long the state lasts; null if
--- unknown.
-insert into dispatcher.provider_state (provider, slot, state, reason, until_at)
+-- unknown. An operator's resume stays until the worker takes it, or its breaker closes.
+insert into dispatcher.provider_state as s (provider, slot, state, reason, until_at)
 values (
     %(provider)s, %(slot)s, %(state)s, %(reason)s,
     clock_timestamp() + %(seconds)s::double precision * interval '1 second'
@@ -73,7 +73,17 @@ set
     state = excluded.state,
     reason = excluded.reason,
     until_at = excluded.until_at,
-    changed_at = clock_timestamp()
+    changed_at = clock_timestamp(),
+    resumed_at = case when excluded.state <> 'closed' then s.resumed_at end
+returning provider;
+
+-- name: take_resumes
+-- The providers that an operator has resumed while this worker slot cannot use them (see end_pause). Returns each resume
+-- only once.
+update dispatcher.provider_state
+set resumed_at = null
+where slot = %(slot)s
+    and resumed_at is not null
 returning provider;
 
 -- name: list_troubles

@@ -4,7 +4,7 @@ listen email_dispatcher_due;
 
 -- name: find_publish_due
 -- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was
--- written, or up to 90 seconds later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was
+-- written, or up to four minutes later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was
 -- written before the clock was set back, so the email is due, too. Two ranges of due marks are read: marks in the past,
 -- and marks more than ahead_seconds ahead. Hundreds of thousands of emails that wait for an unavailable provider may
 -- have marks between these ranges, and are not read. An expired email is not published, because cancel_expired is about

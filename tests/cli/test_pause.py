@@ -32,6 +32,20 @@ def test_a_tenant_is_paused_listed_and_resumed(storing: CommandLine, connection:
     assert audited == [("pause", "complaints"), ("resume", "dispatcher resume")]
 
 
+def test_a_provider_that_throttles_us_is_resumed_and_status_names_the_command(
+    storing: CommandLine, prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        "insert into provider_state (provider, slot, state, reason, until_at)"
+        " values ('ses', 'a:w0', 'paused', 'throttled', now() + interval '1 hour')"
+    )
+    assert "throttled. To try it at once: `dispatcher resume provider ses`." in prepared("status").stdout
+
+    resumed = storing("resume", "provider", "ses")
+
+    assert (resumed.code, "Resumed provider ses." in resumed.stderr) == (0, True)
+
+
 def test_everything_is_paused_until_it_is_resumed(storing: CommandLine) -> None:
     begun = storing("pause", "all", "--reason", "database move")
     assert "Paused everything until `dispatcher resume all`." in begun.stderr

@@ -36,9 +36,9 @@ def test_accepted_is_sent() -> None:
 
 
 def test_deferred_is_retried_while_attempts_are_left() -> None:
-    assert after(Deferred(Reason.SERVER_ERROR), attempt_number=1) == RetryIn(0.5)
-    assert after(Deferred(Reason.SERVER_ERROR), attempt_number=2) == RetryIn(1)
-    assert after(Deferred(Reason.THROTTLED, retry_after=20), attempt_number=2) == RetryIn(21)
+    assert after(Deferred(Reason.SERVER_ERROR), attempt_number=1) == RetryIn(0.75)
+    assert after(Deferred(Reason.SERVER_ERROR), attempt_number=2) == RetryIn(1.5)
+    assert after(Deferred(Reason.THROTTLED, retry_after=20), attempt_number=2) == RetryIn(21.5)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,29 @@ def test_a_deferral_that_used_up_its_attempts_is_redelivered_while_there_is_time
 
     assert at_the_last(last, RetryLimits(None, 4 * HOURS, 0)) == Redeliver(60)
     assert at_the_last(last, RetryLimits(None, 4 * HOURS, 2)) == Redeliver(900)
-    assert at_the_last(last, RetryLimits(None, 4 * HOURS, 1), number=2) == RetryIn(1), "attempts are left"
+    assert at_the_last(last, RetryLimits(None, 4 * HOURS, 1), number=2) == RetryIn(1.5), "attempts are left"
     assert at_the_last(last, RetryLimits(None, 59, 0)) == MarkFailed(Reason.REFUSED, "greylisted", "451")
-    assert at_the_last(last, RetryLimits(5, 0, 0)) == RetryIn(2), "its lane allows more attempts than the host"
+    assert at_the_last(last, RetryLimits(5, 0, 0)) == RetryIn(3), "its lane allows more attempts than the host"
     assert at_the_last(last, RetryLimits(1, 0, 0), number=1) == MarkFailed(Reason.REFUSED, "greylisted", "451")
+
+
+@pytest.mark.parametrize(
+    ("reason", "limits", "decision"),
+    [
+        (Reason.RECIPIENT_DEFERRED, None, RetryIn(0.75)),
+        (Reason.RECIPIENT_DEFERRED, RetryLimits(5, 0, 0), RetryIn(0.75)),
+        (Reason.RECIPIENT_DEFERRED, RetryLimits(None, 59, 0), RetryIn(0.75)),
+        (Reason.RECIPIENT_DEFERRED, RetryLimits(None, 4 * HOURS, 0), Redeliver(60)),
+        (Reason.RECIPIENT_DEFERRED, RetryLimits(None, 3 * HOURS, 3), Redeliver(HOURS)),
+        (Reason.RECIPIENT_DEFERRED, RetryLimits(None, 59, 3), MarkFailed(Reason.RECIPIENT_DEFERRED, "full", "452")),
+        (Reason.SERVER_ERROR, RetryLimits(None, 4 * HOURS, 0), RetryIn(0.75)),
+    ],
+    ids=["off", "off for its lane", "expires before", "first", "later", "last", "another reason"],
+)
+def test_a_deferred_recipient_gets_one_attempt_per_redelivery(
+    reason: Reason, limits: RetryLimits | None, decision: Decision
+) -> None:
+    assert at_the_last(Deferred(reason, "full", "452"), limits, number=1) == decision
 
 
 def test_a_server_that_asks_for_more_than_the_cap_gets_the_email_when_it_asked_for_it() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dispatcher.config import load
 from dispatcher.domain.retry import RetryLimits, RetryPolicy
 
 POLICY = RetryPolicy(max_attempts=5, base_seconds=1, cap_seconds=60)
@@ -20,9 +21,33 @@ def always(value: float) -> Callable[[], float]:
 
 @pytest.mark.parametrize(("next_attempt", "longest"), [(2, 1), (3, 2), (4, 4), (5, 8)])
 def test_the_longest_wait_doubles(next_attempt: int, longest: float) -> None:
-    assert POLICY.wait_before(next_attempt, None, always(0.0)) == 0
-    assert POLICY.wait_before(next_attempt, None, always(0.5)) == longest / 2
+    assert POLICY.wait_before(next_attempt, None, always(0.0)) == longest / 2
+    assert POLICY.wait_before(next_attempt, None, always(0.5)) == longest * 3 / 4
     assert POLICY.wait_before(next_attempt, None, always(1.0)) == longest
+
+
+@pytest.mark.parametrize(
+    ("environ", "least", "most"),
+    [
+        ({}, 300, 660),
+        ({"DISPATCHER_MAX_ATTEMPTS": "5"}, 45, 90),
+        ({"DISPATCHER_RETRY_BASE_SECONDS": "1"}, 63.5, 127),
+        ({"DISPATCHER_RETRY_CAP_SECONDS": "2"}, 7, 14),
+    ],
+    ids=["defaults", "fewer attempts", "sooner", "a cap below the default base"],
+)
+def test_at_the_defaults_an_email_is_tried_for_at_least_five_minutes(
+    environ: dict[str, str], least: float, most: float
+) -> None:
+    settings = load(environ)
+    policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
+    attempts = range(2, settings.max_attempts + 1)
+
+    shortest, longest = (
+        sum(policy.wait_before(each, None, always(chance)) or 0.0 for each in attempts) for chance in (0, 1)
+    )
+
+    assert least <= shortest <= longest <= most
 
 
 def test_the_cap_bounds_every_wait() -> None:
@@ -39,8 +64,8 @@ def test_no_attempt_follows_the_last() -> None:
 
 
 def test_jitter_is_added_to_the_wait_that_the_provider_asked_for() -> None:
-    assert POLICY.wait_before(2, 30, always(0.0)) == 30
-    assert POLICY.wait_before(2, 30, always(0.5)) == 30.5
+    assert POLICY.wait_before(2, 30, always(0.0)) == 30.5
+    assert POLICY.wait_before(2, 30, always(0.5)) == 30.75
     assert POLICY.wait_before(5, 60, always(1.0)) == 60
 
 
@@ -51,7 +76,7 @@ def test_no_retry_follows_if_the_provider_asks_for_more_than_the_cap(retry_after
 
 @pytest.mark.parametrize("retry_after", [0.0, -5.0, -math.inf])
 def test_a_provider_that_asks_for_no_wait_changes_nothing(retry_after: float) -> None:
-    assert POLICY.wait_before(3, retry_after, always(0.5)) == 1
+    assert POLICY.wait_before(3, retry_after, always(0.5)) == 1.5
 
 
 @given(

@@ -362,7 +362,9 @@ async def test_an_unusable_provider_raises_an_alert_until_it_is_usable(tables_ur
             await one.check()
             await accepts(channel, "provider_unusable raised", "provider_unusable resolved")
 
-    assert channel.accepted[0].alert.reason == "smtp refuses all emails: SMTP refuses our credentials."
+    assert channel.accepted[0].alert.reason == (
+        "smtp refuses all emails: SMTP refuses our credentials. To try it at once: `dispatcher resume provider smtp`."
+    )
     assert channel.accepted[0].alert.component == "provider"
 
 

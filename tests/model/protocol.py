@@ -870,6 +870,8 @@ def _done(state: State, i: int, rules: Rules) -> Iterator[Change]:
     elif _is_retried(worker) and worker.attempt < MAX_ATTEMPTS:
         again = _worker_is(cleared, i, attempt=worker.attempt + 1, attempted=Answer.NONE)
         yield Change(f"{text}; then waits for its next attempt", _on(again, i, EmailEvent.WAIT, rules=rules))
+        text = f"{text}; then releases the email, because enough emails wait"
+        yield Change(text, _on(again, i, EmailEvent.RELEASE, rules=rules))
     else:
         yield Change(text, _finished(state, i, rules))
 

@@ -12,9 +12,10 @@ from dispatcher.domain.controls import PauseScope
 from dispatcher.domain.waiting import WaitReason, explain_wait
 from dispatcher.ops import pausing
 from dispatcher.ops.acts import Act
-from dispatcher.store.connections import AsyncSession
+from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.controls import list_pauses, read_controls
 from dispatcher.store.emails import find_facts
+from dispatcher.store.providers import ProviderStore
 from dispatcher.store.queries import query
 from tests.store.books import Books
 from tests.store.pausing import pause
@@ -122,3 +123,51 @@ async def test_an_email_that_another_provider_can_send_does_not_wait_for_a_pause
 
     assert found.reason is WaitReason.QUEUED
     assert "Provider smtp is paused by ann: maintenance." in found.detail
+
+
+async def test_resume_ends_the_wait_that_workers_began_themselves_and_is_audited(
+    session: AsyncSession, books: Books
+) -> None:
+    for slot, state in [("a:w0", "open"), ("b:w0", "paused"), ("b:w1", "closed")]:
+        books.connection.execute(
+            "insert into provider_state (provider, slot, state, reason, until_at)"
+            " values ('smtp', %s, %s, 'throttled', now() + interval '1 hour')",
+            [slot, state],
+        )
+
+    ended = await pausing.resume(session, PauseScope.PROVIDER, "smtp", ACT)
+
+    assert (ended.subject, ended.reason, ended.actor) == ("provider smtp", "throttled", "dispatcher")
+    marked = books.select("select slot from provider_state where resumed_at is not null order by slot")
+    assert [row["slot"] for row in marked] == ["a:w0", "b:w0"]
+    (entry,) = books.select("select actor, action, reason, detail from operator_audit")
+    assert (entry["actor"], entry["action"], entry["reason"]) == ("ann@ops-1", "resume", "maintenance")
+    assert (entry["detail"]["scope"], entry["detail"]["name"]) == ("provider", "smtp")
+
+
+async def test_resume_ends_an_operators_pause_and_the_workers_waits_together(
+    session: AsyncSession, books: Books
+) -> None:
+    begun = await pausing.pause(session, PauseScope.PROVIDER, "smtp", ACT, seconds=None)
+    books.connection.execute("insert into provider_state (provider, slot, state) values ('smtp', 'a:w0', 'open')")
+
+    assert await pausing.resume(session, PauseScope.PROVIDER, "smtp", ACT) == begun
+
+    assert books.select("select from provider_state where resumed_at is not null")
+    assert books.count("operator_audit") == 2
+
+
+async def test_a_worker_takes_a_resume_once_and_a_closed_breaker_needs_none(
+    session: AsyncSession, books: Books, pool: Pool
+) -> None:
+    store = ProviderStore(pool, slot="a:w0")
+    for provider in ("smtp", "ses"):
+        await store.set_state(provider, "open", "connection_failed", 60.0)
+        await pausing.resume(session, PauseScope.PROVIDER, provider, ACT)
+    await store.set_state("smtp", "open", "connection_failed", 120.0)
+    await store.set_state("ses", "closed", None, None)
+
+    assert await store.take_resumes() == ["smtp"]
+    assert await store.take_resumes() == []
+    with pytest.raises(pausing.NotPaused):
+        await pausing.resume(session, PauseScope.PROVIDER, "ses", ACT)

@@ -127,7 +127,9 @@ async def test_a_provider_that_refuses_the_credentials_is_named_with_its_reason(
     found = await wait_of(session, email_id)
 
     assert found.reason is WaitReason.PROVIDER_REFUSES
-    assert found.detail == "smtp refuses all emails: SMTP refuses our credentials."
+    assert found.detail == (
+        "smtp refuses all emails: SMTP refuses our credentials. To try it at once: `dispatcher resume provider smtp`."
+    )
     assert found.until is not None
 
 

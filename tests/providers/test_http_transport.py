@@ -18,7 +18,7 @@ import uvloop
 
 from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.dev.http_double import HttpDouble, running_double
-from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outcome import Concern, Reason
 from dispatcher.providers.contract import NoFreeConnection
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_connection import MAX_RESPONSE_OCTETS, HttpConnection
@@ -188,6 +188,7 @@ async def test_a_large_body_that_is_cut_off_is_a_definite_failure(
     assert isinstance(call.end, RequestNotSent)
     assert call.end.reason is Reason.CONNECTION_FAILED
     assert "before the end of the body" in call.end.detail
+    assert call.end.outcome.concern is Concern.EITHER  # the server may always cut off this body, and no other
     assert call.left == 0
 
 
@@ -251,6 +252,7 @@ async def test_a_closed_port_is_connection_failed(transport: HttpTransport) -> N
     assert isinstance(call.end, RequestNotSent)
     assert call.end.reason is Reason.CONNECTION_FAILED
     assert "refused" in call.end.detail
+    assert call.end.outcome.concern is Concern.PROVIDER
     assert call.left == 0
 
 
@@ -293,6 +295,7 @@ async def test_a_hanging_connection_attempt_is_a_definite_failure(seconds: float
     assert isinstance(call.end, RequestNotSent)
     expected = Reason.TIMEOUT_BEFORE_SEND if seconds == SOON else Reason.CONNECTION_FAILED
     assert call.end.reason is expected
+    assert call.end.outcome.concern is Concern.PROVIDER
     assert call.left == 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.domain.outcome import Accepted, Deferred, Reason
+from dispatcher.domain.outcome import Accepted, Concern, Deferred, Reason
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses import SesProvider
@@ -138,7 +138,9 @@ async def test_a_hanging_credentials_server_delays_no_other_providers_emails(tmp
     assert isinstance(other.outcome, Accepted)
     assert was_waiting
     assert sending.outcome == Deferred(
-        Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before AWS credentials were found"
+        Reason.TIMEOUT_BEFORE_SEND,
+        "the deadline passed before AWS credentials were found",
+        known_concern=Concern.PROVIDER,
     )
     assert sending.left == 0
     assert ses.signers == ["ROLE1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -297,6 +298,45 @@ def test_a_provider_that_fails_while_it_is_paused_is_not_tried_before_the_pause_
         scene.breaker.fail(trial, "server_error")
 
     assert (scene.breaker.state, scene.breaker.wait_seconds) == (BreakerState.OPEN, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "state"),
+    [
+        ((), BreakerState.CLOSED),
+        ((lambda scene: scene.throttle(600.0),), BreakerState.CLOSED),
+        ((Scene.fail_often,), BreakerState.HALF_OPEN),
+        ((Scene.fail_often, lambda scene: scene.throttle(600.0)), BreakerState.HALF_OPEN),
+        ((Scene.half_open,), BreakerState.HALF_OPEN),
+    ],
+    ids=["closed", "paused", "open", "open and throttled", "half open"],
+)
+def test_an_operators_resume_ends_every_wait_at_once(
+    steps: tuple[Callable[[Scene], None], ...], state: BreakerState
+) -> None:
+    scene = Scene()
+    for step in steps:
+        step(scene)
+    before, scene.told = scene.breaker.state, []
+
+    scene.breaker.resume()
+
+    assert (scene.breaker.state, scene.breaker.wait_seconds) == (state, 0)
+    assert [told for told, _ in scene.told] == ([] if state is before else [state])
+
+
+def test_after_an_operators_resume_the_next_wait_is_short_again() -> None:
+    scene = Scene()
+    for _ in range(5):
+        scene.fail_often()
+        scene.now += scene.breaker.wait_seconds
+    scene.fail()
+    assert scene.breaker.wait_seconds > 10 * FIRST_OPEN_SECONDS
+
+    scene.breaker.resume()
+    scene.fail()
+
+    assert scene.breaker.wait_seconds == FIRST_OPEN_SECONDS
 
 
 def test_a_provider_that_throttles_while_it_is_open_is_not_probed_before_the_pause_ends() -> None:

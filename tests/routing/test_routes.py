@@ -12,6 +12,7 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import (
     CONCERNS_PROVIDER,
     Accepted,
+    Concern,
     Deferred,
     Outcome,
     Reason,
@@ -29,6 +30,7 @@ from dispatcher.routing.breaker import (
     BreakerState,
     CircuitBreaker,
 )
+from dispatcher.routing.evidence import Blame
 from dispatcher.routing.routes import DELAY_SPREAD, MIN_DELAY_SECONDS, Route, Routes
 from tests.providers.emails import an_email
 from tests.worker.scripted import ANYTHING, ScriptedProvider
@@ -139,16 +141,30 @@ def test_a_provider_that_names_a_time_is_not_tried_before_it(asked: float, state
 
 @pytest.mark.parametrize(
     ("reason", "failures"),
-    [(Reason.CONNECTION_FAILED, UNREACHED_IN_A_ROW), (Reason.SERVER_ERROR, FAILURES_IN_A_ROW)],
+    [
+        (Reason.CONNECTION_FAILED, UNREACHED_IN_A_ROW),
+        (Reason.TIMEOUT_BEFORE_SEND, UNREACHED_IN_A_ROW),
+        (Reason.SERVER_ERROR, FAILURES_IN_A_ROW),
+    ],
 )
-def test_an_unreachable_provider_is_paused_sooner_than_one_that_answers(reason: Reason, failures: int) -> None:
+def test_a_provider_that_opens_no_connection_is_soon_paused_and_no_email_is_at_fault(
+    reason: Reason, failures: int
+) -> None:
     scene = Scene()
+    route, unreached = scene.by_name["a"], Deferred(reason, known_concern=Concern.PROVIDER)
 
-    scene.hear("a", Deferred(reason), failures - 1)
-    before = scene.state("a")
-    scene.hear("a", Deferred(reason))
+    blames = [route.record_outcome(unreached, route.breaker.begin(), scene.email()) for _ in range(failures)]
 
-    assert (before, scene.state("a")) == (BreakerState.CLOSED, BreakerState.OPEN)
+    assert blames == [Blame.UNKNOWN] * (failures - 1) + [Blame.PROVIDER]
+    assert scene.state("a") is BreakerState.OPEN
+
+
+def test_a_failed_connection_for_a_bulk_call_is_no_emails_fault() -> None:
+    route = Scene().by_name["a"]
+
+    blame = route.record_outcome(FAILED, route.breaker.begin(), PLAIN, is_already_counted=True)
+
+    assert blame is Blame.UNKNOWN
 
 
 def test_the_reason_of_a_pause_says_why_the_provider_is_unreachable() -> None:

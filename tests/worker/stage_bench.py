@@ -300,6 +300,10 @@ class FakeProviderStore(ProviderStore):
     async def set_state(self, *_: Any) -> None:
         """Does nothing."""
 
+    async def take_resumes(self) -> list[str]:
+        """No operator resumes a provider."""
+        return []
+
 
 class VirtualBreakerListener(BreakerListener):
     """Creates breakers that use virtual time."""

@@ -98,6 +98,20 @@ async def test_the_lease_of_an_email_that_waits_for_a_retry_is_renewed_and_outla
     assert bench.books.row(email_id)["lease_token"] == 1
 
 
+async def test_a_deferral_extends_the_lease_over_the_wait_so_an_outage_during_the_wait_loses_no_lease(
+    bench: Bench,
+) -> None:
+    bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=500.0))
+    await bench.start(LEASE_SECONDS="60", RETRY_CAP_SECONDS="600")
+    (email_id,) = await bench.enqueue()
+    await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
+
+    row = bench.books.row(email_id)
+
+    assert (row["status"], row["lease_token"]) == ("sending", 1)
+    assert 530 < (row["locked_until"] - datetime.now(UTC)).total_seconds() < 661
+
+
 @pytest.mark.parametrize("status", ["sending", "held", "pending"])
 async def test_a_worker_that_lost_a_lease_does_not_send_its_unsent_email(bench: Bench, status: str) -> None:
     bench.provider.always = leave_when_let_go

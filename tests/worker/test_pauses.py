@@ -13,13 +13,17 @@ from dispatcher.domain.controls import Controls, Pause, PauseScope
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
+from dispatcher.errors import ProviderFault
+from dispatcher.ops import pausing
+from dispatcher.ops.acts import Act
 from dispatcher.providers.contract import Attempt
+from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import Lease
 from dispatcher.worker.bulk_calls import with_bulk_calls
 from tests.store.pausing import pause, resume
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
-from tests.worker.scripted import ScriptedBulk, ScriptedProvider, accept_when_let_go, answer
+from tests.worker.scripted import ScriptedBulk, ScriptedProvider, accept, accept_when_let_go, answer, fail
 from tests.worker.stage_bench import FakeStore, StageBench, run
 
 LONG_DEFERRAL = answer(Deferred(Reason.SERVER_ERROR, "later", "451", 60.0))
@@ -287,3 +291,32 @@ def test_emails_that_a_slow_lease_statement_returns_during_a_pause_are_released(
 
     bench = run(scenario)
     assert (bench.statuses(), bench.provider.calls) == ({Status.PENDING: 3}, [])
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Deferred(Reason.THROTTLED, "slow down", "429", 3000.0),
+        Deferred(Reason.SERVER_ERROR, "maintenance", "503", 3000.0),
+        ProviderFault("scripted", "the account is suspended"),
+    ],
+    ids=["throttled", "asked to wait", "fault"],
+)
+async def test_resume_ends_the_wait_that_a_worker_began_itself_within_two_seconds(
+    bench: Bench, tables_url: str, outcome: Deferred | ProviderFault
+) -> None:
+    bench.provider.always = fail(outcome, after_leaving=True) if isinstance(outcome, ProviderFault) else answer(outcome)
+    await bench.start()
+    email_ids = await bench.enqueue(20)
+    waits = "select from provider_state where state in ('open', 'paused')"
+    await until(lambda: bool(bench.books.select(waits)) and bench.books.statuses() == {"pending": 20})
+    bench.provider.always = accept
+    began_at = time.monotonic()
+
+    async with await connect_async(tables_url, name="operator") as session:
+        await pausing.resume(session, PauseScope.PROVIDER, "scripted", Act("ann@ops-1", "the quota was raised"))
+
+    await until(lambda: not bench.books.select(waits))
+    assert time.monotonic() - began_at < 2
+    await bench.deliver(email_ids)
+    await bench.settled({"sent": 20})

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected
+from tests.waiting import until
 from tests.worker.bench import Bench
 from tests.worker.scripted import answer
 
@@ -44,6 +45,21 @@ async def test_a_redelivered_email_has_all_its_attempts_again(bench: Bench) -> N
     assert bench.books.outcomes(email_id) == ["deferred"] * 4
     assert (row["attempt_count"], row["attempt_base"], row["redelivery_count"]) == (4, 4, 2)
     assert row["wait_until"] - datetime.now(UTC) > timedelta(seconds=200)
+
+
+async def test_a_full_mailbox_gets_one_attempt_per_redelivery(bench: Bench) -> None:
+    bench.provider.always = answer(Deferred(Reason.RECIPIENT_DEFERRED, "mailbox full", "452 4.2.2"))
+    await bench.start(REDELIVER_FOR="4h")
+    (email_id,) = await bench.enqueue()
+    await bench.settled({"waiting": 1})
+    assert bench.books.outcomes(email_id) == ["deferred"]
+
+    bench.books.change(email_id, status="pending", wait_until=None)
+    await bench.deliver([email_id])
+
+    await until(lambda: bench.books.outcomes(email_id) == ["deferred"] * 2)
+    await bench.settled({"waiting": 1})
+    assert bench.books.row(email_id)["redelivery_count"] == 2
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,16 @@ def test_waiting_emails_take_no_slot_of_the_window_while_the_ledger_has_slots(wa
     assert scene.window.room() == room
 
 
+@pytest.mark.parametrize(("waiting", "may_wait"), [(0, True), (6, True), (7, False), (16, False)])
+def test_waiting_emails_leave_a_whole_window_and_its_urgent_part_for_other_emails(waiting: int, may_wait: bool) -> None:
+    scene = Scene()
+
+    scene.hold(waiting, EmailEvent.WAIT)
+
+    assert scene.window.may_wait is may_wait
+    assert not may_wait or scene.window.urgent_room() == PREFETCH + 1
+
+
 def test_there_is_no_room_while_no_provider_may_be_tried() -> None:
     scene = Scene()
 

@@ -1,4 +1,5 @@
-"""The page Pauses: shows what is paused, by whom, why and until when. Begins and ends pauses."""
+"""The page Pauses: shows what is paused, by whom, why and until when, and for which providers workers wait. Begins and
+ends pauses."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.domain.controls import PauseScope
 from dispatcher.ops import pausing
+from dispatcher.store.providers import find_troubles
 
 PATH: Final = "/pauses"
 DONE: Final = {
@@ -82,6 +84,7 @@ class PausePages:
     ) -> Response:
         async with self.site.session() as session:
             found = await pausing.list_pauses(session)
+            problems = await find_troubles(session) if visitor.tenant_id is None else []
         asked = {name: fields.parameter(request, name) for name in ("scope", "name")}
         return await self.site.page(
             request,
@@ -89,6 +92,7 @@ class PausePages:
             "pauses.html",
             status=200 if mistake is None else 400,
             in_force=pausing.seen_by(found, visitor.tenant_id),
+            problems=[each for each in problems if each.state != "half_open"],
             scopes=list(PauseScope),
             lanes=self.site.settings.lanes,
             providers=self.site.settings.providers,

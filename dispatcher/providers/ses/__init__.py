@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry
@@ -222,7 +222,8 @@ class SesProvider:
             headers = partial(self._signed, credentials, "POST", url, digest)
             return await self._transport.post(url, headers, body, attempt)
         except TimeoutError:
-            return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before AWS credentials were found")
+            words = "the deadline passed before AWS credentials were found"
+            return Deferred(Reason.TIMEOUT_BEFORE_SEND, words, known_concern=Concern.PROVIDER)
         except RequestNotSent as error:
             return unsent_outcome(error)
         except NoResponse as error:

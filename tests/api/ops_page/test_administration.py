@@ -266,6 +266,23 @@ async def test_a_pause_shows_on_every_page_until_it_is_resumed(
     assert [act[1:] for act in audited(connection)] == [("pause", "legal looks at it"), ("resume", "legal is done")]
 
 
+async def test_a_provider_for_which_workers_wait_is_resumed(
+    operator: Browser, visitor_of_shop: Browser, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        "insert into provider_state (provider, slot, state, reason, until_at)"
+        " values ('ses', 'a:w0', 'open', 'Sending is suspended.', now() + interval '1 hour')"
+    )
+    assert "Sending is suspended." not in text_of(await visitor_of_shop.get("/ops/pauses"))
+    assert "Sending is suspended. (1 worker, " in text_of(await operator.get("/ops/pauses"))
+
+    await operator.submit("/resume", reason="the account works again")
+
+    assert "Resumed." in text_of(await operator.follow())
+    assert connection.execute("select from provider_state where resumed_at is not null").fetchall()
+    assert [act[1:] for act in audited(connection)] == [("resume", "the account works again")]
+
+
 async def test_the_audit_log_is_filtered_by_actor_action_email_and_time(
     operator: Browser, connection: psycopg.Connection
 ) -> None:
