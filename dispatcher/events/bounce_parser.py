@@ -17,44 +17,46 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.message import Message
 from email.parser import BytesParser, HeaderParser
-from email.policy import compat32
+from email.policy import Compat32
 from email.utils import parsedate_to_datetime
+from itertools import islice
 from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.echo import NAME_CHARACTERS, PRIVATE_WORD
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.scrub import scrub
-from dispatcher.events.bounce_class import AFTER_DATA, ENHANCED, REPLY, classify, is_vague
+from dispatcher.events.bounce_class import ENHANCED, REPLY, classify, is_vague
 from dispatcher.events.bounce_text import (
     BLANK_LINES,
     MAX_TEXT_CHARACTERS,
-    about,
+    Explanation,
     decoded,
-    explanation,
     field,
     is_text,
     kind_of_notice,
-    place_of,
+    with_newlines,
 )
 from dispatcher.store.address_hashes import normalised
 
 PROVIDER: Final = "smtp"
-MAX_RECIPIENTS: Final = 1000
-"""The most blocks of a report that are read. A report has a block for each recipient, and no email has so many
-recipients."""
+MAX_RECIPIENTS: Final = 100
+"""The most recipients about whom one message is read. No server must accept more of them in one transaction (RFC 5321,
+section 4.5.3.1.8)."""
+MAX_UNKNOWN_RECIPIENTS: Final = 50
+"""The most blocks of a report that are read if the recipients of the email are unknown."""
+MAX_LINES: Final = 5000
+"""Only so many lines of a message are parsed. Python's parser creates objects for each header field and each blank line
+of a delivery status. Consecutive blank lines count once."""
 MAX_BOUNDARIES: Final = 30
 """How often the word `boundary` may occur in a message. A bounce has only a few parts. Python's parser compares each
 line with the boundary of each enclosing part, so parsing a message with many nested parts would take many seconds."""
-MAX_BLANK_LINES: Final = 20_000
-"""The most blank lines in one message. Consecutive blank lines count once. Python's parser creates an object for each
-blank line of a delivery status."""
 _AT_MOST_LATER: Final = timedelta(days=1)
 _AT_MOST_EARLIER: Final = timedelta(days=30)
 """The limits for the time in a notice's Date field, compared with the time of receipt. If the notice's time is later or
@@ -78,12 +80,34 @@ _FEEDBACK: Final = {
 """The kind of event for each type of feedback of RFC 5965, section 7.3, and RFC 6430. Reports of other types, such as
 `auth-failure`, come from servers and not from recipients. They prove only that the provider accepted the email."""
 
-_LINE_ENDS: Final = re.compile(rb"(?:\r\n|\r|\n){2,}")
+_OF_OUTLOOK: Final = "X-HmXmrOriginalRecipient"
+"""Outlook.com adds this field to the copy in a complaint, and may send the copy without a report."""
+_NAMED_IN_REPORT: Final = ("Original-Rcpt-To", "Removal-Recipient", "Original-Recipient", "Final-Recipient")
+_NAMED_IN_COPY: Final = (_OF_OUTLOOK, "X-Apparently-To", "X-Original-To", "Envelope-To", "Delivered-To")
+"""The fields that servers add to an email when they deliver it. They name the mailbox that has the copy."""
+
+_BLANK_LINES: Final = re.compile(rb"\n{3,}")
 _WORD: Final = re.compile(r"[a-z]+")
+_XTEXT: Final = re.compile(r"(?:\+[0-9A-F]{2})+", re.IGNORECASE)
+_UNITEXT: Final = re.compile(r"\\x\{([0-9A-F]{1,8})\}", re.IGNORECASE)
 _DIAGNOSTIC_TYPE: Final = re.compile(r"^[\w.-]{1,40} ?; ?")
-_STATUS_TYPES: Final = ("message/delivery-status", "message/global-delivery-status")
+_REPORT_TYPES: Final = ("message/delivery-status", "message/global-delivery-status", "message/feedback-report")
 Known = tuple[str, ...]
 """The addresses to which the email was sent, normalised."""
+
+
+class _Fields(Compat32):
+    """Parses header fields as the standard library does, but cuts long fields, and reads UTF-8 (RFC 6532).
+
+    The standard library takes a second to parse a field with 100,000 parameters.
+    """
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        return name, value[:MAX_TEXT_CHARACTERS].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+_FIELDS: Final = _Fields()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +145,8 @@ def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], receiv
     """
     if octets.lower().count(b"boundary") > MAX_BOUNDARIES:
         raise ValueError("the message has too many nested parts")
-    octets, blank_lines = _LINE_ENDS.subn(b"\n\n", octets)
-    if blank_lines > MAX_BLANK_LINES:
-        raise ValueError("the message has too many blank lines")
-    message = BytesParser(policy=compat32).parsebytes(octets)
+    lines = _BLANK_LINES.sub(b"\n\n", with_newlines(octets)).split(b"\n", MAX_LINES)[:MAX_LINES]
+    message = BytesParser(policy=_FIELDS).parsebytes(b"\n".join(lines))
     known = tuple(dict.fromkeys(map(normalised, recipients)))
     happened_at = _instant(message, received_at)
     findings = list(_findings(message, known))
@@ -133,17 +155,19 @@ def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], receiv
 
 def _findings(message: Message, known: Known) -> Iterator[_Finding]:
     parts = list(_parts(message))
-    for part in parts:
-        if part.get_content_type() == "message/feedback-report":
-            yield from _of_feedback(part, known)
-            return
-    text = explanation(parts)
-    blocks = [block for part in parts for block in _status_blocks(part) if _is_of_recipient(block)][:MAX_RECIPIENTS]
-    if blocks:
+    copies = list(_copies(parts))
+    report = next((part for part in parts if part.get_content_type() == "message/feedback-report"), None)
+    if report or (message.get_content_type() != "multipart/report" and any(_OF_OUTLOOK in copy for copy in copies)):
+        yield _of_feedback(report, copies, known)
+        return
+    explanation = Explanation(parts)
+    most = min(len(known) or MAX_UNKNOWN_RECIPIENTS, MAX_RECIPIENTS)
+    found = (block for part in parts for block in _status_blocks(part) if _is_of_recipient(block))
+    if blocks := list(islice(found, most)):
         for block in blocks:
-            yield _of_block(block, text, known, is_only=len(blocks) == 1)
+            yield _of_block(block, explanation, known, count=len(blocks))
     else:
-        yield from _of_text(message, text, known)
+        yield from _of_text(message, explanation, known)
 
 
 def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetime) -> ProviderEvent:
@@ -217,12 +241,11 @@ def _status_blocks(part: Message) -> Iterator[Message]:
     status in Base64, all groups. It also reads a delivery status that a gateway has converted to plain text.
     """
     payload = part.get_payload()
-    if part.get_content_type() in _STATUS_TYPES and isinstance(payload, list):
+    if part.get_content_type() in _REPORT_TYPES and isinstance(payload, list):
         blocks = [block for block in payload if isinstance(block, Message)]
         yield from blocks
         for block in blocks:
-            body = block.get_payload()
-            if isinstance(body, str) and body.strip():
+            if body := decoded(block).strip():
                 encoding = field(part, "Content-Transfer-Encoding").lower()
                 yield from _groups(_from_base64(body) if encoding == "base64" else body)
     elif is_text(part) and "final-recipient:" in (text := decoded(part)).lower():
@@ -230,13 +253,13 @@ def _status_blocks(part: Message) -> Iterator[Message]:
 
 
 def _groups(text: str) -> Iterator[Message]:
-    for group in BLANK_LINES.split(text.replace("\r\n", "\n")):
-        yield HeaderParser(policy=compat32).parsestr(group)
+    for group in BLANK_LINES.split(text):
+        yield HeaderParser(policy=_FIELDS).parsestr(group)
 
 
 def _from_base64(text: str) -> str:
     try:
-        return base64.b64decode(text).decode("utf-8", "replace")
+        return with_newlines(base64.b64decode(text)).decode("utf-8", "replace")
     except binascii.Error:
         return ""
 
@@ -245,16 +268,22 @@ def _is_of_recipient(block: Message) -> bool:
     return "Action" in block or "Final-Recipient" in block or "Original-Recipient" in block
 
 
-def _of_block(block: Message, text: str, known: Known, *, is_only: bool) -> _Finding:
+def _of_block(block: Message, explanation: Explanation, known: Known, *, count: int) -> _Finding:
     found = ENHANCED.search(field(block, "Status"))
     status = found[1] if found else None
-    words = _DIAGNOSTIC_TYPE.sub("", field(block, "Diagnostic-Code"))[:MAX_TEXT_CHARACTERS]
+    words = _DIAGNOSTIC_TYPE.sub("", field(block, "Diagnostic-Code"))
     action = _WORD.match(field(block, "Action").lower())
     kind = _ACTIONS.get(action[0], EventKind.BOUNCED) if action else _kind_of(status)
     recipient, is_sent_to = _recipient_of(block, known)
     if kind is EventKind.BOUNCED and not words and (not status or is_vague(status)):
-        words = about(_address_in(field(block, "Final-Recipient")), text) or (text if is_only else "")
-    return _Finding(kind, recipient, is_sent_to, status, words, bool(AFTER_DATA.search(text)))
+        final = _address_in(field(block, "Final-Recipient"), known)
+        words = explanation.about(final) or (explanation.text if count == 1 else "")
+    return _Finding(kind, recipient, is_sent_to, status, words[: _most_words(count)], explanation.is_after_data)
+
+
+def _most_words(count: int) -> int:
+    """How many characters about each of several recipients are read, so that all together take a bounded time."""
+    return max(MAX_TEXT_CHARACTERS // count, 2 * MAX_TEXT_CHARACTERS // MAX_RECIPIENTS)
 
 
 def _kind_of(status: str | None) -> EventKind:
@@ -269,46 +298,72 @@ def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
     address, and the block reports what became of it there. The recipient is None if the email was sent to neither
     address.
     """
-    original, final = (_address_in(field(block, f"{name}-Recipient")) for name in ("Original", "Final"))
+    original, final = (_address_in(field(block, f"{name}-Recipient"), known) for name in ("Original", "Final"))
     if final in known:
         return final, original in ("", final)
     return (original, not final) if original in known else (None, False)
 
 
-def _address_in(value: str) -> str:
-    """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if it contains no address."""
+def _address_in(value: str, known: Known) -> str:
+    """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if it contains no address.
+
+    The address may be in xtext (`ann+2Bnews@…`, RFC 3461), in unitext (`j\\x{F6}rg@…`, RFC 6533), or neither. It is
+    decoded only if the result is a known address.
+    """
     address = value.rpartition(";")[2].strip("\"' ")
-    return normalised(address) if "@" in address else ""
+    if "@" not in address:
+        return ""
+    decoded = _XTEXT.sub(lambda each: bytes.fromhex(each[0].replace("+", "")).decode("utf-8", "replace"), address)
+    decoded = _UNITEXT.sub(lambda each: bytes.fromhex(each[1].zfill(8)).decode("utf-32-be", "replace"), decoded)
+    forms = [normalised(address), normalised(decoded)]
+    return next((form for form in forms if form in known), forms[0])
 
 
 # Feedback reports.
 
 
-def _of_feedback(part: Message, known: Known) -> Iterator[_Finding]:
-    payload = part.get_payload()
-    report = payload[0] if isinstance(payload, list) and payload else part
-    assert isinstance(report, Message)
-    kind = _FEEDBACK.get(field(report, "Feedback-Type").lower(), EventKind.ACCEPTED)
-    addresses = {_address_in(str(value)) for value in report.get_all("Original-Rcpt-To", [])}
+def _copies(parts: Sequence[Message]) -> Iterator[Message]:
+    """The headers of the returned email."""
+    for part in parts:
+        payload = part.get_payload()
+        if part.get_content_maintype() == "message" and isinstance(payload, list) and isinstance(payload[0], Message):
+            yield payload[0]
+        elif part.get_content_subtype() == "rfc822-headers":
+            yield HeaderParser(policy=_FIELDS).parsestr(decoded(part))
+
+
+def _of_feedback(part: Message | None, copies: Sequence[Message], known: Known) -> _Finding:
+    kind, addresses = EventKind.COMPLAINED, set[str]()
+    if part is not None:
+        report = next((block for block in _status_blocks(part) if "Feedback-Type" in block), part)
+        kind = _FEEDBACK.get(field(report, "Feedback-Type").lower(), EventKind.ACCEPTED)
+        addresses = _addresses_in([report], _NAMED_IN_REPORT, known)
+    if addresses.isdisjoint(known):
+        addresses = _addresses_in(copies, _NAMED_IN_COPY, known).intersection(known) or addresses
     # A report often conceals the recipient. If the email has several recipients, such a report does not show which
     # recipient complained, so the event names no recipient.
     found = [each for each in known if each in addresses] or known
     recipient = found[0] if len(found) == 1 and len(addresses) <= 1 else None
-    yield _Finding(kind, recipient, is_sent_to=recipient is not None)
+    return _Finding(kind, recipient, is_sent_to=recipient is not None)
+
+
+def _addresses_in(blocks: Sequence[Message], names: Sequence[str], known: Known) -> set[str]:
+    values = (str(value) for block in blocks for name in names for value in block.get_all(name, [])[:MAX_RECIPIENTS])
+    return {_address_in(value, known) for value in values} - {""}
 
 
 # Notices without a structure.
 
 
-def _of_text(message: Message, text: str, known: Known) -> Iterator[_Finding]:
-    failed = {_address_in(each) for each in field(message, "X-Failed-Recipients").split(",")} - {""}
-    named = [address for address in known if address in failed or place_of(address, text) >= 0]
-    kind = kind_of_notice(message, text, names_recipient=bool(named))
+def _of_text(message: Message, explanation: Explanation, known: Known) -> Iterator[_Finding]:
+    failed = {_address_in(each, known) for each in field(message, "X-Failed-Recipients").split(",")}
+    named = [address for address in known if address in failed or explanation.names(address)][:MAX_RECIPIENTS]
+    kind = kind_of_notice(message, explanation, names_recipient=bool(named))
     if kind is None:
         return
-    after_data = bool(AFTER_DATA.search(text))
     for address in named:
-        reason = about(address, text) or (text if len(named) == 1 else "")
-        yield _Finding(kind, address, is_sent_to=True, words=reason, after_data=after_data)
+        words = explanation.about(address) or (explanation.text if len(named) == 1 else "")
+        words = words[: _most_words(len(named))]
+        yield _Finding(kind, address, is_sent_to=True, words=words, after_data=explanation.is_after_data)
     if not named:
-        yield _Finding(kind, words=text)
+        yield _Finding(kind, words=explanation.text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from uuid import UUID
 
@@ -15,7 +14,6 @@ from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events.bounce_mailbox import MAX_MESSAGES, BounceMailbox
-from dispatcher.events.bounce_parser import MAX_BLANK_LINES
 from dispatcher.events.intake import EventIntake
 from dispatcher.events.maildir import ASIDE, MAX_OCTETS, Maildir
 from dispatcher.store.connections import Pool, make_pool
@@ -223,31 +221,6 @@ async def test_a_message_of_deeply_nested_parts_is_set_aside_soon(
 
     assert files(folder) == {"1.nested.host": f"{ASIDE}/new"}
     assert len(events(books)) == 1
-
-
-async def test_a_status_of_many_blank_lines_is_read_soon(mailbox: BounceMailbox, folder: Path, books: Books) -> None:
-    path = deliver(folder, "postfix-user-unknown", books.enqueue_one())
-    content = path.read_bytes()
-    status = b"Content-Type: message/delivery-status\n\n"
-    assert content.count(status) == 1
-    path.write_bytes(content.replace(status, status + b"\n" * (MAX_OCTETS - len(content))))
-    began_at = time.process_time()
-
-    await mailbox.run_once()
-
-    assert time.process_time() - began_at < 0.5
-    assert [each["bounce"] for each in events(books)] == ["hard"]
-
-
-async def test_a_status_with_too_many_blank_lines_is_set_aside(
-    mailbox: BounceMailbox, folder: Path, books: Books
-) -> None:
-    path = deliver(folder, "postfix-user-unknown", books.enqueue_one(), "1.blank.host")
-    path.write_bytes(path.read_bytes().replace(b"\n\n", b"\n\n" + b"x\n\n" * (MAX_BLANK_LINES + 1), 1))
-
-    await mailbox.run_once()
-
-    assert files(folder) == {"1.blank.host": f"{ASIDE}/new"}
 
 
 async def test_only_the_beginning_of_a_large_bounce_is_read(mailbox: BounceMailbox, folder: Path, books: Books) -> None:
