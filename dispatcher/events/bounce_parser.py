@@ -19,7 +19,7 @@ import binascii
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from email.message import Message
 from email.parser import BytesParser, HeaderParser
@@ -47,16 +47,14 @@ from dispatcher.store.address_hashes import normalised
 
 PROVIDER: Final = "smtp"
 MAX_RECIPIENTS: Final = 100
-"""The most recipients about whom one message is read. No server must accept more of them in one transaction (RFC 5321,
-section 4.5.3.1.8)."""
+"""The most recipients about whom one message is read. Servers must accept so many (RFC 5321, section 4.5.3.1.8)."""
 MAX_UNKNOWN_RECIPIENTS: Final = 50
-"""The most blocks of a report that are read if the recipients of the email are unknown."""
+"""The same, if the recipients of the email are unknown."""
 MAX_LINES: Final = 5000
-"""Only so many lines of a message are parsed. Python's parser creates objects for each header field and each blank line
-of a delivery status. Consecutive blank lines count once."""
+"""Only so many lines of a message are parsed, because Python's parser creates objects for each field and blank line."""
 MAX_BOUNDARIES: Final = 30
 """How often the word `boundary` may occur in a message. A bounce has only a few parts. Python's parser compares each
-line with the boundary of each enclosing part, so parsing a message with many nested parts would take many seconds."""
+line with the boundary of each enclosing part."""
 _AT_MOST_LATER: Final = timedelta(days=1)
 _AT_MOST_EARLIER: Final = timedelta(days=30)
 """The limits for the time in a notice's Date field, compared with the time of receipt. If the notice's time is later or
@@ -67,9 +65,11 @@ _ACTIONS: Final = {
     "delivered": EventKind.DELIVERED,
     "expanded": EventKind.DELIVERED,
     "relayed": EventKind.ACCEPTED,
+    "2": EventKind.DELIVERED,
+    "4": EventKind.DEFERRED,
 }
 """The kind of event for each action of RFC 3464, section 2.3.3. Any other action means a failure. `relayed` means that
-the email was passed to a server that sends no DSN."""
+the email was passed to a server that sends no DSN. If there is no action, the first digit of the status decides."""
 _FEEDBACK: Final = {
     "abuse": EventKind.COMPLAINED,
     "fraud": EventKind.COMPLAINED,
@@ -87,6 +87,7 @@ _NAMED_IN_COPY: Final = (_OF_OUTLOOK, "X-Apparently-To", "X-Original-To", "Envel
 """The fields that servers add to an email when they deliver it. They name the mailbox that has the copy."""
 
 _BLANK_LINES: Final = re.compile(rb"\n{3,}")
+_OF_RECIPIENT: Final = ("Action", "Final-Recipient", "Original-Recipient")
 _WORD: Final = re.compile(r"[a-z]+")
 _XTEXT: Final = re.compile(r"(?:\+[0-9A-F]{2})+", re.IGNORECASE)
 _UNITEXT: Final = re.compile(r"\\x\{([0-9A-F]{1,8})\}", re.IGNORECASE)
@@ -97,10 +98,7 @@ Known = tuple[str, ...]
 
 
 class _Fields(Compat32):
-    """Parses header fields as the standard library does, but cuts long fields, and reads UTF-8 (RFC 6532).
-
-    The standard library takes a second to parse a field with 100,000 parameters.
-    """
+    """Cuts long header fields, because to parse 100,000 parameters takes a second; and reads UTF-8 (RFC 6532)."""
 
     def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
         name, value = super().header_source_parse(sourcelines)
@@ -149,28 +147,34 @@ def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], receiv
     message = BytesParser(policy=_FIELDS).parsebytes(b"\n".join(lines))
     known = tuple(dict.fromkeys(map(normalised, recipients)))
     happened_at = _instant(message, received_at)
-    findings = list(_findings(message, known))
-    return [_event(each, email_id, known, happened_at) for each in findings or [_Finding(EventKind.ACCEPTED)]]
+    # The sender of the message chooses its date. So a different date makes no second event on the day of receipt.
+    day = received_at.astimezone(UTC).date().isoformat()
+    findings = list(_findings(message, known)) or [_Finding(EventKind.ACCEPTED)]
+    most = max(MAX_TEXT_CHARACTERS // len(findings), 160)  # so that all words together take a bounded time
+    findings = [replace(each, words=each.words[:most]) for each in findings]
+    return [_event(each, email_id, known, happened_at, day) for each in findings]
 
 
 def _findings(message: Message, known: Known) -> Iterator[_Finding]:
     parts = list(_parts(message))
     copies = list(_copies(parts))
     report = next((part for part in parts if part.get_content_type() == "message/feedback-report"), None)
-    if report or (message.get_content_type() != "multipart/report" and any(_OF_OUTLOOK in copy for copy in copies)):
+    if report is not None or (
+        message.get_content_type() != "multipart/report" and any(_OF_OUTLOOK in copy for copy in copies)
+    ):
         yield _of_feedback(report, copies, known)
         return
     explanation = Explanation(parts)
     most = min(len(known) or MAX_UNKNOWN_RECIPIENTS, MAX_RECIPIENTS)
-    found = (block for part in parts for block in _status_blocks(part) if _is_of_recipient(block))
+    found = (block for part in parts for block in _status_blocks(part) if any(name in block for name in _OF_RECIPIENT))
     if blocks := list(islice(found, most)):
         for block in blocks:
-            yield _of_block(block, explanation, known, count=len(blocks))
+            yield _of_block(block, explanation, known, is_only=len(blocks) == 1)
     else:
         yield from _of_text(message, explanation, known)
 
 
-def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetime) -> ProviderEvent:
+def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetime, day: str) -> ProviderEvent:
     bounce = None
     if finding.kind is EventKind.BOUNCED:
         bounce = classify(finding.status, finding.words, after_data=finding.after_data)
@@ -185,6 +189,8 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
         bounce=bounce,
         code=_code(finding),
         detail=_detail(finding.words, known) or None,
+        distinction=f"{day} {bounce or ''}",
+        is_dated=False,
     )
 
 
@@ -253,8 +259,7 @@ def _status_blocks(part: Message) -> Iterator[Message]:
 
 
 def _groups(text: str) -> Iterator[Message]:
-    for group in BLANK_LINES.split(text):
-        yield HeaderParser(policy=_FIELDS).parsestr(group)
+    return map(HeaderParser(policy=_FIELDS).parsestr, BLANK_LINES.split(text))
 
 
 def _from_base64(text: str) -> str:
@@ -264,31 +269,17 @@ def _from_base64(text: str) -> str:
         return ""
 
 
-def _is_of_recipient(block: Message) -> bool:
-    return "Action" in block or "Final-Recipient" in block or "Original-Recipient" in block
-
-
-def _of_block(block: Message, explanation: Explanation, known: Known, *, count: int) -> _Finding:
+def _of_block(block: Message, explanation: Explanation, known: Known, *, is_only: bool) -> _Finding:
     found = ENHANCED.search(field(block, "Status"))
     status = found[1] if found else None
     words = _DIAGNOSTIC_TYPE.sub("", field(block, "Diagnostic-Code"))
     action = _WORD.match(field(block, "Action").lower())
-    kind = _ACTIONS.get(action[0], EventKind.BOUNCED) if action else _kind_of(status)
+    kind = _ACTIONS.get(action[0] if action else (status or "5")[0], EventKind.BOUNCED)
     recipient, is_sent_to = _recipient_of(block, known)
     if kind is EventKind.BOUNCED and not words and (not status or is_vague(status)):
         final = _address_in(field(block, "Final-Recipient"), known)
-        words = explanation.about(final) or (explanation.text if count == 1 else "")
-    return _Finding(kind, recipient, is_sent_to, status, words[: _most_words(count)], explanation.is_after_data)
-
-
-def _most_words(count: int) -> int:
-    """How many characters about each of several recipients are read, so that all together take a bounded time."""
-    return max(MAX_TEXT_CHARACTERS // count, 2 * MAX_TEXT_CHARACTERS // MAX_RECIPIENTS)
-
-
-def _kind_of(status: str | None) -> EventKind:
-    """The kind of event for a delivery status without the field `Action`, from the first digit of the status code."""
-    return {"2": EventKind.DELIVERED, "4": EventKind.DEFERRED}.get((status or "5")[0], EventKind.BOUNCED)
+        words = explanation.about(final) or (explanation.text if is_only else "")
+    return _Finding(kind, recipient, is_sent_to, status, words, explanation.is_after_data)
 
 
 def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
@@ -307,15 +298,14 @@ def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
 def _address_in(value: str, known: Known) -> str:
     """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if it contains no address.
 
-    The address may be in xtext (`ann+2Bnews@…`, RFC 3461), in unitext (`j\\x{F6}rg@…`, RFC 6533), or neither. It is
-    decoded only if the result is a known address.
+    Decodes xtext (`ann+2Bnews@…`, RFC 3461) and unitext (`j\\x{F6}rg@…`, RFC 6533), if this makes a known address.
     """
     address = value.rpartition(";")[2].strip("\"' ")
     if "@" not in address:
         return ""
-    decoded = _XTEXT.sub(lambda each: bytes.fromhex(each[0].replace("+", "")).decode("utf-8", "replace"), address)
-    decoded = _UNITEXT.sub(lambda each: bytes.fromhex(each[1].zfill(8)).decode("utf-32-be", "replace"), decoded)
-    forms = [normalised(address), normalised(decoded)]
+    plain = _XTEXT.sub(lambda each: bytes.fromhex(each[0].replace("+", "")).decode("utf-8", "replace"), address)
+    plain = _UNITEXT.sub(lambda each: bytes.fromhex(each[1].zfill(8)).decode("utf-32-be", "replace"), plain)
+    forms = [normalised(address), normalised(plain)]
     return next((form for form in forms if form in known), forms[0])
 
 
@@ -363,7 +353,6 @@ def _of_text(message: Message, explanation: Explanation, known: Known) -> Iterat
         return
     for address in named:
         words = explanation.about(address) or (explanation.text if len(named) == 1 else "")
-        words = words[: _most_words(len(named))]
         yield _Finding(kind, address, is_sent_to=True, words=words, after_data=explanation.is_after_data)
     if not named:
         yield _Finding(kind, words=explanation.text)

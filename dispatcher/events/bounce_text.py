@@ -51,8 +51,6 @@ _COPY_OF_EMAIL: Final = any_of(
     r"^(received|return-path|message-id|mime-version|dkim-signature): .*$",
 )
 """Matches the line at which a copy of the email begins."""
-_BEGIN_OF_ADDRESS: Final = re.compile(r"(?<![\w.+%=-])")
-_END_OF_ADDRESS: Final = re.compile(r"(?!\w|[.-]\w)")
 _ADDRESS_LINE: Final = re.compile(r"^[ \t<\"']*([\w.+%=-]{1,64}@[\w.-]{1,255}\w)", re.MULTILINE)
 _STYLE: Final = any_of(r"<(style|script)\b[^<]*")
 _LINE_END: Final = any_of(r"<br\b[^<>]*>|</(p|div|tr|li|h\d)>")
@@ -72,7 +70,8 @@ def kind_of_notice(message: Message, explanation: Explanation, *, names_recipien
     if "X-Failed-Recipients" in message:
         return EventKind.BOUNCED
     words = f"{field(message, 'Subject')}\n{explanation.text}"
-    if _FAILURE.search(words) or (names_recipient and (explanation.says_why or _is_from_daemon(message))):
+    is_from_daemon = "mailer-daemon" in field(message, "From").lower()
+    if _FAILURE.search(words) or (names_recipient and (says_why(explanation.text) or is_from_daemon)):
         is_late = _DELAY.search(words) and not _GIVEN_UP.search(explanation.text)
         return EventKind.DEFERRED if is_late else EventKind.BOUNCED
     return None
@@ -87,33 +86,17 @@ def _is_from_server(message: Message) -> bool:
     return bool(_SERVER.search(field(message, "From")))
 
 
-def _is_from_daemon(message: Message) -> bool:
-    return "mailer-daemon" in field(message, "From").lower()
-
-
 class Explanation:
-    """The server's explanation: the first text part that is not empty, without its HTML tags. Empty if there is no such
-    part.
+    """The server's explanation: the first text part that is not empty, without HTML tags, up to a copy of the email.
 
-    If the text ends with a copy of the email, the copy is left out. The paragraphs are searched for reasons only once,
-    however many recipients the text names.
+    The paragraphs are searched for reasons only once, however many recipients the text names.
     """
 
     def __init__(self, parts: Sequence[Message]) -> None:
         self.text = _text_of(parts)
         self._lower = self.text.lower()
-        if len(self._lower) != len(self.text):  # some letters are longer in lower case
-            self.text = self._lower
-
-    @cached_property
-    def says_why(self) -> bool:
-        """Whether any paragraph gives a reason for the refusal."""
-        return any(says_why for _, says_why in self._paragraphs)
-
-    @cached_property
-    def is_after_data(self) -> bool:
-        """Whether a server accepted the recipients, and then refused the content."""
-        return bool(AFTER_DATA.search(self.text))
+        self.text = self.text if len(self._lower) == len(self.text) else self._lower  # a letter may have become two
+        self.is_after_data = bool(AFTER_DATA.search(self.text))
 
     @cached_property
     def _paragraphs(self) -> list[tuple[int, bool]]:
@@ -143,12 +126,9 @@ class Explanation:
         return self.text[start : another.start() if another else end]
 
     def _places(self, address: str) -> Iterator[int]:
-        at = self._lower.find(address) if address else -1
-        while at >= 0:
-            end = at + len(address)
-            if _BEGIN_OF_ADDRESS.match(self._lower, at) and _END_OF_ADDRESS.match(self._lower, end):
-                yield at
-            at = self._lower.find(address, end)
+        if address and address in self._lower:
+            whole = rf"(?<![\w.+%=-]){re.escape(address)}(?!\w|[.-]\w)"
+            yield from (found.start() for found in re.finditer(whole, self._lower))
 
 
 def _text_of(parts: Sequence[Message]) -> str:
