@@ -99,6 +99,7 @@ def _trouble(alert: Alert) -> str:
         Kind.PROVIDER_UNUSABLE: f"workers cannot use a provider: {reason}",
         Kind.HOST_VANISHED: f"a host has vanished: {reason}",
         Kind.WEBHOOK_DISABLED: f"a webhook gets no events any more: {reason}",
+        Kind.IMPOSSIBLE_EVENTS: f"events arrive about emails that no worker sent: {reason}",
         Kind.PAUSED: f"a pause without an end time is still in force: {reason}",
     }[alert.kind]
 
@@ -113,6 +114,7 @@ def _resolution(alert: Alert) -> str:
         Kind.PROVIDER_UNUSABLE: "workers can use every provider again",
         Kind.HOST_VANISHED: "every host reports again, was stopped in an orderly way, or vanished more than a day ago",
         Kind.WEBHOOK_DISABLED: "every webhook is active again, or was removed",
+        Kind.IMPOSSIBLE_EVENTS: "for a day, no event arrived about an email that no worker sent",
         Kind.PAUSED: "every long pause has ended, or has an end time",
     }[alert.kind]
 

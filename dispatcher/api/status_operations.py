@@ -90,6 +90,10 @@ SCHEMAS: Final[dict[str, Any]] = {
             "provider": {"type": "string"},
             "code": nullable("string"),
             "detail": nullable("string"),
+            "doubt": {
+                "enum": ["impossible", "recipient", None],
+                "description": "Why the event is not believed (docs/events.md).",
+            },
             "received_at": INSTANT,
             "recipient": {
                 "type": ["integer", "null"],

@@ -41,6 +41,8 @@ class Kind(StrEnum):
     """A host has not reported for a while, and was not shut down cleanly."""
     WEBHOOK_DISABLED = "webhook_disabled"
     """The monitor has disabled a webhook: its receiver accepted nothing for about 27 hours, or answered 410 (Gone)."""
+    IMPOSSIBLE_EVENTS = "impossible_events"
+    """Within the last day, a provider reported events about emails that no worker can have sent through it."""
     PAUSED = "paused"
     """A pause without an end time has lasted for a long time. The operator may have forgotten it."""
 
@@ -54,6 +56,7 @@ _COMPONENTS: Final = {
     Kind.PROVIDER_UNUSABLE: "provider",
     Kind.HOST_VANISHED: "host",
     Kind.WEBHOOK_DISABLED: "webhook",
+    Kind.IMPOSSIBLE_EVENTS: "provider",
     Kind.PAUSED: "dispatcher",
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 from uuid import UUID
 
@@ -17,8 +18,10 @@ MAX_MAILBOX_OCTETS: Final = 15
 """The longest mailbox name, the part before the plus. With the plus and the token, the local part then has the 64
 octets that RFC 5321 allows (section 4.5.3.1.1)."""
 _MAC_DIGITS: Final = 16
-"""The length of the HMAC in hexadecimal digits. 64 bits are enough, because an attacker must send us an email for each
-guess."""
+"""The length of the HMAC in hexadecimal digits. 64 bits are enough, because an attacker must send us an email for every
+MAX_TOKENS guesses."""
+MAX_TOKENS: Final = 50
+"""The most different tokens of a text that are verified."""
 
 
 class BounceAddress:
@@ -44,7 +47,8 @@ class BounceAddress:
 
     def find(self, text: str) -> UUID | None:
         """The id of the first email whose envelope sender is in the text; None if the text has no valid token."""
-        for digits, mac in self._token.findall(text.lower()):
+        found = dict.fromkeys(self._token.findall(text.lower()))
+        for digits, mac in islice(found, MAX_TOKENS):
             if any(hmac.compare_digest(mac, _mac(key, digits)) for key in self._keys):
                 return UUID(digits)
         return None

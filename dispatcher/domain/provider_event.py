@@ -54,8 +54,8 @@ class ProviderEvent:
         detail: The provider's explanation. It is scrubbed of addresses before it is stored, and must not be logged.
         distinction: Distinguishes this event from other events of the same kind, recipient and instant, such as the URL
             of a click.
-        is_dated: Whether the provider says when the event happened. If not, `happened_at` is the time at which we
-            received the event. Two events that differ only in this time then count as the same event.
+        is_dated: Whether `happened_at` distinguishes this event from others. False if the provider does not say when
+            the event happened, or if anyone can choose this time.
     """
 
     email_id: UUID

@@ -17,44 +17,44 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from email.message import Message
 from email.parser import BytesParser, HeaderParser
-from email.policy import compat32
+from email.policy import Compat32
 from email.utils import parsedate_to_datetime
+from itertools import islice
 from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.echo import NAME_CHARACTERS, PRIVATE_WORD
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.scrub import scrub
-from dispatcher.events.bounce_class import AFTER_DATA, ENHANCED, REPLY, classify, is_vague
+from dispatcher.events.bounce_class import ENHANCED, REPLY, classify, is_vague
 from dispatcher.events.bounce_text import (
     BLANK_LINES,
     MAX_TEXT_CHARACTERS,
-    about,
+    Explanation,
     decoded,
-    explanation,
     field,
     is_text,
     kind_of_notice,
-    place_of,
+    with_newlines,
 )
 from dispatcher.store.address_hashes import normalised
 
 PROVIDER: Final = "smtp"
-MAX_RECIPIENTS: Final = 1000
-"""The most blocks of a report that are read. A report has a block for each recipient, and no email has so many
-recipients."""
+MAX_RECIPIENTS: Final = 100
+"""The most recipients about whom one message is read. Servers must accept so many (RFC 5321, section 4.5.3.1.8)."""
+MAX_UNKNOWN_RECIPIENTS: Final = 50
+"""The same, if the recipients of the email are unknown."""
+MAX_LINES: Final = 5000
+"""Only so many lines of a message are parsed, because Python's parser creates objects for each field and blank line."""
 MAX_BOUNDARIES: Final = 30
 """How often the word `boundary` may occur in a message. A bounce has only a few parts. Python's parser compares each
-line with the boundary of each enclosing part, so parsing a message with many nested parts would take many seconds."""
-MAX_BLANK_LINES: Final = 20_000
-"""The most blank lines in one message. Consecutive blank lines count once. Python's parser creates an object for each
-blank line of a delivery status."""
+line with the boundary of each enclosing part."""
 _AT_MOST_LATER: Final = timedelta(days=1)
 _AT_MOST_EARLIER: Final = timedelta(days=30)
 """The limits for the time in a notice's Date field, compared with the time of receipt. If the notice's time is later or
@@ -65,9 +65,11 @@ _ACTIONS: Final = {
     "delivered": EventKind.DELIVERED,
     "expanded": EventKind.DELIVERED,
     "relayed": EventKind.ACCEPTED,
+    "2": EventKind.DELIVERED,
+    "4": EventKind.DEFERRED,
 }
 """The kind of event for each action of RFC 3464, section 2.3.3. Any other action means a failure. `relayed` means that
-the email was passed to a server that sends no DSN."""
+the email was passed to a server that sends no DSN. If there is no action, the first digit of the status decides."""
 _FEEDBACK: Final = {
     "abuse": EventKind.COMPLAINED,
     "fraud": EventKind.COMPLAINED,
@@ -78,12 +80,32 @@ _FEEDBACK: Final = {
 """The kind of event for each type of feedback of RFC 5965, section 7.3, and RFC 6430. Reports of other types, such as
 `auth-failure`, come from servers and not from recipients. They prove only that the provider accepted the email."""
 
-_LINE_ENDS: Final = re.compile(rb"(?:\r\n|\r|\n){2,}")
+_OF_OUTLOOK: Final = "X-HmXmrOriginalRecipient"
+"""Outlook.com adds this field to the copy in a complaint, and may send the copy without a report."""
+_NAMED_IN_REPORT: Final = ("Original-Rcpt-To", "Removal-Recipient", "Original-Recipient", "Final-Recipient")
+_NAMED_IN_COPY: Final = (_OF_OUTLOOK, "X-Apparently-To", "X-Original-To", "Envelope-To", "Delivered-To")
+"""The fields that servers add to an email when they deliver it. They name the mailbox that has the copy."""
+
+_BLANK_LINES: Final = re.compile(rb"\n{3,}")
+_OF_RECIPIENT: Final = ("Action", "Final-Recipient", "Original-Recipient")
 _WORD: Final = re.compile(r"[a-z]+")
+_XTEXT: Final = re.compile(r"(?:\+[0-9A-F]{2})+", re.IGNORECASE)
+_UNITEXT: Final = re.compile(r"\\x\{([0-9A-F]{1,8})\}", re.IGNORECASE)
 _DIAGNOSTIC_TYPE: Final = re.compile(r"^[\w.-]{1,40} ?; ?")
-_STATUS_TYPES: Final = ("message/delivery-status", "message/global-delivery-status")
+_REPORT_TYPES: Final = ("message/delivery-status", "message/global-delivery-status", "message/feedback-report")
 Known = tuple[str, ...]
 """The addresses to which the email was sent, normalised."""
+
+
+class _Fields(Compat32):
+    """Cuts long header fields, because to parse 100,000 parameters takes a second; and reads UTF-8 (RFC 6532)."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        return name, value[:MAX_TEXT_CHARACTERS].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+_FIELDS: Final = _Fields()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,32 +143,38 @@ def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], receiv
     """
     if octets.lower().count(b"boundary") > MAX_BOUNDARIES:
         raise ValueError("the message has too many nested parts")
-    octets, blank_lines = _LINE_ENDS.subn(b"\n\n", octets)
-    if blank_lines > MAX_BLANK_LINES:
-        raise ValueError("the message has too many blank lines")
-    message = BytesParser(policy=compat32).parsebytes(octets)
+    lines = _BLANK_LINES.sub(b"\n\n", with_newlines(octets)).split(b"\n", MAX_LINES)[:MAX_LINES]
+    message = BytesParser(policy=_FIELDS).parsebytes(b"\n".join(lines))
     known = tuple(dict.fromkeys(map(normalised, recipients)))
     happened_at = _instant(message, received_at)
-    findings = list(_findings(message, known))
-    return [_event(each, email_id, known, happened_at) for each in findings or [_Finding(EventKind.ACCEPTED)]]
+    # The sender of the message chooses its date. So a different date makes no second event on the day of receipt.
+    day = received_at.astimezone(UTC).date().isoformat()
+    findings = list(_findings(message, known)) or [_Finding(EventKind.ACCEPTED)]
+    most = max(MAX_TEXT_CHARACTERS // len(findings), 160)  # so that all words together take a bounded time
+    findings = [replace(each, words=each.words[:most]) for each in findings]
+    return [_event(each, email_id, known, happened_at, day) for each in findings]
 
 
 def _findings(message: Message, known: Known) -> Iterator[_Finding]:
     parts = list(_parts(message))
-    for part in parts:
-        if part.get_content_type() == "message/feedback-report":
-            yield from _of_feedback(part, known)
-            return
-    text = explanation(parts)
-    blocks = [block for part in parts for block in _status_blocks(part) if _is_of_recipient(block)][:MAX_RECIPIENTS]
-    if blocks:
+    copies = list(_copies(parts))
+    report = next((part for part in parts if part.get_content_type() == "message/feedback-report"), None)
+    if report is not None or (
+        message.get_content_type() != "multipart/report" and any(_OF_OUTLOOK in copy for copy in copies)
+    ):
+        yield _of_feedback(report, copies, known)
+        return
+    explanation = Explanation(parts)
+    most = min(len(known) or MAX_UNKNOWN_RECIPIENTS, MAX_RECIPIENTS)
+    found = (block for part in parts for block in _status_blocks(part) if any(name in block for name in _OF_RECIPIENT))
+    if blocks := list(islice(found, most)):
         for block in blocks:
-            yield _of_block(block, text, known, is_only=len(blocks) == 1)
+            yield _of_block(block, explanation, known, is_only=len(blocks) == 1)
     else:
-        yield from _of_text(message, text, known)
+        yield from _of_text(message, explanation, known)
 
 
-def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetime) -> ProviderEvent:
+def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetime, day: str) -> ProviderEvent:
     bounce = None
     if finding.kind is EventKind.BOUNCED:
         bounce = classify(finding.status, finding.words, after_data=finding.after_data)
@@ -161,6 +189,8 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
         bounce=bounce,
         code=_code(finding),
         detail=_detail(finding.words, known) or None,
+        distinction=f"{day} {bounce or ''}",
+        is_dated=False,
     )
 
 
@@ -217,12 +247,11 @@ def _status_blocks(part: Message) -> Iterator[Message]:
     status in Base64, all groups. It also reads a delivery status that a gateway has converted to plain text.
     """
     payload = part.get_payload()
-    if part.get_content_type() in _STATUS_TYPES and isinstance(payload, list):
+    if part.get_content_type() in _REPORT_TYPES and isinstance(payload, list):
         blocks = [block for block in payload if isinstance(block, Message)]
         yield from blocks
         for block in blocks:
-            body = block.get_payload()
-            if isinstance(body, str) and body.strip():
+            if body := decoded(block).strip():
                 encoding = field(part, "Content-Transfer-Encoding").lower()
                 yield from _groups(_from_base64(body) if encoding == "base64" else body)
     elif is_text(part) and "final-recipient:" in (text := decoded(part)).lower():
@@ -230,36 +259,27 @@ def _status_blocks(part: Message) -> Iterator[Message]:
 
 
 def _groups(text: str) -> Iterator[Message]:
-    for group in BLANK_LINES.split(text.replace("\r\n", "\n")):
-        yield HeaderParser(policy=compat32).parsestr(group)
+    return map(HeaderParser(policy=_FIELDS).parsestr, BLANK_LINES.split(text))
 
 
 def _from_base64(text: str) -> str:
     try:
-        return base64.b64decode(text).decode("utf-8", "replace")
+        return with_newlines(base64.b64decode(text)).decode("utf-8", "replace")
     except binascii.Error:
         return ""
 
 
-def _is_of_recipient(block: Message) -> bool:
-    return "Action" in block or "Final-Recipient" in block or "Original-Recipient" in block
-
-
-def _of_block(block: Message, text: str, known: Known, *, is_only: bool) -> _Finding:
+def _of_block(block: Message, explanation: Explanation, known: Known, *, is_only: bool) -> _Finding:
     found = ENHANCED.search(field(block, "Status"))
     status = found[1] if found else None
-    words = _DIAGNOSTIC_TYPE.sub("", field(block, "Diagnostic-Code"))[:MAX_TEXT_CHARACTERS]
+    words = _DIAGNOSTIC_TYPE.sub("", field(block, "Diagnostic-Code"))
     action = _WORD.match(field(block, "Action").lower())
-    kind = _ACTIONS.get(action[0], EventKind.BOUNCED) if action else _kind_of(status)
+    kind = _ACTIONS.get(action[0] if action else (status or "5")[0], EventKind.BOUNCED)
     recipient, is_sent_to = _recipient_of(block, known)
     if kind is EventKind.BOUNCED and not words and (not status or is_vague(status)):
-        words = about(_address_in(field(block, "Final-Recipient")), text) or (text if is_only else "")
-    return _Finding(kind, recipient, is_sent_to, status, words, bool(AFTER_DATA.search(text)))
-
-
-def _kind_of(status: str | None) -> EventKind:
-    """The kind of event for a delivery status without the field `Action`, from the first digit of the status code."""
-    return {"2": EventKind.DELIVERED, "4": EventKind.DEFERRED}.get((status or "5")[0], EventKind.BOUNCED)
+        final = _address_in(field(block, "Final-Recipient"), known)
+        words = explanation.about(final) or (explanation.text if is_only else "")
+    return _Finding(kind, recipient, is_sent_to, status, words, explanation.is_after_data)
 
 
 def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
@@ -269,46 +289,70 @@ def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
     address, and the block reports what became of it there. The recipient is None if the email was sent to neither
     address.
     """
-    original, final = (_address_in(field(block, f"{name}-Recipient")) for name in ("Original", "Final"))
+    original, final = (_address_in(field(block, f"{name}-Recipient"), known) for name in ("Original", "Final"))
     if final in known:
         return final, original in ("", final)
     return (original, not final) if original in known else (None, False)
 
 
-def _address_in(value: str) -> str:
-    """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if it contains no address."""
+def _address_in(value: str, known: Known) -> str:
+    """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if it contains no address.
+
+    Decodes xtext (`ann+2Bnews@…`, RFC 3461) and unitext (`j\\x{F6}rg@…`, RFC 6533), if this makes a known address.
+    """
     address = value.rpartition(";")[2].strip("\"' ")
-    return normalised(address) if "@" in address else ""
+    if "@" not in address:
+        return ""
+    plain = _XTEXT.sub(lambda each: bytes.fromhex(each[0].replace("+", "")).decode("utf-8", "replace"), address)
+    plain = _UNITEXT.sub(lambda each: bytes.fromhex(each[1].zfill(8)).decode("utf-32-be", "replace"), plain)
+    forms = [normalised(address), normalised(plain)]
+    return next((form for form in forms if form in known), forms[0])
 
 
 # Feedback reports.
 
 
-def _of_feedback(part: Message, known: Known) -> Iterator[_Finding]:
-    payload = part.get_payload()
-    report = payload[0] if isinstance(payload, list) and payload else part
-    assert isinstance(report, Message)
-    kind = _FEEDBACK.get(field(report, "Feedback-Type").lower(), EventKind.ACCEPTED)
-    addresses = {_address_in(str(value)) for value in report.get_all("Original-Rcpt-To", [])}
+def _copies(parts: Sequence[Message]) -> Iterator[Message]:
+    """The headers of the returned email."""
+    for part in parts:
+        payload = part.get_payload()
+        if part.get_content_maintype() == "message" and isinstance(payload, list) and isinstance(payload[0], Message):
+            yield payload[0]
+        elif part.get_content_subtype() == "rfc822-headers":
+            yield HeaderParser(policy=_FIELDS).parsestr(decoded(part))
+
+
+def _of_feedback(part: Message | None, copies: Sequence[Message], known: Known) -> _Finding:
+    kind, addresses = EventKind.COMPLAINED, set[str]()
+    if part is not None:
+        report = next((block for block in _status_blocks(part) if "Feedback-Type" in block), part)
+        kind = _FEEDBACK.get(field(report, "Feedback-Type").lower(), EventKind.ACCEPTED)
+        addresses = _addresses_in([report], _NAMED_IN_REPORT, known)
+    if addresses.isdisjoint(known):
+        addresses = _addresses_in(copies, _NAMED_IN_COPY, known).intersection(known) or addresses
     # A report often conceals the recipient. If the email has several recipients, such a report does not show which
     # recipient complained, so the event names no recipient.
     found = [each for each in known if each in addresses] or known
     recipient = found[0] if len(found) == 1 and len(addresses) <= 1 else None
-    yield _Finding(kind, recipient, is_sent_to=recipient is not None)
+    return _Finding(kind, recipient, is_sent_to=recipient is not None)
+
+
+def _addresses_in(blocks: Sequence[Message], names: Sequence[str], known: Known) -> set[str]:
+    values = (str(value) for block in blocks for name in names for value in block.get_all(name, [])[:MAX_RECIPIENTS])
+    return {_address_in(value, known) for value in values} - {""}
 
 
 # Notices without a structure.
 
 
-def _of_text(message: Message, text: str, known: Known) -> Iterator[_Finding]:
-    failed = {_address_in(each) for each in field(message, "X-Failed-Recipients").split(",")} - {""}
-    named = [address for address in known if address in failed or place_of(address, text) >= 0]
-    kind = kind_of_notice(message, text, names_recipient=bool(named))
+def _of_text(message: Message, explanation: Explanation, known: Known) -> Iterator[_Finding]:
+    failed = {_address_in(each, known) for each in field(message, "X-Failed-Recipients").split(",")}
+    named = [address for address in known if address in failed or explanation.names(address)][:MAX_RECIPIENTS]
+    kind = kind_of_notice(message, explanation, names_recipient=bool(named))
     if kind is None:
         return
-    after_data = bool(AFTER_DATA.search(text))
     for address in named:
-        reason = about(address, text) or (text if len(named) == 1 else "")
-        yield _Finding(kind, address, is_sent_to=True, words=reason, after_data=after_data)
+        words = explanation.about(address) or (explanation.text if len(named) == 1 else "")
+        yield _Finding(kind, address, is_sent_to=True, words=words, after_data=explanation.is_after_data)
     if not named:
-        yield _Finding(kind, words=text)
+        yield _Finding(kind, words=explanation.text)

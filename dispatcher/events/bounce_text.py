@@ -4,25 +4,31 @@ recipient."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from email.errors import MessageError
 from email.header import decode_header, make_header
 from email.message import Message
+from functools import cached_property
+from itertools import islice, pairwise
 from typing import Final
 
 from dispatcher.domain.provider_event import EventKind
-from dispatcher.events.bounce_class import any_of, says_why
+from dispatcher.events.bounce_class import AFTER_DATA, any_of, says_why
 from dispatcher.store.address_hashes import normalised
 
 MAX_TEXT_CHARACTERS: Final = 8192
 """Only this much of a server's text is used. Servers explain the bounce at the beginning of the text."""
 MAX_COPY_CHARACTERS: Final = 64 * 1024
 """A server's text may end with a copy of the email. Only this much of the text is searched for the copy's beginning."""
+MAX_MENTIONS: Final = 10
+"""Only so many places of the text that contain an address are searched for the reason."""
 BLANK_LINES: Final = re.compile(r"\n[ \t]*\n\s*")
 _SERVER: Final = any_of(
     r"^$|<>|mailer[-_ ]?d(a|e)emon|mdaemon|post[ _]?master|ndr admin|mail ?delivery|delivery (sub)?system",
-    r"mail (administrator|system|router)|system administrator|mailer@",
+    r"mail (administrator|system|router|server|gateway)|system administrator|mail ?daemon|smtp (server|gateway)",
+    r"microsoft ?exchange|exchange server|delivery (status )?notification|(mailer|bounced?|ndr)@",
 )
 """Matches the From field of a message that a mail server wrote. Some servers leave the field empty."""
 _FAILURE: Final = any_of(
@@ -51,22 +57,22 @@ _LINE_END: Final = any_of(r"<br\b[^<>]*>|</(p|div|tr|li|h\d)>")
 _TAG: Final = any_of(r"<!?/?[a-z][^<>]*>")
 
 
-def kind_of_notice(message: Message, text: str, *, names_recipient: bool) -> EventKind | None:
+def kind_of_notice(message: Message, explanation: Explanation, *, names_recipient: bool) -> EventKind | None:
     """BOUNCED if a mail server's message reports a failure; DEFERRED if it reports a delay.
 
     None if the message reports neither, or if no mail server wrote the message.
 
     Args:
-        text: The server's explanation (see `explanation`).
-        names_recipient: Whether the text names an address to which the email was sent.
+        names_recipient: Whether the explanation names an address to which the email was sent.
     """
     if not _is_from_server(message):
         return None
     if "X-Failed-Recipients" in message:
         return EventKind.BOUNCED
-    words = f"{field(message, 'Subject')}\n{text}"
-    if _FAILURE.search(words) or (names_recipient and (says_why(text) or _is_from_daemon(message))):
-        is_late = _DELAY.search(words) and not _GIVEN_UP.search(text)
+    words = f"{field(message, 'Subject')}\n{explanation.text}"
+    is_from_daemon = "mailer-daemon" in field(message, "From").lower()
+    if _FAILURE.search(words) or (names_recipient and (says_why(explanation.text) or is_from_daemon)):
+        is_late = _DELAY.search(words) and not _GIVEN_UP.search(explanation.text)
         return EventKind.DEFERRED if is_late else EventKind.BOUNCED
     return None
 
@@ -80,39 +86,52 @@ def _is_from_server(message: Message) -> bool:
     return bool(_SERVER.search(field(message, "From")))
 
 
-def _is_from_daemon(message: Message) -> bool:
-    return "mailer-daemon" in field(message, "From").lower()
+class Explanation:
+    """The server's explanation: the first text part that is not empty, without HTML tags, up to a copy of the email.
 
-
-def about(address: str, text: str) -> str:
-    """What the text says about an address; empty if the text does not contain the address.
-
-    Searches the first paragraph that contains both the address and a reason; if no paragraph does, the whole text. The
-    result begins at the line with the address. It ends before the next line that begins with a different address, or at
-    the end of the paragraph.
+    The paragraphs are searched for reasons only once, however many recipients the text names.
     """
-    if not address or place_of(address, text) < 0:
-        return ""
-    paragraphs = [each for each in BLANK_LINES.split(text) if place_of(address, each) >= 0]
-    chosen = next((each for each in paragraphs if says_why(each)), text)
-    start = chosen.rfind("\n", 0, place_of(address, chosen)) + 1
-    another = next((each for each in _ADDRESS_LINE.finditer(chosen, start) if normalised(each[1]) != address), None)
-    return chosen[start : another.start() if another else None]
+
+    def __init__(self, parts: Sequence[Message]) -> None:
+        self.text = _text_of(parts)
+        self._lower = self.text.lower()
+        self.text = self.text if len(self._lower) == len(self.text) else self._lower  # a letter may have become two
+        self.is_after_data = bool(AFTER_DATA.search(self.text))
+
+    @cached_property
+    def _paragraphs(self) -> list[tuple[int, bool]]:
+        """For each paragraph, where it ends, and whether it gives a reason."""
+        ends = [*(blank.start() for blank in BLANK_LINES.finditer(self.text)), len(self.text)]
+        return [(end, says_why(self.text[start:end])) for start, end in pairwise([0, *ends])]
+
+    def names(self, address: str) -> bool:
+        """Whether the text contains an address. Longer addresses that contain this address do not count."""
+        return next(self._places(address), None) is not None
+
+    def about(self, address: str) -> str:
+        """What the text says about an address; empty if the text does not contain the address.
+
+        Searches the first paragraph that contains both the address and a reason; if no paragraph does, the whole text.
+        The result begins at the line with the address. It ends before the next line that begins with a different
+        address, or at the end of the paragraph.
+        """
+        found = islice(self._places(address), MAX_MENTIONS)
+        places = [(place, self._paragraphs[bisect(self._paragraphs, (place, True))]) for place in found]
+        if not places:
+            return ""
+        place, end = next(((at, end) for at, (end, has_reason) in places if has_reason), (places[0][0], len(self.text)))
+        start = self.text.rfind("\n", 0, place) + 1
+        lines = _ADDRESS_LINE.finditer(self.text, start, end)
+        another = next((each for each in lines if normalised(each[1]) != address), None)
+        return self.text[start : another.start() if another else end]
+
+    def _places(self, address: str) -> Iterator[int]:
+        if address and address in self._lower:
+            whole = rf"(?<![\w.+%=-]){re.escape(address)}(?!\w|[.-]\w)"
+            yield from (found.start() for found in re.finditer(whole, self._lower))
 
 
-def place_of(address: str, text: str) -> int:
-    """The index at which the text contains an address; -1 if the text does not contain it. Ignores longer addresses
-    that contain this address."""
-    found = re.search(rf"(?<![\w.+%=-]){re.escape(address)}(?!\w|[.-]\w)", text, re.IGNORECASE)
-    return found.start() if found else -1
-
-
-def explanation(parts: Sequence[Message]) -> str:
-    """The server's explanation: the first text part that is not empty, without its HTML tags. Empty if there is no such
-    part.
-
-    If the text ends with a copy of the email, the copy is left out.
-    """
+def _text_of(parts: Sequence[Message]) -> str:
     for part in parts:
         if is_text(part) and (text := decoded(part).strip()):
             text = text[:MAX_COPY_CHARACTERS]
@@ -133,10 +152,16 @@ def decoded(part: Message) -> str:
     octets = part.get_payload(decode=True)
     if not isinstance(octets, bytes):
         return ""
+    octets = with_newlines(octets)
     try:
-        return octets.decode(part.get_content_charset("utf-8"), "replace").replace("\r\n", "\n")
+        return octets.decode(part.get_content_charset("utf-8"), "replace")
     except (LookupError, ValueError):
-        return octets.decode("utf-8", "replace").replace("\r\n", "\n")
+        return octets.decode("utf-8", "replace")
+
+
+def with_newlines(octets: bytes) -> bytes:
+    """The octets with each line end, CRLF, CR or LF, as LF. CRCRLF, which some gateways write, is one line end."""
+    return octets.replace(b"\r\r\n", b"\n").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 def field(message: Message, name: str) -> str:

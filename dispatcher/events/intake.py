@@ -12,10 +12,12 @@ from uuid import UUID
 from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
+from dispatcher.events.bounce_parser import PROVIDER as BOUNCE_PROVIDER
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
 from dispatcher.store.events import EventRow, SettledEmail, StoredEvents, settle_proven, store_events
 from dispatcher.store.locked import LockedRows
+from dispatcher.store.recipients import RECIPIENT_OCTETS, find_recipient_hashes
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -31,7 +33,7 @@ class Stored:
     """What `EventIntake.store` did with a batch of events.
 
     Attributes:
-        new: The number of events that were stored.
+        new: The number of events that were stored, without impossible events.
         duplicates: The number of events that were already stored, because providers repeat events.
         unknown: The number of events whose email does not exist.
         settled: The number of emails whose status the events changed.
@@ -44,11 +46,7 @@ class Stored:
 
 
 class EmailsLocked(StoreBusy):
-    """Events cannot be stored yet, because other transactions have locked their emails.
-
-    Attributes:
-        email_ids: The locked emails.
-    """
+    """Events cannot be stored yet, because other transactions have locked their emails."""
 
     def __init__(self, email_ids: Collection[UUID]) -> None:
         super().__init__(f"Other transactions have locked the emails of some events ({len(email_ids)} emails).")
@@ -59,10 +57,6 @@ class EventIntake:
     """Stores genuine events. A source verifies that an event comes from the provider before it calls `store`."""
 
     def __init__(self, pool: Pool, rules: SuppressionRules) -> None:
-        """
-        Args:
-            rules: Which events suppress a recipient (see `suppression_rules`).
-        """
         self._pool = pool
         self._rules = rules
         self._hasher: AddressHasher | None = None
@@ -88,8 +82,9 @@ class EventIntake:
         hasher = self._hasher
         new = duplicates = unknown = settled = 0
         locked: set[UUID] = set()
-        for part in _parts([EventRow.of(event, hasher) for event in events]):
-            found, skipped = await self._store(part)
+        rows = [EventRow.of(event, hasher) for event in events]
+        for start in range(0, len(rows), BATCH):
+            found, skipped = await self._store(rows[start : start + BATCH])
             locked |= skipped
             new += sum(each.new for each in found)
             duplicates += sum(each.duplicates for each in found)
@@ -112,6 +107,7 @@ class EventIntake:
         for each in found:
             labels = each.provider, each.metric_kind
             metrics.EVENTS.add(each.new, *labels, "new", each.mailbox)
+            metrics.EVENTS.add(each.impossible, *labels, "impossible", each.mailbox)
             metrics.EVENTS.add(each.duplicates, *labels, "duplicate", each.mailbox)
             metrics.EVENTS.add(each.unknown, *labels, "unknown", each.mailbox)
             metrics.DELIVERY_SECONDS.observe_all(each.delivery_seconds, each.provider)
@@ -119,13 +115,25 @@ class EventIntake:
 
     async def _execute(self, rows: Sequence[EventRow]) -> list[StoredEvents]:
         try:
-            return await store_events(self._pool, rows, self._rules)
+            return await store_events(self._pool, await self._with_doubts(rows), self._rules)
         except StatementRefused as error:
             # The statement, a table or a privilege causes this error, and never an event. So leave out no event: with
             # StoreUnavailable, the source keeps all events for a later try.
             if (getattr(error.__cause__, "sqlstate", None) or "").startswith(_STATEMENT_FAULTS):
                 raise StoreUnavailable(error.message) from error
             raise
+
+    async def _with_doubts(self, rows: Sequence[EventRow]) -> list[EventRow]:
+        """Marks events that must not suppress their recipient, because nothing proves the recipient."""
+        assert self._hasher is not None
+        emails = {row.email_id for row in rows if row.may_suppress}
+        recipients = await find_recipient_hashes(self._pool, emails, self._hasher)
+        return [
+            row._replace(doubt="recipient")
+            if row.may_suppress and not _proves_recipient(row, recipients.get(row.email_id, ()))
+            else row
+            for row in rows
+        ]
 
     async def _settle(self, email_ids: Collection[UUID]) -> int:
         """Settles emails immediately. Returns how many changed their status.
@@ -137,6 +145,12 @@ class EventIntake:
             report_settled(settled := outcome.rows())
             return len(settled)
         return 0
+
+
+def _proves_recipient(row: EventRow, recipients: Collection[bytes]) -> bool:
+    # Each of several recipients can send a bounce to the bounce mailbox, and name another recipient in it.
+    is_certain = row.provider != BOUNCE_PROVIDER or len(recipients) == 1
+    return is_certain and (row.address_hash or b"")[:RECIPIENT_OCTETS] in recipients
 
 
 def report_settled(settled: Iterable[SettledEmail]) -> None:
@@ -151,7 +165,3 @@ def report_settled(settled: Iterable[SettledEmail]) -> None:
             previous_status=email.previous_status,
             status=email.status,
         )
-
-
-def _parts(rows: Sequence[EventRow]) -> Iterable[Sequence[EventRow]]:
-    return (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))

@@ -35,12 +35,7 @@ _NOT_SPAM: Final = "not-spam"
 
 @dataclass(frozen=True, slots=True)
 class _Notice:
-    """One notice about one email.
-
-    Attributes:
-        mail: What SES says about the email.
-        facts: What SES says about the event.
-    """
+    """What SES says about an email, and about one event of the email."""
 
     mail: Mapping[str, Any]
     facts: Mapping[str, Any]
@@ -61,15 +56,18 @@ def events_of_message(text: str, topics: Collection[str] = ()) -> ParsedEvents:
     The message is a notice of SES: in an envelope of SNS, in an envelope of EventBridge, or without an envelope.
 
     Args:
-        topics: The allowed topics of SNS; empty to allow all topics. Messages from other topics are skipped.
+        topics: The allowed topics of SNS; empty to allow all topics, and messages that name no topic. All other
+            messages are skipped.
     """
     try:
         document = fields.mapping(fields.load_json(text))
     except EventsUnreadable:
         return _skipped(Skipped.MALFORMED)
-    if document.get("Type") == "Notification" and isinstance(document.get("Message"), str):
-        is_allowed = not topics or document.get("TopicArn") in topics
-        return parse_text(document["Message"]) if is_allowed else _skipped(Skipped.FOREIGN)
+    is_of_sns = document.get("Type") == "Notification" and isinstance(document.get("Message"), str)
+    if topics and not (is_of_sns and document.get("TopicArn") in topics):
+        return _skipped(Skipped.FOREIGN)
+    if is_of_sns:
+        return parse_text(document["Message"])
     if "detail-type" in document:
         return parse(document.get("detail")) if document.get("source") == "aws.ses" else _skipped(Skipped.FOREIGN)
     return parse(document)

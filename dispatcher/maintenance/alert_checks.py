@@ -138,6 +138,11 @@ class AlertChecks:
             for each in tables.webhooks
         )
         states[Kind.WEBHOOK_DISABLED] = _State(bool(tables.webhooks), len(tables.webhooks), reason=disabled or None)
+        strange = "; ".join(
+            f"{count} events of {provider} in the last day, such as about email {email_id}"
+            for provider, count, email_id in tables.impossible_events
+        )
+        states[Kind.IMPOSSIBLE_EVENTS] = _State(bool(strange), reason=strange or None)
         forgotten = [pause.describe() for pause in tables.pauses if self._is_forgotten(pause)]
         states[Kind.PAUSED] = _State(bool(forgotten), reason=scrub(" ".join(forgotten)) or None)
         return states | self._timed_states(tables)

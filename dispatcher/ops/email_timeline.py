@@ -81,7 +81,8 @@ def _attempt(attempt: Record) -> Moment:
 def _event(event: Record) -> Moment:
     kind = f"{event['kind']} ({event['bounce']})" if event["bounce"] else event["kind"]
     whom = f"recipient {event['recipient']}" if event.get("recipient") else None
-    return Moment(event["happened_at"], kind, _joined(event["provider"], whom, event["code"], event["detail"]))
+    doubt = f"doubt: {event['doubt']}" if event.get("doubt") else None
+    return Moment(event["happened_at"], kind, _joined(event["provider"], whom, doubt, event["code"], event["detail"]))
 
 
 def _act(act: Record) -> Moment:

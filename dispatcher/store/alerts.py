@@ -64,6 +64,7 @@ class TableFindings:
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
         webhooks: The disabled webhooks.
         pauses: The operators' pauses that are in force.
+        impossible_events: Rows of the query `find_impossible_events`.
     """
 
     correlation_ids: tuple[str, ...]
@@ -77,6 +78,7 @@ class TableFindings:
     hosts: Mapping[str, datetime]
     webhooks: Sequence[DisabledWebhook]
     pauses: Sequence[Pause] = ()
+    impossible_events: Sequence[Row] = ()
 
 
 class AlertStore:
@@ -208,6 +210,7 @@ class AlertStore:
             {host: seen_at for host, seen_at, _ in await self._fetch("list_presences")},
             await list_disabled(session),
             await list_pauses(session),
+            await self._fetch("find_impossible_events", {"limit": MAX_DUE_COUNT}),
         )
 
     async def _open(self) -> TimedSession:

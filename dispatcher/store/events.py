@@ -35,6 +35,7 @@ class EventRow(NamedTuple):
     detail: str | None
     happened_at: Any
     mailbox: str
+    doubt: str | None = None
 
     @classmethod
     def of(cls, event: ProviderEvent, hasher: AddressHasher) -> EventRow:
@@ -55,6 +56,12 @@ class EventRow(NamedTuple):
             mailbox=mailbox_provider_of(address),
         )
 
+    @property
+    def may_suppress(self) -> bool:
+        """Whether the event is a reason to suppress its recipient."""
+        kinds = EventKind.COMPLAINED, EventKind.UNSUBSCRIBED
+        return self.address_hash is not None and (self.kind in kinds or self.bounce in (Bounce.HARD, Bounce.SOFT))
+
 
 @dataclass(frozen=True, slots=True)
 class StoredEvents:
@@ -63,7 +70,8 @@ class StoredEvents:
     Attributes:
         mailbox: The recipient's mailbox provider (see `mailbox_provider_of`).
         given: The number of events that the caller passed, including duplicates.
-        new: The number of events that were not stored before.
+        new: The number of events that were not stored before, without impossible events.
+        impossible: The number of new events whose email no worker can have sent through the provider.
         unknown: The number of events whose email does not exist.
         delivery_seconds: For each new event about a delivery: the seconds between acceptance and delivery.
         settleable: The emails that `settle_proven` can settle now: an event of this call proves their acceptance, and
@@ -76,6 +84,7 @@ class StoredEvents:
     mailbox: str
     given: int
     new: int
+    impossible: int
     unknown: int
     delivery_seconds: list[float]
     settleable: list[UUID]
@@ -87,8 +96,7 @@ class StoredEvents:
 
     @property
     def duplicates(self) -> int:
-        """The number of events that were already stored."""
-        return self.given - self.new - self.unknown
+        return self.given - self.new - self.impossible - self.unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,7 @@ async def store_events(source: Source, rows: Sequence[EventRow], rules: Suppress
         "details": [row.detail for row in ordered],
         "happened_ats": [row.happened_at for row in ordered],
         "mailboxes": [row.mailbox for row in ordered],
+        "doubts": [row.doubt for row in ordered],
         "lowest_id": ordered[0].email_id,
         "highest_id": ordered[-1].email_id,
         "suppress_on": [reason.value for reason in rules.reasons],

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 from uuid import UUID
 
+from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
+
+RECIPIENT_OCTETS: Final = 6
+"""How many bytes of a hash the table `email_recipient` has."""
 
 
 async def may_read_recipients(source: Source) -> bool:
@@ -21,6 +26,17 @@ async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[U
     rows = await fetch(source, "find_recipients", ids_within(set(email_ids)))
     fields = ("to", "cc", "bcc")
     return {email_id: [each for field in fields for each in found.get(field, ())] for email_id, found in rows}
+
+
+async def find_recipient_hashes(
+    source: Source, email_ids: Collection[UUID], hasher: AddressHasher
+) -> dict[UUID, set[bytes]]:
+    """The first RECIPIENT_OCTETS bytes of the hash of each recipient, by email, even if the content was deleted."""
+    found = await find_recipients(source, email_ids)
+    hashes = {email: {hasher.hash(each)[:RECIPIENT_OCTETS] for each in found[email]} for email in found}
+    if missing := set(email_ids) - found.keys():
+        hashes |= {row[0]: set(row[1]) for row in await fetch(source, "find_recipient_hashes", ids_within(missing))}
+    return hashes
 
 
 async def summarize_recipients(source: Source) -> list[str]:

@@ -177,7 +177,8 @@ BREAKERS: Final = Gauge(
 EVENTS: Final = Counter(
     "dispatcher_provider_events_total",
     "Events that providers reported. kind: a kind from docs/events.md; a bounce is bounced_hard, bounced_soft or "
-    "bounced_blocked. result: new, duplicate or unknown (no such email). An event that was left out has the kind "
+    "bounced_blocked. result: new, impossible (no worker can have sent the email through this provider), duplicate or "
+    "unknown (no such email). An event that was left out has the kind "
     "unknown, and its result is the reason: refused (by PostgreSQL), foreign (another program's email), ignored, "
     "malformed or unknown_kind. A whole request or message that was left out is forged or stale. mailbox: the company "
     "that runs the recipient's mailbox, derived from the domain: gmail, microsoft, yahoo, apple, other, or unknown "

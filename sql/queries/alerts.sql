@@ -160,3 +160,17 @@ cross join (
 select extract(epoch from clock_timestamp() - min(dead_letter_due_at))::double precision
 from dispatcher.email_log
 where dead_letter_due_at is not null;
+
+-- name: find_impossible_events
+-- The impossible events of the last day (see events.sql), at most `limit`: their number by provider, and one of their
+-- emails.
+select provider, count(*), min(email_id::text)
+from (
+    select provider, email_id
+    from dispatcher.email_event
+    where doubt = 'impossible'
+        and received_at > clock_timestamp() - interval '1 day'
+    limit %(limit)s
+) as impossible
+group by provider
+order by provider;

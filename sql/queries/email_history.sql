@@ -45,7 +45,7 @@ order by attempt_number, started_at;
 
 -- name: list_events
 -- What providers reported about an email, ordered by the providers' clocks.
-select happened_at, kind, bounce, provider, code, detail, received_at, address_hash
+select happened_at, kind, bounce, provider, code, detail, doubt, received_at, address_hash
 from dispatcher.email_event
 where email_id = %(email_id)s
 order by happened_at, received_at, event_key;

@@ -3,13 +3,19 @@
 -- stored, and events whose email does not exist. In the same commit, marks each email that is not `sent`, because the
 -- event proves that the provider accepted the email. No worker can lease a marked email; settle_proven settles it. An
 -- email that was delivered to some recipients is not marked: the event does not prove that the others have the email.
+-- An event is impossible if no worker can have sent the email through the provider: no worker has leased the email, or
+-- each attempt is recorded and none names the provider. An impossible event is stored, and has no other effect. An
+-- attempt that is not recorded may be in progress, or its host is lost, so it may have used any provider. The record of
+-- an attempt may be lost, too, if the email is uncertain although no recorded attempt is, and if the email is older than
+-- a promotion that lost commits.
 -- New events also suppress recipients for the tenant of the email. Repeated events do not, because they would restore
 -- an entry that an operator has removed. A complaint that names several recipients of an email suppresses none of them:
--- a provider that does not know who complained names every recipient at the same server.
+-- a provider that does not know who complained names every recipient at the same server. An event with a doubt
+-- suppresses nobody.
 -- Ids, hashes and instants are sent in binary, because psycopg takes about 15 µs to write a hash as text.
--- Returns a row per provider, kind, bounce and mailbox provider: the number of events, of new events, and of events
--- without an email; the seconds from acceptance to delivery of newly delivered emails; and, the same in every row, all
--- marked emails that no worker has leased.
+-- Returns a row per provider, kind, bounce and mailbox provider: the number of events, of new events, of new events
+-- that are impossible, and of events without an email; the seconds from acceptance to delivery of newly delivered
+-- emails; and, the same in every row, all marked emails that no worker has leased.
 with given as (
     select *
     from unnest(
@@ -23,25 +29,59 @@ with given as (
         %(codes)s::text[],
         %(details)s::text[],
         %(happened_ats)b::timestamptz[],
-        %(mailboxes)s::text[]
-    ) as t (email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at, mailbox)
+        %(mailboxes)s::text[],
+        %(doubts)s::text[]
+    ) as t (
+        email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at, mailbox, doubt
+    )
 ),
 known as (
-    select email_id, sent_at, tenant_id, message_key, correlation_id
+    select
+        email_id, status, sent_at, tenant_id, message_key, correlation_id, provider, attempt_count, was_uncertain,
+        created_at <= (select uncertain_before from dispatcher.relay_timeline) as may_lack_attempts
     from dispatcher.email_log
     where email_id = any(%(email_ids)b)
         and email_id between %(lowest_id)s and %(highest_id)s
 ),
+-- The attempts of emails whose rows do not name the event's provider. Nearly always, there are none.
+tried as materialized (
+    select
+        email_id, count(distinct attempt_number) as recorded_count, array_agg(distinct provider) as providers,
+        bool_or(outcome = 'uncertain') as is_uncertain
+    from dispatcher.email_attempt
+    where email_id = any(
+            array(
+                select k.email_id
+                from known as k
+                join given as g using (email_id)
+                where k.provider is distinct from g.provider
+            )
+        )
+        and email_id between %(lowest_id)s and %(highest_id)s
+    group by email_id
+),
 stored as (
     insert into dispatcher.email_event (
-        email_id, event_key, provider, kind, bounce, address_hash, code, detail, happened_at
+        email_id, event_key, provider, kind, bounce, address_hash, code, detail, happened_at, doubt
     )
-    select email_id, event_key, provider, kind, bounce, address_hash, code, detail, happened_at
-    from given
-    where email_id in (select email_id from known)
-    order by email_id, event_key
+    select
+        g.email_id, g.event_key, g.provider, g.kind, g.bounce, g.address_hash, g.code, g.detail, g.happened_at,
+        case
+            when k.provider = g.provider
+                or k.status = 'sending'
+                or k.attempt_count > coalesce(t.recorded_count, 0)
+                or g.provider = any(t.providers)
+                or (k.was_uncertain and t.is_uncertain is not true)
+                or k.may_lack_attempts
+                then g.doubt
+            else 'impossible'
+        end
+    from given as g
+    join known as k using (email_id)
+    left join tried as t using (email_id)
+    order by g.email_id, g.event_key
     on conflict (email_id, event_key) do nothing
-    returning email_id, event_key, provider, kind, bounce, code, address_hash, happened_at
+    returning email_id, event_key, provider, kind, bounce, code, address_hash, happened_at, doubt
 ),
 announced as (
     insert into dispatcher.outgoing_event (
@@ -54,6 +94,7 @@ announced as (
     join known as k using (email_id)
     where (select is_on from dispatcher.outgoing_feed)
         and s.kind in ('delivered', 'bounced', 'complained')
+        and s.doubt is distinct from 'impossible'
     order by s.happened_at
 ),
 reasoned as (
@@ -74,6 +115,7 @@ reasoned as (
                     join dispatcher.email_log as e using (email_id)
                     where v.address_hash = s.address_hash
                         and v.bounce = 'soft'
+                        and v.doubt is null
                         and v.received_at > now() - %(soft_bounce_days)s::integer * interval '1 day'
                         and e.tenant_id = k.tenant_id
                     union all
@@ -82,6 +124,7 @@ reasoned as (
                     join known as e using (email_id)
                     where o.address_hash = s.address_hash
                         and o.bounce = 'soft'
+                        and o.doubt is null
                         and e.tenant_id = k.tenant_id
                 ) as b
             ) >= %(soft_bounces)s::integer then 'soft_bounce'
@@ -89,6 +132,7 @@ reasoned as (
     from stored as s
     join known as k using (email_id)
     where s.address_hash is not null
+        and s.doubt is null
         and (s.kind in ('complained', 'unsubscribed') or s.bounce in ('hard', 'soft'))
 ),
 suppressed as (
@@ -118,8 +162,13 @@ suppressed as (
 ),
 marked as (
     update dispatcher.email_log as e
-    set proven_by = (select min(s.provider) from stored as s where s.email_id = e.email_id)
-    where e.email_id = any(array(select email_id from stored))
+    set proven_by = (
+        select min(s.provider)
+        from stored as s
+        where s.email_id = e.email_id
+            and s.doubt is distinct from 'impossible'
+    )
+    where e.email_id = any(array(select email_id from stored where doubt is distinct from 'impossible'))
         and e.email_id between %(lowest_id)s and %(highest_id)s
         and (e.status <> 'sent' and e.recipient_outcomes is null) is true
     returning e.email_id, e.status
@@ -127,17 +176,19 @@ marked as (
 counted as (
     select
         s.provider, s.kind, s.bounce, g.mailbox, true as is_new, false as is_unknown,
+        (s.doubt = 'impossible') is true as is_impossible,
         case when s.kind = 'delivered' then extract(epoch from s.happened_at - sent_at)::double precision end as seconds
     from stored as s
     join known using (email_id)
     join (select distinct email_id, event_key, mailbox from given) as g using (email_id, event_key)
     union all
-    select provider, kind, bounce, mailbox, false, email_id not in (select email_id from known), null
+    select provider, kind, bounce, mailbox, false, email_id not in (select email_id from known), false, null
     from given
 )
 select
-    provider, kind, bounce, mailbox, count(*) filter (where not is_new), count(*) filter (where is_new),
-    count(*) filter (where is_unknown), array_remove(array_agg(seconds), null),
+    provider, kind, bounce, mailbox, count(*) filter (where not is_new),
+    count(*) filter (where is_new and not is_impossible),
+    count(*) filter (where is_impossible), count(*) filter (where is_unknown), array_remove(array_agg(seconds), null),
     array(select email_id from marked where status <> 'sending')
 from counted
 group by provider, kind, bounce, mailbox;
@@ -189,6 +240,7 @@ evidence as materialized (
     from dispatcher.email_event
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
+        and doubt is distinct from 'impossible'
     group by email_id
 ),
 judged as materialized (

@@ -45,6 +45,7 @@ left join lateral (
     select array_agg(distinct v.kind) as kinds
     from dispatcher.email_event as v
     where v.email_id = p.email_id
+        and v.doubt is distinct from 'impossible'
 ) as events on true
 order by p.email_id;
 

@@ -43,6 +43,7 @@ from (
     select provider, kind, bounce, received_at
     from dispatcher.email_event
     where received_at > clock_timestamp() - interval '1 day'
+        and doubt is distinct from 'impossible'
     order by received_at desc
     limit %(examined)s
 ) as newest

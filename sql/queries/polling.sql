@@ -23,6 +23,7 @@ ended as materialized (
     from dispatcher.email_event
     where email_id = any(array(select email_id from seen))
         and kind in ('delivered', 'bounced', 'rejected', 'unsubscribed')
+        and doubt is distinct from 'impossible'
 )
 select
     email_id, since, provider_message_id, status = 'held' as is_held,

@@ -30,7 +30,7 @@ def report_bounce(host: Host, email_id: UUID) -> None:
         await pool.open()
         bounced = ProviderEvent(
             email_id=email_id,
-            provider="smtp",
+            provider="capture",
             kind=EventKind.BOUNCED,
             bounce=Bounce.HARD,
             happened_at=datetime.now(UTC),

@@ -19,6 +19,7 @@ from dispatcher.domain.email_id import new_email_id
 from dispatcher.events.sendgrid import SIGNATURE_HEADER
 from tests.api.running_api import Answer, Api, make_key, running
 from tests.events.requests import TOPIC, SendGridKey, Sns, delivery, dumped, sendgrid_event
+from tests.store.books import Books
 
 SENDGRID = "/v1/events/sendgrid"
 SES = "/v1/events/ses"
@@ -71,6 +72,7 @@ async def test_events_are_committed_and_settle_the_email_before_the_response(
     events_api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
     email_id = await enqueued(events_api)
+    Books(connection).lose_attempt(email_id)
 
     answer = await post(events_api, key, [sendgrid_event(email_id, "processed"), sendgrid_event(email_id)])
 
@@ -189,6 +191,7 @@ async def test_a_locked_email_makes_the_provider_retry(
     events_api: Api, key: SendGridKey, connection: psycopg.Connection
 ) -> None:
     email_id, other = await enqueued(events_api), await enqueued(events_api, "k-2")
+    Books(connection).lose_attempt(email_id)
     with connection.transaction():
         connection.execute("select from dispatcher.email_log where email_id = %s for update", [email_id])
         locked, free = await asyncio.gather(

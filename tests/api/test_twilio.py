@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -15,6 +16,7 @@ from dispatcher.config import Settings
 from dispatcher.events.twilio import SIGNATURE_HEADER, sign
 from dispatcher.providers.twilio import TwilioSettings
 from tests.api.running_api import Answer, Api, running
+from tests.store.books import Books
 
 TOKEN = "the_token_of_the_account_0123456789"
 STATUS_URL = "https://mail.example.org/v1/events/twilio"
@@ -93,6 +95,7 @@ async def test_a_status_callback_is_stored_once_and_settles_the_sms(
     sms_api: Api, connection: psycopg.Connection
 ) -> None:
     email_id = (await enqueued(sms_api)).json["id"]
+    Books(connection).lose_attempt(UUID(email_id))
     form = {"MessageSid": "SM" + "0" * 32, "MessageStatus": "delivered", "To": NUMBER}
 
     answers = [await post(sms_api, STATUS_URL, form, query=f"email_id={email_id}") for _ in range(3)]
@@ -108,6 +111,7 @@ async def test_a_number_that_does_not_exist_is_suppressed_and_never_shown(
     sms_api: Api, connection: psycopg.Connection
 ) -> None:
     email_id = (await enqueued(sms_api)).json["id"]
+    Books(connection).lose_attempt(UUID(email_id))
     form = {"MessageSid": "SM" + "0" * 32, "MessageStatus": "undelivered", "ErrorCode": "30006", "To": NUMBER}
 
     await post(sms_api, STATUS_URL, form, query=f"email_id={email_id}")
@@ -168,8 +172,9 @@ async def test_start_leaves_the_entry_of_an_operator(sms_api: Api, connection: p
     ]
 
 
-async def test_an_earlier_status_that_arrives_late_changes_no_end(sms_api: Api) -> None:
+async def test_an_earlier_status_that_arrives_late_changes_no_end(sms_api: Api, connection: psycopg.Connection) -> None:
     email_id = (await enqueued(sms_api)).json["id"]
+    Books(connection).lose_attempt(UUID(email_id))
     for status in ("delivered", "sent", "queued", "delivered"):
         form = {"MessageSid": "SM" + "0" * 32, "MessageStatus": status, "To": NUMBER}
         assert (await post(sms_api, STATUS_URL, form, query=f"email_id={email_id}")).status == 204

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.bounce_address import MAX_MAILBOX_OCTETS, BounceAddress
+from dispatcher.domain.bounce_address import MAX_MAILBOX_OCTETS, MAX_TOKENS, BounceAddress
 
 KEY = b"a key of at least 32 characters, one"
 OLD = b"a key of at least 32 characters, two"
@@ -52,6 +52,13 @@ def test_a_forged_token_does_not_hide_a_valid_token() -> None:
     forged = BounceAddress("bounces@example.com", [OLD]).of(UUID(int=1))
 
     assert ADDRESS.find(f"{forged}, {ADDRESS.of(ID)}") == ID
+
+
+def test_a_message_is_a_guess_of_few_tokens() -> None:
+    forged = [f"bounces+{ID.hex}{number:016x}@example.com" for number in range(MAX_TOKENS)]
+
+    assert ADDRESS.find(" ".join([*forged[1:], ADDRESS.of(ID)])) == ID
+    assert ADDRESS.find(" ".join([*forged[1:], *forged, ADDRESS.of(ID)])) is None
 
 
 def test_a_text_without_a_token_names_no_email() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from dispatcher.domain.bounce_address import BounceAddress
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.events.bounce_parser import events_of
+from dispatcher.store.address_hashes import normalised
 
 FOLDER: Final = Path(__file__).parent / "bounces"
 EMAIL_ID: Final = UUID("0193581f-6c00-7abc-8def-0123456789ab")
@@ -58,6 +60,7 @@ ONE: Final[dict[str, str]] = {
     "exchange-delayed": "deferred ann",
     "exchange-expired": "soft ann",
     "exchange-over-quota": "soft ann",
+    "exchange-text-only": "hard ann",
     "exchange-too-large": "soft ann",
     "exim-delay-warning": "deferred ann",
     "exim-relay-not-permitted": "blocked ann",
@@ -152,6 +155,11 @@ ONE: Final[dict[str, str]] = {
 }
 TWO: Final[dict[str, str]] = {
     # Two recipients, Ann and Bob.
+    "arf-in-base64": "complained ann",
+    "arf-outlook": "complained ann",
+    "arf-outlook-copy-only": "complained ann",
+    "arf-recipient-in-copy": "complained ann",
+    "arf-removal-recipient": "unsubscribed ann",
     "arf-several-recipients": "complained -",
     "exim-two-recipients": "hard ann, soft bob",
     "opensmtpd-two-recipients": "hard ann, soft bob",
@@ -205,6 +213,94 @@ def test_at_least_95_percent_of_the_corpus_are_classified_right_and_none_wrongly
     assert len(found) >= 60
     assert right / len(found) >= RIGHT_AT_LEAST
     assert [row.name for row in found if row.is_wrongly_hard] == []
+
+
+@pytest.mark.parametrize(
+    "line_ends",
+    [["\r\n"], ["\r"], ["\r\r\n"], ["\r\n", "\n"], ["\n", "\r\n", "\n"], ["\r\n", "\r\n", "\n"], ["\r\r\n", "\n"]],
+)
+def test_the_line_ends_of_a_message_change_no_event(line_ends: list[str]) -> None:
+    changed = []
+    for row in rows():
+        ends = cycle(end.encode() for end in line_ends)
+        octets = b"".join(line + next(ends) for line in octets_of(row.name).split(b"\n"))
+        recipients = (ANN,) if row.name in ONE else (ANN, BOB)
+        if events_of(octets, EMAIL_ID, recipients, RECEIVED_AT) != row.events:
+            changed.append(row.name)
+
+    assert changed == []
+
+
+@pytest.mark.parametrize(
+    ("written", "address"),
+    [
+        ("rfc822; ann+2Bnews@example.org", "ann+news@example.org"),
+        ("rfc822; ann+2bnews@example.org", "ann+news@example.org"),
+        ("rfc822; ann+2Bnews@example.org", "ann+2Bnews@example.org"),
+        ("rfc822; ann+news@example.org", "ann+news@example.org"),
+        ("rfc822; ann+ee@example.org", "ann+ee@example.org"),
+        ("rfc822; <ann+3Dx+2Bnews@example.org>", "ann=x+news@example.org"),
+        (r"utf-8; j\x{F6}rg@example.org", "jörg@example.org"),
+        (r"utf-8; j\x{00F6}rg\x{2B}news@example.org", "jörg+news@example.org"),
+        (r"utf-8; \x{1F600}@example.org", "\N{GRINNING FACE}@example.org"),
+        ("utf-8; j+C3+B6rg@example.org", "jörg@example.org"),
+        ("utf-8; jörg@example.org", "jörg@example.org"),
+        ("utf-8; jörg@müller.example", "jörg@xn--mller-kva.example"),
+        (r"utf-8; \x{D800}\x{110000}\x{FFFFFFFF}@example.org", None),
+    ],
+)
+@pytest.mark.parametrize("field", ["Original-Recipient", "Final-Recipient"])
+@pytest.mark.parametrize("part", ["delivery-status", "global-delivery-status"])
+def test_an_encoded_address_is_decoded_and_then_compared(
+    written: str, address: str | None, field: str, part: str
+) -> None:
+    octets = octets_of("postfix-user-unknown").replace(b"message/delivery-status", f"message/{part}".encode())
+    octets = b"\n".join(
+        line for line in octets.split(b"\n") if not line.startswith((b"Original-Recipient:", b"Final-Recipient:"))
+    ).replace(b"Action: failed", f"{field}: {written}\nAction: failed".encode())
+
+    (event,) = events_of(octets, EMAIL_ID, (address or ANN,), RECEIVED_AT)
+
+    expected = (Bounce.HARD, normalised(address)) if address else (Bounce.SOFT, None)
+    assert (event.bounce, event.recipient) == expected
+
+
+@pytest.mark.parametrize(
+    "sender",
+    [
+        "Microsoft Exchange \u2039MicrosoftExchange329e@example.org\u203a <system@example.org>",
+        "MicrosoftExchange329e71ec88ae4615bbc36ab6ce41109e@example.org",
+        "Microsoft Outlook <MicrosoftExchange329e71ec@example.org>",
+        "Exchange Server <system@example.org>",
+        "Mail Server <system@example.org>",
+        "Mail Gateway <system@example.org>",
+        "Maildaemon <system@example.org>",
+        "SMTP Gateway <system@example.org>",
+        "SMTP Server <system@example.org>",
+        "Delivery Status Notification <system@example.org>",
+        "Delivery Notification <system@example.org>",
+        "bounce@example.org",
+        "ndr@example.org",
+        "<>",
+    ],
+)
+def test_a_text_from_a_server_is_a_bounce_whatever_the_server_calls_itself(sender: str) -> None:
+    octets = octets_of("domino-text-only").replace(b"From: postmaster@example.org", f"From: {sender}".encode())
+
+    (event,) = events_of(octets, EMAIL_ID, (ANN,), RECEIVED_AT)
+
+    assert (event.bounce, event.recipient) == (Bounce.HARD, ANN)
+
+
+@pytest.mark.parametrize(
+    "sender", ["Ann <ann@example.org>", "Outlook Ann <ann@example.org>", "The Notifier <a@example.org>"]
+)
+def test_a_text_from_a_person_is_no_bounce(sender: str) -> None:
+    octets = octets_of("domino-text-only").replace(b"From: postmaster@example.org", f"From: {sender}".encode())
+
+    (event,) = events_of(octets, EMAIL_ID, (ANN,), RECEIVED_AT)
+
+    assert (event.kind, event.recipient) == (EventKind.ACCEPTED, None)
 
 
 def test_every_file_of_the_corpus_has_an_expectation_and_the_token_of_its_email() -> None:

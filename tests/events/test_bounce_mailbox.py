@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from pathlib import Path
 from uuid import UUID
 
@@ -15,7 +18,6 @@ from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events.bounce_mailbox import MAX_MESSAGES, BounceMailbox
-from dispatcher.events.bounce_parser import MAX_BLANK_LINES
 from dispatcher.events.intake import EventIntake
 from dispatcher.events.maildir import ASIDE, MAX_OCTETS, Maildir
 from dispatcher.store.connections import Pool, make_pool
@@ -59,7 +61,7 @@ def events(books: Books) -> list[Row]:
 async def test_a_bounce_is_stored_settles_its_email_and_is_deleted(
     mailbox: BounceMailbox, folder: Path, books: Books, store: LeaseStore
 ) -> None:
-    email_id = await make(books, store, Status.HELD)
+    email_id = await make(books, store, Status.HELD, provider="smtp")
     deliver(folder, "postfix-user-unknown", email_id)
 
     with capture_logs() as logs:
@@ -75,7 +77,7 @@ async def test_a_bounce_is_stored_settles_its_email_and_is_deleted(
 
 
 async def test_a_stored_bounce_can_be_kept_as_seen(folder: Path, pool: Pool, intake: EventIntake, books: Books) -> None:
-    deliver(folder, "qmail-no-mailbox", books.enqueue_one(), "1.bounce.host")
+    deliver(folder, "qmail-no-mailbox", books.enqueue_tried()[0], "1.bounce.host")
 
     await BounceMailbox(Maildir(folder, keeps=True), ADDRESS, pool, intake).run_once()
 
@@ -86,7 +88,7 @@ async def test_a_stored_bounce_can_be_kept_as_seen(folder: Path, pool: Pool, int
 async def test_a_bounce_without_a_valid_token_changes_nothing_and_is_set_aside(
     mailbox: BounceMailbox, folder: Path, books: Books, store: LeaseStore, token: str
 ) -> None:
-    email_id = await make(books, store, Status.HELD)
+    email_id = await make(books, store, Status.HELD, provider="smtp")
     forged = token.replace(EMAIL_ID.hex, email_id.hex)
     path = folder / "new" / "1.forged.host"
     path.write_bytes(
@@ -105,7 +107,7 @@ async def test_a_bounce_without_a_valid_token_changes_nothing_and_is_set_aside(
 async def test_a_recipient_who_knows_the_token_cannot_make_another_address_bounce(
     mailbox: BounceMailbox, folder: Path, books: Books
 ) -> None:
-    email_id = books.enqueue_one(to="bob@example.org")
+    (email_id,) = books.enqueue_tried(to="bob@example.org")
     deliver(folder, "postfix-user-unknown", email_id)  # it says that ann@example.org does not exist
 
     await mailbox.run_once()
@@ -117,7 +119,7 @@ async def test_a_recipient_who_knows_the_token_cannot_make_another_address_bounc
 async def test_without_the_content_of_the_email_no_address_is_named(
     mailbox: BounceMailbox, folder: Path, books: Books
 ) -> None:
-    email_id = books.enqueue_one()
+    (email_id,) = books.enqueue_tried()
     books.connection.execute("delete from email_content where email_id = %s", [email_id])
     deliver(folder, "postfix-user-unknown", email_id)
 
@@ -130,7 +132,7 @@ async def test_without_the_content_of_the_email_no_address_is_named(
 async def test_each_recipient_of_an_email_has_an_event_of_its_own(
     mailbox: BounceMailbox, folder: Path, books: Books
 ) -> None:
-    email_id = books.enqueue_one(to="Ann <ann@example.org>", bcc=["bob@example.org"])
+    (email_id,) = books.enqueue_tried(to="Ann <ann@example.org>", bcc=["bob@example.org"])
     deliver(folder, "postfix-two-recipients", email_id)
 
     await mailbox.run_once()
@@ -140,10 +142,44 @@ async def test_each_recipient_of_an_email_has_an_event_of_its_own(
     assert len({each["address_hash"] for each in found} - {None}) == 2
 
 
+async def test_a_recipient_cannot_make_another_recipient_suppressed(
+    mailbox: BounceMailbox, folder: Path, books: Books
+) -> None:
+    (email_id,) = books.enqueue_tried(to="ann@example.org", bcc=["bob@example.org"])
+    for corpus_name in ("postfix-user-unknown", "postfix-two-recipients", "arf-abuse", "arf-opt-out"):
+        deliver(folder, corpus_name, email_id, f"{corpus_name}.host")
+
+    await mailbox.run_once()
+
+    assert {each["bounce"] for each in events(books)} == {"hard", "soft", None}
+    assert books.count("suppression") == 0
+
+
+@pytest.mark.parametrize("corpus_name", ["postfix-user-unknown", "arf-abuse"])
+async def test_messages_with_many_dates_are_one_event_per_day(
+    mailbox: BounceMailbox, folder: Path, books: Books, corpus_name: str
+) -> None:
+    (email_id,) = books.enqueue_tried()
+    now = time.time() // 86_400 * 86_400 + 1
+    for number in range(2 * MAX_MESSAGES):
+        path = deliver(folder, corpus_name, email_id, f"{number}.bounce.host")
+        date = format_datetime(datetime.fromtimestamp(now - 3600 * number, UTC))
+        path.write_bytes(
+            re.sub(rb"^Date: .*", f"Date: {date}".encode(), path.read_bytes(), count=1, flags=re.MULTILINE)
+        )
+        os.utime(path, (now, now + number % 2 * 86_400))
+
+    while await mailbox.run_once() == 0.0:
+        pass
+
+    assert len(events(books)) == 2
+    assert books.count("suppression") == 1
+
+
 async def test_a_bounce_that_is_read_again_after_a_crash_is_stored_once(
     mailbox: BounceMailbox, folder: Path, books: Books
 ) -> None:
-    email_id = books.enqueue_one()
+    (email_id,) = books.enqueue_tried()
     path = deliver(folder, "gmail-no-such-user", email_id)
     before, octets = path.stat(), path.read_bytes()
     await mailbox.run_once()
@@ -171,7 +207,7 @@ async def test_while_postgresql_is_unreachable_the_bounces_stay(folder: Path, cl
 
 
 async def test_a_locked_email_delays_only_its_own_bounces(folder: Path, books: Books, tables_url: str) -> None:
-    locked, free = books.enqueue(2)
+    locked, free = books.enqueue_tried(2)
     deliver(folder, "postfix-user-unknown", locked, "1.locked.host")
     deliver(folder, "postfix-mailbox-full", free, "2.free.host")
     pool = make_pool(tables_url, name="monitor", size=1, lock_seconds=0.2)
@@ -198,7 +234,7 @@ async def test_links_pipes_and_folders_are_set_aside_unread(
     (folder / "new" / "1.link.host").symlink_to(outside)
     os.mkfifo(folder / "new" / "2.pipe.host")
     (folder / "new" / "3.folder.host").mkdir()
-    deliver(folder, "postfix-user-unknown", books.enqueue_one(), "4.bounce.host")
+    deliver(folder, "postfix-user-unknown", books.enqueue_tried()[0], "4.bounce.host")
 
     with capture_logs() as logs:
         await mailbox.run_once()
@@ -215,9 +251,9 @@ async def test_a_message_of_deeply_nested_parts_is_set_aside_soon(
 ) -> None:
     nested = b"".join(b"Content-Type: multipart/mixed; boundary=%d\n\n--%d\n" % (at, at) for at in range(depth))
     nested += b"\n" * MAX_OCTETS  # the parser compares each line with each boundary
-    token = ADDRESS.of(books.enqueue_one()).encode()
+    token = ADDRESS.of(books.enqueue_tried()[0]).encode()
     (folder / "new" / "1.nested.host").write_bytes(b"To: " + token + b"\n" + nested)
-    deliver(folder, "postfix-user-unknown", books.enqueue_one(), "2.bounce.host")
+    deliver(folder, "postfix-user-unknown", books.enqueue_tried()[0], "2.bounce.host")
 
     await mailbox.run_once()
 
@@ -225,33 +261,8 @@ async def test_a_message_of_deeply_nested_parts_is_set_aside_soon(
     assert len(events(books)) == 1
 
 
-async def test_a_status_of_many_blank_lines_is_read_soon(mailbox: BounceMailbox, folder: Path, books: Books) -> None:
-    path = deliver(folder, "postfix-user-unknown", books.enqueue_one())
-    content = path.read_bytes()
-    status = b"Content-Type: message/delivery-status\n\n"
-    assert content.count(status) == 1
-    path.write_bytes(content.replace(status, status + b"\n" * (MAX_OCTETS - len(content))))
-    began_at = time.process_time()
-
-    await mailbox.run_once()
-
-    assert time.process_time() - began_at < 0.5
-    assert [each["bounce"] for each in events(books)] == ["hard"]
-
-
-async def test_a_status_with_too_many_blank_lines_is_set_aside(
-    mailbox: BounceMailbox, folder: Path, books: Books
-) -> None:
-    path = deliver(folder, "postfix-user-unknown", books.enqueue_one(), "1.blank.host")
-    path.write_bytes(path.read_bytes().replace(b"\n\n", b"\n\n" + b"x\n\n" * (MAX_BLANK_LINES + 1), 1))
-
-    await mailbox.run_once()
-
-    assert files(folder) == {"1.blank.host": f"{ASIDE}/new"}
-
-
 async def test_only_the_beginning_of_a_large_bounce_is_read(mailbox: BounceMailbox, folder: Path, books: Books) -> None:
-    path = deliver(folder, "postfix-user-unknown", books.enqueue_one())
+    path = deliver(folder, "postfix-user-unknown", books.enqueue_tried()[0])
     with path.open("ab") as opened:
         opened.truncate(40 * MAX_OCTETS)  # the returned email has a large attachment
 
@@ -262,7 +273,7 @@ async def test_only_the_beginning_of_a_large_bounce_is_read(mailbox: BounceMailb
 
 
 async def test_a_full_round_is_followed_by_the_next_at_once(mailbox: BounceMailbox, folder: Path, books: Books) -> None:
-    email_id = books.enqueue_one()
+    (email_id,) = books.enqueue_tried()
     for number in range(MAX_MESSAGES + 1):
         deliver(folder, "vacation-gmail", email_id, f"{number}.bounce.host")
 

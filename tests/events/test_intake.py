@@ -35,18 +35,20 @@ def event(email_id: UUID, kind: EventKind = EventKind.DELIVERED, **fields: Any) 
     return ProviderEvent(email_id=email_id, kind=kind, **{**given, **fields})
 
 
-async def make(books: Books, store: LeaseStore, status: Status, **fields: Any) -> UUID:
-    """An email with this status, as a worker records it."""
+async def make(books: Books, store: LeaseStore, status: Status, *, provider: str = "sendgrid", **fields: Any) -> UUID:
+    """An email with this status, as a worker records it after an attempt with this provider."""
+    if status is Status.PENDING:
+        return books.enqueue_tried(**fields)[0]
     email_id = books.enqueue_one(**fields)
-    if status is not Status.PENDING:
-        (lease,) = await store.lease(books.keys([email_id]), 60)
-        if status is not Status.SENDING:
-            await store.record([result(lease, status, error_type="outcome_unknown", error="The connection was lost.")])
+    (lease,) = await store.lease(books.keys([email_id]), 60)
+    if status is not Status.SENDING:
+        error = "The connection was lost."
+        await store.record([result(lease, status, provider=provider, error_type="outcome_unknown", error=error)])
     return email_id
 
 
 async def test_an_event_is_stored_without_the_address(intake: EventIntake, books: Books) -> None:
-    email_id = books.enqueue_one()
+    (email_id,) = books.enqueue_tried()
     bounced = event(
         email_id, EventKind.BOUNCED, bounce=Bounce.HARD, code="5.1.1", detail="ann@example.org: no such user"
     )
@@ -62,7 +64,7 @@ async def test_an_event_is_stored_without_the_address(intake: EventIntake, books
 async def test_repeated_events_and_events_of_unknown_emails_are_counted_and_left_out(
     intake: EventIntake, books: Books
 ) -> None:
-    email_id = books.enqueue_one()
+    (email_id,) = books.enqueue_tried()
     delivered, opened = event(email_id), event(email_id, EventKind.OPENED)
     (unknown,) = new_email_ids(1)
     await intake.store([delivered])
@@ -85,7 +87,7 @@ async def test_an_event_about_an_email_that_was_delivered_in_part_does_not_settl
 
 
 async def test_new_events_are_counted_by_the_recipients_mailbox_provider(books: Books, pool: Pool) -> None:
-    email_id = books.enqueue_one(to=["ann@gmail.com", "Bob <bob@Outlook.co.uk>", "eve@example.org"])
+    (email_id,) = books.enqueue_tried(to=["ann@gmail.com", "Bob <bob@Outlook.co.uk>", "eve@example.org"])
     bounced = [
         event(email_id, EventKind.BOUNCED, bounce=Bounce.HARD, recipient=each)
         for each in ("ann@gmail.com", "Bob <bob@Outlook.co.uk>", "eve@example.org", None)
@@ -215,7 +217,7 @@ async def test_a_held_email_that_the_provider_dropped_fails(
 
 
 async def test_a_dropped_email_may_be_sent_again(intake: EventIntake, books: Books, store: LeaseStore) -> None:
-    email_id = books.enqueue_one()
+    (email_id,) = books.enqueue_tried()
     books.change(email_id, publish_due_at=None)
 
     assert await intake.store([event(email_id, EventKind.REJECTED)]) == Stored(new=1)
@@ -269,7 +271,7 @@ async def test_an_email_is_sent_if_only_one_of_several_recipients_was_dropped(
 
 
 async def test_events_of_other_emails_are_stored_while_a_row_is_locked(books: Books, tables_url: str) -> None:
-    locked, free = books.enqueue(2)
+    locked, free = books.enqueue_tried(2)
     pool = make_pool(tables_url, name="intake", size=1, lock_seconds=0.2)
     await pool.open()
     events = [event(locked), event(free)]
@@ -285,7 +287,7 @@ async def test_events_of_other_emails_are_stored_while_a_row_is_locked(books: Bo
 
 
 async def test_one_event_that_postgresql_refuses_does_not_stop_the_others(intake: EventIntake, books: Books) -> None:
-    bad, good = books.enqueue(2)
+    bad, good = books.enqueue_tried(2)
 
     stored = await intake.store([event(bad, provider="nul\0"), event(good)])
 
@@ -294,7 +296,7 @@ async def test_one_event_that_postgresql_refuses_does_not_stop_the_others(intake
 
 
 async def test_no_event_is_left_out_if_the_statement_itself_is_at_fault(intake: EventIntake, books: Books) -> None:
-    events = [event(email_id) for email_id in books.enqueue(2)]
+    events = [event(email_id) for email_id in books.enqueue_tried(2)]
     books.connection.execute("alter table email_event alter column detail type integer using null")
     try:
         with pytest.raises(StoreUnavailable, match="42804"):
@@ -308,7 +310,7 @@ async def test_no_event_is_left_out_if_the_statement_itself_is_at_fault(intake: 
 async def test_intakes_that_store_the_same_events_at_once_do_not_deadlock(
     intake: EventIntake, books: Books, store: LeaseStore
 ) -> None:
-    email_ids = books.enqueue(50)
+    email_ids = books.enqueue_tried(50)
     events = [event(email_id) for email_id in email_ids]
 
     parts = await asyncio.gather(intake.store(events), intake.store(events[::-1]))

@@ -212,25 +212,38 @@ def enveloped(notice: Any, topic: str = TOPIC) -> str:
     return json.dumps({"Type": "Notification", "TopicArn": topic, "Message": json.dumps(notice)})
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        json.dumps(delivery(ID)),
-        enveloped(delivery(ID)),
-        json.dumps({"version": "0", "detail-type": "Email Delivered", "source": "aws.ses", "detail": delivery(ID)}),
-    ],
-    ids=["raw", "sns", "eventbridge"],
-)
+RAW = json.dumps(delivery(ID))
+BRIDGED = json.dumps({"version": "0", "detail-type": "Email Delivered", "source": "aws.ses", "detail": delivery(ID)})
+
+
+@pytest.mark.parametrize("text", [RAW, enveloped(delivery(ID)), BRIDGED], ids=["raw", "sns", "eventbridge"])
 def test_a_queue_may_be_behind_sns_or_eventbridge(text: str) -> None:
-    (found,) = events_of_message(text, [TOPIC]).events
+    (found,) = events_of_message(text).events
 
     assert (found.email_id, found.kind) == (ID, EventKind.DELIVERED)
 
 
 @pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (enveloped(delivery(ID)), 1),
+        (enveloped(delivery(ID), "arn:aws:sns:eu-west-1:999999999999:evil"), 0),
+        (RAW, 0),
+        (BRIDGED, 0),
+        (json.dumps({"TopicArn": TOPIC, **delivery(ID)}), 0),
+        (json.dumps({"TopicArn": TOPIC, "Type": "Notification", "Message": delivery(ID)}), 0),
+        (json.dumps({"TopicArn": TOPIC, **json.loads(BRIDGED)}), 0),
+    ],
+)
+def test_if_topics_are_set_only_their_messages_count(text: str, count: int) -> None:
+    parsed = events_of_message(text, [TOPIC])
+
+    assert (len(parsed.events), parsed.skipped[Skipped.FOREIGN]) == (count, 1 - count)
+
+
+@pytest.mark.parametrize(
     ("text", "why"),
     [
-        (enveloped(delivery(ID), "arn:aws:sns:eu-west-1:999999999999:evil"), Skipped.FOREIGN),
         (json.dumps({"detail-type": "x", "source": "custom.app", "detail": delivery(ID)}), Skipped.FOREIGN),
         ("Successfully validated", Skipped.MALFORMED),
         ("[]", Skipped.MALFORMED),
@@ -238,7 +251,7 @@ def test_a_queue_may_be_behind_sns_or_eventbridge(text: str) -> None:
     ],
 )
 def test_other_messages_in_the_queue_are_counted(text: str, why: Skipped) -> None:
-    parsed = events_of_message(text, [TOPIC])
+    parsed = events_of_message(text)
 
     assert (parsed.events, parsed.skipped) == ([], {why: 1})
 

@@ -37,7 +37,7 @@ def entries(books: Books) -> list[Row]:
 async def test_the_recipient_is_suppressed_for_ever_without_an_address_in_the_clear(
     intake: EventIntake, books: Books, kind: EventKind, reason: str
 ) -> None:
-    email_id = books.enqueue_one(tenant_id="shop")
+    (email_id,) = books.enqueue_tried(tenant_id="shop")
     happened = event(
         email_id, kind, bounce=Bounce.HARD if kind is EventKind.BOUNCED else None, recipient="Ann <Ann@Example.org>"
     )
@@ -53,7 +53,7 @@ async def test_the_recipient_is_suppressed_for_ever_without_an_address_in_the_cl
 
 @pytest.mark.parametrize("kind", [Bounce.SOFT, Bounce.BLOCKED])
 async def test_soft_bounces_and_blocks_suppress_nobody(intake: EventIntake, books: Books, kind: Bounce) -> None:
-    emails = books.enqueue(5)
+    emails = books.enqueue_tried(5)
 
     await intake.store([bounce(each, kind) for each in emails])
 
@@ -63,7 +63,7 @@ async def test_soft_bounces_and_blocks_suppress_nobody(intake: EventIntake, book
 async def test_an_event_that_the_provider_repeats_never_brings_a_removed_entry_back(
     intake: EventIntake, books: Books
 ) -> None:
-    bounced = bounce(books.enqueue_one())
+    bounced = bounce(books.enqueue_tried()[0])
     await intake.store([bounced])
     unsuppress(books.connection, "ann@example.org")
 
@@ -75,7 +75,8 @@ async def test_an_event_that_the_provider_repeats_never_brings_a_removed_entry_b
 async def test_a_complaint_that_names_several_recipients_of_an_email_suppresses_none(
     intake: EventIntake, books: Books
 ) -> None:
-    unclear, clear = books.enqueue(2)
+    (unclear,) = books.enqueue_tried(to=["ann@example.org", "bob@example.org"])
+    (clear,) = books.enqueue_tried(to="cem@example.org")
 
     await intake.store(
         [
@@ -93,7 +94,7 @@ async def test_an_entry_that_lasts_as_long_stays_and_a_shorter_one_is_replaced(
 ) -> None:
     suppress(books.connection, "ann@example.org", expires_in="1 day")
     suppress(books.connection, "bob@example.org")
-    emails = books.enqueue(2)
+    emails = books.enqueue_tried(2)
 
     await intake.store(
         [
@@ -109,7 +110,7 @@ async def test_an_entry_that_lasts_as_long_stays_and_a_shorter_one_is_replaced(
 
 
 async def test_two_events_about_one_address_in_one_batch_make_one_entry(intake: EventIntake, books: Books) -> None:
-    emails = books.enqueue(2)
+    emails = books.enqueue_tried(2)
 
     await intake.store([bounce(emails[0]), bounce(emails[1]), event(emails[1], EventKind.COMPLAINED)])
 
@@ -123,7 +124,7 @@ async def test_only_the_configured_events_suppress_and_an_entry_ends_after_the_c
     settings = load({f"DISPATCHER_{name}": value for name, value in given.items()})
     assert suppression_rules(settings) == SuppressionRules()
     rules = SuppressionRules(reasons=frozenset([SuppressionReason.COMPLAINT]), days=30)
-    emails = books.enqueue(2)
+    emails = books.enqueue_tried(2, to=["ann@example.org", "bob@example.org"])
 
     await EventIntake(pool, rules).store(
         [bounce(emails[0]), event(emails[1], EventKind.COMPLAINED, recipient="bob@example.org")]
@@ -136,7 +137,7 @@ async def test_only_the_configured_events_suppress_and_an_entry_ends_after_the_c
 
 async def test_soft_bounces_of_several_emails_suppress_if_that_is_configured(pool: Pool, books: Books) -> None:
     intake = EventIntake(pool, SuppressionRules(soft_bounces=3))
-    emails = books.enqueue(3)
+    emails = books.enqueue_tried(3)
     books.enqueue_one(tenant_id="other")
 
     await intake.store([bounce(emails[0], Bounce.SOFT), bounce(emails[0], Bounce.SOFT, happened_at=AT - timedelta(1))])

@@ -318,6 +318,31 @@ async def test_a_reminder_is_sent_of_a_pause_without_an_end_that_lasts(tables_ur
     )
 
 
+async def test_events_about_emails_that_no_worker_sent_raise_an_alert_for_a_day(tables_url: str) -> None:
+    channel = RecordingChannel()
+    enqueue_due(tables_url)
+    with tables(tables_url) as connection:
+        (email_id,) = connection.execute("select email_id from email_log").fetchone() or ()
+        async with host(tables_url, Depth(0), channel) as one:
+            await one.check()
+            assert one.checks.alerts[Kind.IMPOSSIBLE_EVENTS].is_firing is False
+            connection.execute(
+                "insert into email_event (email_id, event_key, provider, kind, doubt, happened_at) "
+                "select email_id, number::text::bytea, 'sendgrid', 'delivered', 'impossible', now() "
+                "from email_log, generate_series(1, 2) as number"
+            )
+            await one.check()
+            await accepts(channel, "impossible_events raised")
+            connection.execute("update email_event set received_at = received_at - interval '25 hours'")
+            await one.check()
+            await accepts(channel, "impossible_events raised", "impossible_events resolved")
+
+    assert summary(channel.accepted[0]) == (
+        "events arrive about emails that no worker sent: "
+        f"2 events of sendgrid in the last day, such as about email {email_id}"
+    )
+
+
 async def test_emails_sent_at_intervals_raise_no_alert(tables_url: str) -> None:
     channel = RecordingChannel()
     enqueue_due(tables_url)

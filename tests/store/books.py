@@ -50,6 +50,19 @@ class Books:
         """Enqueues one email; returns its id."""
         return self.enqueue(1, **fields)[0]
 
+    def enqueue_tried(self, count: int = 1, **fields: Any) -> list[UUID]:
+        """Enqueues emails that had an attempt of which nothing is recorded (see `lose_attempt`)."""
+        email_ids = self.enqueue(count, **fields)
+        self.lose_attempt(*email_ids)
+        return email_ids
+
+    def lose_attempt(self, *email_ids: UUID) -> None:
+        """Counts an attempt of each email, as if its host were lost. So any provider may have accepted the email."""
+        self.connection.execute(
+            "update dispatcher.email_log set attempt_count = 1, lease_token = 1 where email_id = any(%s)",
+            [list(email_ids)],
+        )
+
     def key(self, email_id: UUID) -> str:
         return str(self.row(email_id)["message_key"])
 

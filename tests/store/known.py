@@ -31,6 +31,7 @@ class Known:
         is_suppressed: Whether it failed because all its recipients are suppressed. Then it has no dead letter.
         announced: Its final statuses and what the provider reported, in order: the events that the feed must have.
         reported: The kinds of events that the provider has reported.
+        impossible: The kinds of events that were reported before any attempt.
         proven_by: The provider whose event waits to settle the email, or has settled it.
         has_expiry: Whether it has an expires_at. The test moves this time into the past.
         is_over: Whether its expires_at has passed.
@@ -62,6 +63,7 @@ class Known:
     announced: list[str] = field(default_factory=list)
     rescue_of: tuple[str | None, int | None, bool] | None = None
     reported: set[EventKind] = field(default_factory=set)
+    impossible: set[EventKind] = field(default_factory=set)
     proven_by: str | None = None
     has_expiry: bool = False
     is_over: bool = False
@@ -170,6 +172,11 @@ class Known:
         """The email waits, perhaps for a time that has passed."""
         self.close(Status.WAITING, step)
         self.is_overdue = is_overdue
+
+    @property
+    def may_be_accepted(self) -> bool:
+        """Whether a worker may have sent the email."""
+        return self.attempts > 0 or bool(self.rows)
 
     def report(self, kind: EventKind, provider: str) -> None:
         """A new event of the provider is stored."""

@@ -519,10 +519,13 @@ class Machine(RuleBasedStateMachine):
             email_id=known.email_id, provider="smtp", kind=kind, happened_at=EXPIRED, recipient=BOOKED
         )
         row = EventRow.of(event, HASHER)
-        is_new = kind not in known.reported
+        is_new = kind not in known.reported | known.impossible
+        is_possible = is_new and known.may_be_accepted
         (stored,) = self.run(store_events(self.relay, [row, row], SuppressionRules()))
-        assert (stored.new, stored.duplicates) == (is_new, 2 - is_new)
-        if is_new:
+        assert (stored.new, stored.impossible, stored.duplicates) == (is_possible, is_new - is_possible, 2 - is_new)
+        if is_new and not is_possible:
+            known.impossible.add(kind)
+        if is_possible:
             known.report(kind, "smtp")
             assert stored.settleable == ([known.email_id] if known.is_settleable else [])
 

@@ -194,7 +194,12 @@ async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
             await settle_proven(session, new_email_ids(BATCH))
             await outbox.settle_proven(BATCH)
 
-        email_ids = books.enqueue(EMAILS)
+        email_ids = books.enqueue_tried(EMAILS)
+        connection.execute(
+            "insert into email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome) "
+            "select email_id, number, 'w', unnest(array['smtp', 'ses']), now(), now(), 'uncertain' "
+            "from email_log, generate_series(1, 2) as number"
+        )
         # In another session: a session may report the rows that it reads here only after the counters are reset.
         async with await connect_async(database_url, name="earlier") as earlier:
             await store_events(earlier, reported(email_ids[1::2]), SuppressionRules())
