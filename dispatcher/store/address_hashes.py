@@ -12,6 +12,7 @@ from hmac import compare_digest
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.phone import comparable_number
 from dispatcher.store.statements import Source, fetch
 
 HASH_OCTETS: Final = 16
@@ -90,13 +91,14 @@ class AddressHasher:
 def normalised(address: str) -> str:
     """The address without its display name, in lower case, with its domain in the form that DNS uses (Punycode).
 
-    Never fails: a domain that is not valid is only changed to lower case.
+    A phone number gets the form in which numbers are compared. Never fails: a domain that is not valid is only changed
+    to lower case.
     """
     if address.endswith(">"):
         address = address[address.rfind("<") + 1 : -1]
     address = address.strip().lower()
     if address.isascii():
-        return address
+        return comparable_number(address) if address.startswith("+") else address
     import idna  # imported here, because most processes see only ASCII addresses
 
     local, at, domain = address.rpartition("@")
