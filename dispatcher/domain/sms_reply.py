@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum, auto
+from itertools import chain
 from typing import Final
 from unicodedata import normalize
 
@@ -30,7 +31,7 @@ _POLISH: Final = "rezygnuje koniec", "", "prosze dziekuje"
 _SPANISH_AMERICA: Final = "51 52 53 54 56 57 58 502 503 504 505 506 507 591 593 595 598"
 _LANGUAGES: Final[Mapping[str, tuple[tuple[str, str, str], ...]]] = {
     "1": (_SPANISH, _FRENCH),  # Canada requires ARRET
-    "7": (("стоп", "старт", "пожалуйста спасибо"),),
+    "7": (("стоп", "старт", "спасибо"),),
     "31": (_DUTCH,),
     "32": (_DUTCH, _FRENCH, _GERMAN),
     "33": (_FRENCH,),
@@ -68,13 +69,13 @@ def reply_in(text: str, number: str) -> Reply | None:
     local = next((found for end in (2, 3, 4) if (found := _LANGUAGES.get(number[1:end]))), ())
     stop, start, courtesy = (set(" ".join(words).split()) for words in zip(_ENGLISH, *local, strict=True))
     plain = "".join(each for each in normalize("NFKD", text.casefold()) if not "\u0300" <= each <= "\u036f")
-    sentences = [found for part in re.split(r"[.!?\n]", plain) if (found := _words(part))]
+    sentences = [words for part in re.split(r"[.!?\n]", plain) if (words := _words(part))]
     if not sentences:
         return None
     if _asks(sentences[0], stop, courtesy):
         return Reply.STOP
-    words = [word for sentence in sentences for word in sentence]
-    return Reply.START if words == ["yes"] or _asks(words, start, courtesy) else None
+    whole = list(chain.from_iterable(sentences))
+    return Reply.START if whole == ["yes"] or _asks(whole, start, courtesy) else None
 
 
 def _words(text: str) -> list[str]:
