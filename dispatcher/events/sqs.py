@@ -110,6 +110,7 @@ class Queue:
         try:
             return call()
         except ClientError as error:
+            self._client = None  # the next call searches for credentials again: these may have ended
             words = error.response.get("Error", {}).get("Code", "no code")
             raise SourceUnavailable(f"Amazon SQS refuses the call: {words}.") from error
         except (BotoCoreError, ValueError) as error:

@@ -164,8 +164,7 @@ class BulkSender:
         call = _CallAttempt(members, seconds)
         answer = await self._provider.send_bulk([member.part for member in members], call)
         if isinstance(answer, BulkCallRefused):
-            for member in members:
-                member.attempt.mark_not_sent()
+            call.mark_not_sent()
             for call_members in _smaller_calls(members, answer.suspects):
                 self._begin(call_members)
             return
@@ -196,6 +195,10 @@ class _CallAttempt(Attempt):
             for member in allowed:
                 member.attempt.mark_not_sent()
             raise _CallAborted
+
+    def mark_not_sent(self) -> None:
+        for member in self._members:
+            member.attempt.mark_not_sent()
 
     def connection_acquired(self) -> None:
         """Checks once for the whole call whether the provider may still be tried, and restarts the deadline."""

@@ -42,6 +42,7 @@ from dispatcher.providers.ses.responses import (
     is_denied,
     outcome_of,
     refusal_of,
+    refuses_credentials,
     unsent_outcome,
 )
 from dispatcher.transport.body import Body, sha256_of
@@ -220,7 +221,15 @@ class SesProvider:
             credentials = await self._signing_credentials(attempt.deadline)
             # We sign the request only when a connection is free, because AWS rejects a signature that is minutes old.
             headers = partial(self._signed, credentials, "POST", url, digest)
-            return await self._transport.post(url, headers, body, attempt)
+            response = await self._transport.post(url, headers, body, attempt)
+            if not refuses_credentials(response):
+                return response
+            # SES has accepted nothing. The credentials may have been replaced before the time that botocore knows.
+            attempt.mark_not_sent()
+            renewed = await self._signing_credentials(attempt.deadline, refused=credentials)
+            if renewed == credentials:
+                return response
+            return await self._transport.post(url, partial(self._signed, renewed, "POST", url, digest), body, attempt)
         except TimeoutError:
             return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before AWS credentials were found")
         except RequestNotSent as error:
@@ -228,7 +237,11 @@ class SesProvider:
         except NoResponse as error:
             return error.outcome
 
-    async def _signing_credentials(self, deadline: float) -> ReadOnlyCredentials:
+    async def _signing_credentials(
+        self, deadline: float, refused: ReadOnlyCredentials | None = None
+    ) -> ReadOnlyCredentials:
+        """The credentials that sign the next request; searches again if SES has `refused` the current ones."""
+        self._credentials.discard(refused)
         if found := self._credentials.current():
             return found
         try:

@@ -127,6 +127,10 @@ not count against SES."""
 
 _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistException"})
 """Error codes which mean that SES did not find something that all emails of the call share, such as the template."""
+_ENDED: Final = re.compile(
+    "ExpiredToken(Exception)?|InvalidClientTokenId|InvalidAccessKeyId|UnrecognizedClientException"
+)
+"""Error codes of credentials that have expired or no longer exist."""
 GATEWAYS: Final = frozenset({502, 504})
 """Statuses of a gateway that got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
@@ -135,6 +139,8 @@ _DAILY: Final = re.compile(r"daily|24.hour", re.IGNORECASE)
 """Matches a message about the daily quota, such as "Daily message quota exceeded". SES uses the same error code for the
 rate per second."""
 _UNVERIFIED: Final = re.compile(r"not verified", re.IGNORECASE)
+_SIGNED_AT: Final = re.compile(r"signature (?:expired|not yet current)|(?:earlier|later) than", re.IGNORECASE)
+"""Matches "Signature expired: 20261128T… is now earlier than …", which has the same code as a wrong secret key."""
 _STOPPED: Final = re.compile(r"sending\W+(?:\w+\W+){0,5}(?:suspended|paused|disabled)", re.IGNORECASE)
 _CONFIGURATION_SET: Final = re.compile(r"configuration.?set", re.IGNORECASE)
 _LENGTH: Final = re.compile(r"length is more than|too large|exceed\w* .*\bsize|size .*exceed", re.IGNORECASE)
@@ -274,6 +280,12 @@ def is_denied(response: HttpResponse) -> bool:
     return error is not None and error[0].startswith("AccessDenied")
 
 
+def refuses_credentials(response: HttpResponse) -> bool:
+    """Whether SES refused the request because its credentials have expired or no longer exist."""
+    error = _error_of(response) if response.status in (400, 401, 403) else None
+    return error is not None and _ENDED.fullmatch(error[0]) is not None
+
+
 def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Verdict:
     """Returns the verdict for an error code, or a more exact verdict if SES's message (`words`) names the cause.
 
@@ -281,6 +293,8 @@ def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Ver
     """
     if verdict is _THROTTLED:
         return _QUOTA if _DAILY.search(words) else verdict
+    if verdict is _CREDENTIALS and _SIGNED_AT.search(words):
+        return _CLOCK
     if verdict is not _CONTENT:
         return verdict
     if _CONFIGURATION_SET.search(words) or (code == "NotFoundException" and not has_template):
