@@ -93,10 +93,10 @@ def _form(body: bytes | bytearray) -> list[tuple[str, str]]:
 
 
 def _with_and_without_port(url: str) -> list[str]:
-    """The URL without its port, and the URL with its port. Twilio may have signed either of them."""
+    """The URL without its port, and the URL with its port. Twilio may have signed either of them. Twilio never signs a
+    user and a password."""
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
+    host = parts.netloc.rpartition("@")[2].removesuffix(f":{parts.port}")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return [parts._replace(netloc=each).geturl() for each in (host, f"{host}:{port}")]
 

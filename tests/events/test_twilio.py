@@ -49,6 +49,21 @@ def test_the_port_of_the_scheme_makes_no_difference(url: str) -> None:
     assert verify({SIGNATURE_HEADER: sign(TOKEN, URL.replace(".com", ".com:443"), FORM)}, url) == FORM
 
 
+@pytest.mark.parametrize("login", ["user:pass@", "user@", "us%40er:pa%2Fss@"])
+@pytest.mark.parametrize("port", ["", ":443"])
+def test_twilio_signs_the_url_without_user_and_password(login: str, port: str) -> None:
+    url = URL.replace("https://", f"https://{login}").replace(".com", f".com{port}")
+
+    assert verify({SIGNATURE_HEADER: SIGNATURE}, url) == FORM
+
+
+def test_the_case_of_the_host_is_signed_as_it_is_written() -> None:
+    url = "https://Mail.Example.com:8443/v1/events/twilio"
+    signed = url.replace(":8443", "")
+
+    assert verify({SIGNATURE_HEADER: sign(TOKEN, signed, FORM)}, url) == FORM
+
+
 def test_a_shared_key_signs_with_sha_256() -> None:
     headers = {
         SIGNATURE_HEADER: sign("shared", URL, FORM, "sha256"),

@@ -74,7 +74,9 @@ class TwilioSettings(ProviderSettings):
     callback_url: str | None = setting(
         values.callback_url,
         None,
-        "The public URL of /v1/events/twilio, as Twilio reaches it; unset: Twilio sends no status callbacks.",
+        "The public URL of /v1/events/twilio, as Twilio reaches it, with user:password@ if a proxy asks for a login; "
+        "unset: Twilio sends no status callbacks.",
+        secret=True,
     )
     url: str = setting(values.https_host, "https://api.twilio.com", "The URL of Twilio's API.")
 
