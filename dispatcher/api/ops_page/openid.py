@@ -142,6 +142,7 @@ class OpenIdIssuer:
         required = {
             "iss": {"essential": True, "value": self._issuer},
             "aud": {"essential": True, "value": client_id},
+            "sub": {"essential": True, "validate": lambda _, value: isinstance(value, str) and not value.isspace()},
         }
         known = {"nonce": nonce, "client_id": client_id, "access_token": tokens.get("access_token")}
         claims = CodeIDToken(token.claims, token.header, required, known)
