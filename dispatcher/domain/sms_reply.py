@@ -1,56 +1,43 @@
 """Decides whether an SMS from a recipient asks for no more SMS (STOP), or for SMS again (START).
 
-STOP: the first sentence consists of words for STOP, and of words of courtesy such as "please". If in doubt, it is STOP:
-an unwanted SMS is worse than a missing one, and START ends the suppression. "Please stop by at 5" is not STOP.
-START: the whole text consists of such words.
-Punctuation, emoji, digits, accents and case do not matter. docs/sms.md has the words.
+STOP: the first sentence has a word for STOP, and otherwise only words of courtesy. If in doubt, it is STOP: an unwanted
+SMS is worse than a missing one, and START ends the suppression. START: the same is true of the whole text, or the text
+is YES. Punctuation, emoji, digits, accents and case do not matter.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from enum import Enum, auto
 from itertools import chain
 from typing import Final
 from unicodedata import normalize
 
-_ENGLISH: Final = (
-    "stop stopall unsubscribe cancel end quit optout revoke",
-    "start unstop resume optin subscribe",
-    "please pls plz thanks thank you now all it this the these me us sending texting sms text texts message messages",
+_LANGUAGES: Final = (
+    (
+        "",
+        "stop stopall unsubscribe cancel end quit optout revoke",
+        "start unstop resume optin subscribe",
+        "please pls plz thanks thank you now all it this the me us sending texting sms text texts message messages",
+    ),
+    ("1 32 33 41 352", "arret arreter desabonner desinscrire", "reprendre", "svp s il vous plait merci"),
+    ("32 41 43 49 352", "stopp abmelden abbestellen", "anmelden", "bitte danke"),
+    (
+        "1 34 51 52 53 54 56 57 58 502 503 504 505 506 507 591 593 595 598",
+        "baja parar alto cancelar",
+        "alta iniciar",
+        "por favor gracias",
+    ),
+    ("55 351", "pare parar sair cancelar", "voltar iniciar", "por favor obrigado obrigada"),
+    ("45 46 47 358", "stopp stoppa avsluta avslutt afmeld lopeta", "starta", "tack takk tak kiitos"),
+    ("39 41", "ferma annulla cancella disiscrivi", "inizia", "per favore grazie"),
+    ("31 32", "stoppen afmelden uitschrijven", "aanmelden", "aub alstublieft bedankt"),
+    ("48", "rezygnuje koniec", "", "prosze dziekuje"),
+    ("7", "стоп", "старт", "спасибо"),
+    ("86", "td 退订", "", "谢谢"),
+    ("972", "הסר", "", ""),
 )
-_FRENCH: Final = "arret arreter desabonner desinscrire", "reprendre", "svp s il vous plait merci"
-_GERMAN: Final = "stopp abmelden abbestellen", "anmelden", "bitte danke"
-_SPANISH: Final = "baja parar alto cancelar", "alta iniciar", "por favor gracias"
-_PORTUGUESE: Final = "pare parar sair cancelar", "voltar iniciar", "por favor obrigado obrigada"
-_NORDIC: Final = "stopp stoppa avsluta avslutt afmeld lopeta", "starta", "tack takk tak kiitos"
-_ITALIAN: Final = "ferma annulla cancella disiscrivi", "inizia", "per favore grazie"
-_DUTCH: Final = "stoppen afmelden uitschrijven", "aanmelden", "aub alstublieft bedankt"
-_POLISH: Final = "rezygnuje koniec", "", "prosze dziekuje"
-_SPANISH_AMERICA: Final = "51 52 53 54 56 57 58 502 503 504 505 506 507 591 593 595 598"
-_LANGUAGES: Final[Mapping[str, tuple[tuple[str, str, str], ...]]] = {
-    "1": (_SPANISH, _FRENCH),  # Canada requires ARRET
-    "7": (("стоп", "старт", "спасибо"),),
-    "31": (_DUTCH,),
-    "32": (_DUTCH, _FRENCH, _GERMAN),
-    "33": (_FRENCH,),
-    "34": (_SPANISH,),
-    "39": (_ITALIAN,),
-    "41": (_GERMAN, _FRENCH, _ITALIAN),
-    "43": (_GERMAN,),
-    "49": (_GERMAN,),
-    "55": (_PORTUGUESE,),
-    "86": (("td 退订", "", "谢谢"),),
-    "351": (_PORTUGUESE,),
-    "352": (_FRENCH, _GERMAN),
-    "972": (("הסר", "", ""),),
-    **dict.fromkeys(("45", "46", "47", "358"), (_NORDIC,)),
-    "48": (_POLISH,),
-    **dict.fromkeys(_SPANISH_AMERICA.split(), (_SPANISH,)),
-}
-"""The words for STOP, for START, and of courtesy, by country calling code, in addition to English. In lower case,
-without accents."""
+"""Country calling codes, and the words for STOP, for START and of courtesy. In lower case, without accents."""
 
 
 class Reply(Enum):
@@ -66,8 +53,8 @@ def reply_in(text: str, number: str) -> Reply | None:
     Args:
         number: The recipient's number in E.164. Its country determines the languages.
     """
-    local = next((found for end in (2, 3, 4) if (found := _LANGUAGES.get(number[1:end]))), ())
-    stop, start, courtesy = (set(" ".join(words).split()) for words in zip(_ENGLISH, *local, strict=True))
+    spoken = [row[1:] for row in _LANGUAGES if number.startswith(tuple(f"+{code}" for code in row[0].split(" ")))]
+    stop, start, courtesy = (set(" ".join(words).split()) for words in zip(*spoken, strict=True))
     plain = "".join(each for each in normalize("NFKD", text.casefold()) if not "\u0300" <= each <= "\u036f")
     sentences = [words for part in re.split(r"[.!?\n]", plain) if (words := _words(part))]
     if not sentences:

@@ -230,12 +230,7 @@ class _Certificates:
         self._fetched_at = float("-inf")
 
     async def key_of(self, url: str) -> RSAPublicKey:
-        """The public key of the certificate at a URL.
-
-        Raises:
-            EventsRefused: Amazon SNS has no certificate at this URL, or the certificate is not valid now.
-            SourceUnavailable: The certificate cannot be fetched now.
-        """
+        """The public key of the certificate at a URL. Raises EventsRefused or SourceUnavailable."""
         if (known := self._usable(url)) is not None:
             return known
         async with self._lock:

@@ -171,10 +171,7 @@ class QueuePoller:
             report_skipped(ses.NAME, each)
 
     async def _store_all(self, parsed: Sequence[ParsedEvents]) -> list[bool]:
-        """Stores the events of each message. Returns for each message whether its events are stored.
-
-        Waits while PostgreSQL is unavailable.
-        """
+        """Waits while PostgreSQL is unavailable. Returns for each message whether its events are stored."""
         backoff = self._new_backoff()
         while True:
             try:

@@ -91,8 +91,7 @@ class AddressHasher:
 def normalised(address: str) -> str:
     """The address without its display name, in lower case, with its domain in the form that DNS uses (Punycode).
 
-    A phone number gets the form in which numbers are compared. Never fails: a domain that is not valid is only changed
-    to lower case.
+    Never fails: a domain that is not valid is only changed to lower case.
     """
     if address.endswith(">"):
         address = address[address.rfind("<") + 1 : -1]

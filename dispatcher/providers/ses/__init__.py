@@ -211,11 +211,7 @@ class SesProvider:
         await self._transport.close()
 
     async def _post(self, url: str, body: bytes | Body, attempt: Attempt) -> HttpResponse | Deferred | Uncertain:
-        """Sends a signed POST. Returns SES's response; without a response, the outcome.
-
-        Raises:
-            ProviderFault, NoFreeConnection: Nothing was sent.
-        """
+        """Sends a signed POST. Returns SES's response; without a response, the outcome."""
         digest = await sha256_of(body)
         try:
             credentials = await self._signing_credentials(attempt.deadline)
@@ -226,7 +222,8 @@ class SesProvider:
                 return response
             # SES has accepted nothing. The credentials may have been replaced before the time that botocore knows.
             attempt.mark_not_sent()
-            renewed = await self._signing_credentials(attempt.deadline, refused=credentials)
+            self._credentials.discard(credentials)
+            renewed = await self._signing_credentials(attempt.deadline)
             if renewed == credentials:
                 return response
             return await self._transport.post(url, partial(self._signed, renewed, "POST", url, digest), body, attempt)
@@ -237,11 +234,7 @@ class SesProvider:
         except NoResponse as error:
             return error.outcome
 
-    async def _signing_credentials(
-        self, deadline: float, refused: ReadOnlyCredentials | None = None
-    ) -> ReadOnlyCredentials:
-        """The credentials that sign the next request; searches again if SES has `refused` the current ones."""
-        self._credentials.discard(refused)
+    async def _signing_credentials(self, deadline: float) -> ReadOnlyCredentials:
         if found := self._credentials.current():
             return found
         try:
@@ -252,13 +245,7 @@ class SesProvider:
             raise credentials_fault(error) from error
 
     def _signed(self, credentials: ReadOnlyCredentials, method: str, url: str, digest: str) -> dict[str, str]:
-        """The headers of a signed request, without Host and Content-Length, which the transport adds.
-
-        If the credentials were renewed after the call began, signs with the renewed credentials.
-
-        Args:
-            digest: The SHA-256 of the request's body.
-        """
+        """The headers of a signed request, by renewed credentials if there are any. `digest`: the body's SHA-256."""
         credentials = self._credentials.current() or credentials
         if self._signer is None or self._signer.credentials is not credentials:
             from dispatcher.providers.ses.signing import Signer

@@ -127,9 +127,7 @@ not count against SES."""
 
 _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistException"})
 """Error codes which mean that SES did not find something that all emails of the call share, such as the template."""
-_ENDED: Final = re.compile(
-    "ExpiredToken(Exception)?|InvalidClientTokenId|InvalidAccessKeyId|UnrecognizedClientException"
-)
+_ENDED: Final = re.compile("ExpiredToken(Exception)?|Invalid(ClientToken|AccessKey)Id|UnrecognizedClientException")
 """Error codes of credentials that have expired or no longer exist."""
 GATEWAYS: Final = frozenset({502, 504})
 """Statuses of a gateway that got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
@@ -183,11 +181,7 @@ def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | Provi
 
 
 def _bulk_refusal(outcome: Outcome, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
-    """The outcome of each email of a refused call; BulkCallRefused if some of the emails may be the cause.
-
-    Args:
-        outcome: The outcome that SES's response would mean for a single email.
-    """
+    """The outcome of each email of a refused call; BulkCallRefused if some of the emails may be the cause."""
     is_common = not isinstance(outcome, Rejected) or outcome.reason is Reason.REJECTED_SENDER
     if is_common or (isinstance(outcome, Rejected) and outcome.code in _OF_THE_CALL):
         return [outcome] * count
@@ -274,16 +268,16 @@ def _error_of(response: HttpResponse) -> tuple[str, str] | None:
     return "" if code == str(response.status) else scrub(code), scrub(str(error.get("Message") or ""))
 
 
-def is_denied(response: HttpResponse) -> bool:
-    """Whether SES refused the request because the credentials lack a permission."""
-    error = _error_of(response) if response.status >= 300 else None
-    return error is not None and error[0].startswith("AccessDenied")
-
-
 def refuses_credentials(response: HttpResponse) -> bool:
     """Whether SES refused the request because its credentials have expired or no longer exist."""
     error = _error_of(response) if response.status in (400, 401, 403) else None
     return error is not None and _ENDED.fullmatch(error[0]) is not None
+
+
+def is_denied(response: HttpResponse) -> bool:
+    """Whether SES refused the request because the credentials lack a permission."""
+    error = _error_of(response) if response.status >= 300 else None
+    return error is not None and error[0].startswith("AccessDenied")
 
 
 def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Verdict:

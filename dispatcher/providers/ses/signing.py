@@ -83,9 +83,9 @@ class AwsCredentials:
             _, found = await asyncio.shield(self._start_search())
         return found
 
-    def discard(self, refused: ReadOnlyCredentials | None) -> None:
+    def discard(self, refused: ReadOnlyCredentials) -> None:
         """Forgets credentials that AWS has refused, so that `wait` starts a search, unless they are renewed already."""
-        if refused is not None and refused is self._frozen:
+        if refused is self._frozen:
             self._session = new_session()  # a session keeps what it has found
             self._source = self._frozen = None
 
