@@ -9,11 +9,11 @@ import pytest
 
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.provider_event import Bounce, EventKind
+from dispatcher.domain.sms_reply import Reply
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, Skipped
 from dispatcher.events.twilio import (
     SETTINGS_HEADER,
     SIGNATURE_HEADER,
-    Reply,
     TwilioVerifier,
     parse_inbound,
     parse_status,
