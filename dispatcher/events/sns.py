@@ -178,10 +178,8 @@ def endpoint_of(topic: str) -> str:
     """The URL of SNS in a topic's region. Raises ConfigurationError if botocore does not know the region."""
     region = topic.split(":")[3]  # the setting's parser has checked the allowed topics
     if (suffix := dns_suffix_of(region)) is None:
-        mistake = (
-            f"DISPATCHER_SES_EVENTS_TOPICS names the region {region}, which the installed botocore does not know. "
-        )
-        raise ConfigurationError([mistake + "Correct the ARN, or install a newer version of botocore."])
+        mistake = f"DISPATCHER_SES_EVENTS_TOPICS: the installed version of botocore does not know the region {region}."
+        raise ConfigurationError([f"{mistake} Correct the ARN, or install a newer version."])
     return f"https://sns.{region}.{suffix}"
 
 
