@@ -296,6 +296,7 @@ class TestSecrets:
             "DISPATCHER_TWILIO_AUTH_TOKEN": "a-token-of-the-account",
             "DISPATCHER_TWILIO_API_SECRET": "a-secret-of-an-api-key",
             "DISPATCHER_TWILIO_WEBHOOK_SECRETS": "a-secret-of-a-shared-key",
+            "DISPATCHER_TWILIO_CALLBACK_URL": "https://app:secret@mail.example/v1/events/twilio",
             "DISPATCHER_SMTP_BOUNCE_KEYS": "a-key-of-at-least-32-characters-one",
             "DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET,
             "DISPATCHER_ALERT_WEBHOOK_URL": "https://hooks.example/services/token",

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,18 @@ def test_the_wheel_has_every_package() -> None:
     }
 
     assert listed == present | statements
+
+
+def test_the_metadata_have_only_forms_that_the_setuptools_of_debian_12_knows() -> None:
+    """setuptools 66 refuses a license that is a text; from version 77, setuptools warns about a license that is a
+    table. Both versions accept a license in setup.cfg."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+
+    assert document["build-system"]["requires"] == ["setuptools>=66"]
+    assert not {"license", "license-files"} & document["project"].keys()
+    assert set(document["project"]["dynamic"]) <= setup["metadata"].keys()
 
 
 def test_the_wheel_has_every_sql_file() -> None:

@@ -21,6 +21,7 @@ from dispatcher.api.fast_routes import Endpoint
 from dispatcher.api.operation import Operation
 from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
+from dispatcher.domain.sms_reply import Reply
 from dispatcher.events import sendgrid, ses, twilio
 from dispatcher.events.contract import EventSink, EventsRefused, EventsUnreadable, ParsedEvents, SourceUnavailable
 from dispatcher.events.reports import report_refusal, report_skipped
@@ -140,7 +141,7 @@ class EventEndpoints:
             form = await self._twilio_form(request, inbound_url(self.twilio_url))
             sms = twilio.parse_inbound(form)
             if sms is not None and sms.reply is not None:
-                change = opt_out if sms.reply is twilio.Reply.STOP else opt_in
+                change = opt_out if sms.reply is Reply.STOP else opt_in
                 await change(self.pool, sms.number, sms.message_id)
         # The response has no content: Twilio would send the content to the recipient as an SMS.
         return Response("<Response/>", media_type="text/xml")

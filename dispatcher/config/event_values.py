@@ -15,7 +15,7 @@ from dispatcher.config.values import LOOPBACKS, mailbox, url
 _P256_PREFIX: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
 """The first bytes of every P-256 public key in DER form. The key's point on the curve follows."""
 _P256_POINT_OCTETS: Final = 65
-_TOPIC: Final = re.compile(r"arn:(?:aws|aws-cn|aws-us-gov):sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_.-]{1,256}", re.ASCII)
+_TOPIC: Final = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_.-]{1,256}", re.ASCII)
 
 
 def public_keys(text: str) -> tuple[str, ...]:

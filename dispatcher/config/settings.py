@@ -376,7 +376,7 @@ class Settings:
         str,
         "groups",
         "The claim of the ID token that decides what a visitor of the operators' page may do: a text or a list of "
-        "texts.",
+        "texts. A name with dots, such as realm_access.roles, is a path.",
     )
     ops_oidc_operate: tuple[str, ...] = setting(
         values.texts,

@@ -270,10 +270,14 @@ def endpoint(text: str) -> str:
 
 
 def callback_url(text: str) -> str:
-    """Parses a public URL without a query. The URL must begin with https://, except for loopback addresses."""
-    if urlsplit(url("https", "http")(text)).query:
-        raise ValueError("must have no ?query, because the dispatcher adds one")
-    return endpoint(text)
+    """Parses a public URL without a query. It may have a user and a password. The URL must begin with https://, except
+    for loopback addresses."""
+    parts = urlsplit(url("https", "http")(text))
+    if parts.query or parts.fragment:
+        raise ValueError("must have no ?query or #fragment, because the dispatcher adds a query")
+    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
+        raise ValueError("would receive the status of SMS without encryption; use https://")
+    return text
 
 
 def twilio_sid(prefix: str) -> Callable[[str], str]:

@@ -7,6 +7,7 @@ The rules also check types, because callers may not use a type checker.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -121,7 +122,8 @@ def policy(value: object) -> OnUncertain | None:
 def instant(field: str, value: object) -> datetime:
     """A point in time, converted to UTC. The value must have a zone, because hosts may have different zones.
 
-    The instant may be in the past: an application may repeat a call that it first made before the instant.
+    The instant may be in the past: an application may repeat a call that it first made before the instant. Warns if the
+    zone skips this time when its clocks are set forward.
     """
     if not isinstance(value, datetime):
         raise InvalidEmail(field, "must be a datetime")
@@ -129,6 +131,11 @@ def instant(field: str, value: object) -> datetime:
         raise InvalidEmail(field, "has no time zone; set tzinfo, for example datetime.now(UTC) + timedelta(hours=1)")
     if value - datetime.now(UTC) > timedelta(days=MAX_DAYS_AHEAD):
         raise InvalidEmail(field, f"is more than {MAX_DAYS_AHEAD} days ahead")
+    before, after = (value.replace(fold=fold).utcoffset() or timedelta() for fold in (0, 1))
+    if before < after:  # only for a time that the zone skips (PEP 495)
+        zone, taken = value.tzinfo, value + (after - before if value.fold == 0 else before - after)
+        message = f"{field}: {value:%Y-%m-%d %H:%M} does not exist in {zone}; {taken:%H:%M} is used instead."
+        warnings.warn(message, stacklevel=3)  # 3: where the application creates the email
     try:
         return value.astimezone(UTC)
     except OverflowError:

@@ -12,6 +12,25 @@ from dispatcher.errors import InvalidEmail
 
 _NUMBER: Final = re.compile(r"\+[0-9][0-9 ()./-]{1,38}", re.ASCII)
 _FAULT: Final = "must be a phone number with its country code, such as +4915112345678"
+_FORMS: Final = tuple(
+    (re.compile(pattern, re.ASCII), form)
+    for pattern, form in (
+        (r"\+521(\d{10})", r"+52\1"),  # Mexico: until 2019, callers from abroad dialled a 1 before a mobile number
+        (r"\+54([1-8]\d{9})", r"+549\1"),  # Argentina: callers from abroad dial a 9 before a mobile number
+        (r"\+55([1-9]\d)([6-9]\d{7})", r"+55\g<1>9\2"),  # Brazil: mobile numbers of eight digits got a 9 until 2016
+        (r"\+229(\d{8})", r"+22901\1"),  # Benin: since 2024, 01 precedes all numbers
+    )
+)
+"""The numbers that networks write in two forms, and their present form."""
+
+
+def comparable_number(number: str) -> str:
+    """The only form of a number, in E.164, in which numbers are compared. Networks may report a number in another form
+    than the form to which the SMS was sent."""
+    for pattern, form in _FORMS:
+        if found := pattern.fullmatch(number):
+            return found.expand(form)
+    return number
 
 
 def phone_number(field: str, text: str) -> str:
@@ -28,9 +47,12 @@ def phone_number(field: str, text: str) -> str:
         number = phonenumbers.parse(text, None)
     except phonenumbers.NumberParseException:
         raise InvalidEmail(field, _FAULT) from None
+    found = phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)
     if not phonenumbers.is_possible_number(number):
+        if (present := comparable_number(found)) != found:
+            return phone_number(field, present)
         raise InvalidEmail(field, "is not a possible phone number: it has too few or too many digits for its country")
-    return phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)
+    return found
 
 
 def is_likely(number: str) -> bool:

@@ -28,7 +28,9 @@ from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.hashes import SHA1, SHA256
 
+from dispatcher.errors import ConfigurationError
 from dispatcher.events import fields
+from dispatcher.events.aws import dns_suffix_of
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, Refusal, SourceUnavailable
 from dispatcher.events.signatures import Freshness, decode
 from dispatcher.transport.call import NoFreeConnection
@@ -45,8 +47,7 @@ FETCH_INTERVAL_SECONDS: Final = 1.0
 """The shortest time between two requests for certificates. A client that knows an allowed topic could otherwise make us
 send many requests to AWS, for certificates that do not exist."""
 _CERTIFICATE_URL: Final = re.compile(
-    r"https://sns\.[a-z]{2}(?:-[a-z]{2,12}){1,2}-\d\.amazonaws\.com(?:\.cn)?/SimpleNotificationService-[A-Za-z0-9]{1,64}\.pem",
-    re.ASCII,
+    r"https://sns\.([a-z0-9-]{1,40})\.([a-z0-9.-]{1,60})/SimpleNotificationService-[A-Za-z0-9]{1,64}\.pem", re.ASCII
 )
 _HASHES: Final[Mapping[str, SHA1 | SHA256]] = {"1": SHA1(), "2": SHA256()}  # noqa: S303 - SNS's default
 _MAX_TOKEN_CHARACTERS: Final = 1024
@@ -116,8 +117,11 @@ class SnsVerifier:
             topics: The ARNs of the allowed topics.
             max_age_seconds: How old a message's signature may be; 0 for any age.
             fetch_interval_seconds: The shortest time between two requests for certificates.
+
+        Raises:
+            ConfigurationError: botocore does not know the region of a topic.
         """
-        self._topics = frozenset(topics)
+        self._endpoints = {topic: endpoint_of(topic) for topic in topics}
         self._freshness = Freshness(max_age_seconds, clock)
         self._fetch = fetch
         self._certificates = _Certificates(fetch, clock, fetch_interval_seconds)
@@ -132,10 +136,10 @@ class SnsVerifier:
         """
         given = _envelope(body)
         kind, topic = MessageType(given["Type"]), given["TopicArn"]
-        if topic not in self._topics:
+        if topic not in self._endpoints:
             detail = "The topic is not allowed. Add its ARN to DISPATCHER_SES_EVENTS_TOPICS, or unsubscribe."
             raise EventsRefused(Refusal.TOPIC, detail)
-        if not _CERTIFICATE_URL.fullmatch(given["SigningCertURL"]):
+        if not _is_certificate_url(given["SigningCertURL"], self._endpoints[topic]):
             raise EventsRefused(Refusal.SIGNATURE, "The certificate's URL is not a URL of Amazon SNS.")
         signed_at = fields.instant(given["Timestamp"])
         if signed_at is None:
@@ -163,7 +167,7 @@ class SnsVerifier:
         if not 0 < len(token) <= _MAX_TOKEN_CHARACTERS:
             raise EventsRefused(Refusal.SIGNATURE, "The message has no token.")
         query = {"Action": "ConfirmSubscription", "Version": "2010-03-31", "TopicArn": message.topic, "Token": token}
-        response = await self._fetch(f"{endpoint_of(message.topic)}/?{urlencode(query)}")
+        response = await self._fetch(f"{self._endpoints[message.topic]}/?{urlencode(query)}")
         if response.status != 200:
             raise SourceUnavailable(
                 f"Amazon SNS answered with status {response.status}, and did not confirm the subscription."
@@ -171,9 +175,18 @@ class SnsVerifier:
 
 
 def endpoint_of(topic: str) -> str:
-    """The URL of SNS in a topic's region."""
-    _, partition, _, region, *_ = topic.split(":")  # the setting's parser has checked the allowed topics
-    return f"https://sns.{region}.amazonaws.com{'.cn' if partition == 'aws-cn' else ''}"
+    """The URL of SNS in a topic's region. Raises ConfigurationError if botocore does not know the region."""
+    region = topic.split(":")[3]  # the setting's parser has checked the allowed topics
+    if (suffix := dns_suffix_of(region)) is None:
+        mistake = f"DISPATCHER_SES_EVENTS_TOPICS: the installed version of botocore does not know the region {region}."
+        raise ConfigurationError([f"{mistake} Correct the ARN, or install a newer version."])
+    return f"https://sns.{region}.{suffix}"
+
+
+def _is_certificate_url(url: str, endpoint: str) -> bool:
+    """Whether a URL is that of a certificate of SNS, in any region of the partition of an endpoint."""
+    found = _CERTIFICATE_URL.fullmatch(url)
+    return found is not None and found[2] == dns_suffix_of(found[1]) == endpoint.split(".", 2)[2]
 
 
 def _envelope(body: bytes | bytearray) -> dict[str, Any]:
@@ -215,12 +228,7 @@ class _Certificates:
         self._fetched_at = float("-inf")
 
     async def key_of(self, url: str) -> RSAPublicKey:
-        """The public key of the certificate at a URL.
-
-        Raises:
-            EventsRefused: Amazon SNS has no certificate at this URL, or the certificate is not valid now.
-            SourceUnavailable: The certificate cannot be fetched now.
-        """
+        """The public key of the certificate at a URL. Raises EventsRefused or SourceUnavailable."""
         if (known := self._usable(url)) is not None:
             return known
         async with self._lock:

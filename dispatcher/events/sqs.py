@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.events import ses
+from dispatcher.events.aws import region_in
 from dispatcher.events.contract import EventSink, ParsedEvents, SourceUnavailable
 from dispatcher.events.event_batcher import EventBatcher
 from dispatcher.events.intake import EventIntake
@@ -44,7 +44,6 @@ SESSIONS: Final = 2
 _CALL_SECONDS: Final = 10
 FIRST_WAIT_SECONDS: Final = 1.0
 _LONGEST_WAIT_SECONDS: Final = 60.0
-_REGION: Final = re.compile(r"(?:^|\.)(?:sqs\.)?([a-z]{2}(?:-[a-z]+){1,2}-\d)\.", re.ASCII)
 
 T = TypeVar("T")
 Message = Mapping[str, Any]
@@ -93,11 +92,10 @@ class Queue:
         for name in ("botocore", "urllib3"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # at level DEBUG, they log the SQS messages
         parts = urlsplit(self._url)
-        region = _REGION.search(parts.hostname or "")
         timeouts = Config(connect_timeout=_CALL_SECONDS, read_timeout=self._wait_seconds + _CALL_SECONDS)
         return boto3.session.Session().client(
             "sqs",
-            region_name=region[1] if region else None,
+            region_name=region_in(parts.hostname or ""),
             endpoint_url=f"{parts.scheme}://{parts.netloc}",
             verify=None if self._ca_file is None else str(self._ca_file),
             config=timeouts,
@@ -112,6 +110,7 @@ class Queue:
         try:
             return call()
         except ClientError as error:
+            self._client = None  # the next call searches for credentials again: these may have ended
             words = error.response.get("Error", {}).get("Code", "no code")
             raise SourceUnavailable(f"Amazon SQS refuses the call: {words}.") from error
         except (BotoCoreError, ValueError) as error:
@@ -172,10 +171,7 @@ class QueuePoller:
             report_skipped(ses.NAME, each)
 
     async def _store_all(self, parsed: Sequence[ParsedEvents]) -> list[bool]:
-        """Stores the events of each message. Returns for each message whether its events are stored.
-
-        Waits while PostgreSQL is unavailable.
-        """
+        """Waits while PostgreSQL is unavailable. Returns for each message whether its events are stored."""
         backoff = self._new_backoff()
         while True:
             try:

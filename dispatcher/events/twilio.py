@@ -15,11 +15,11 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum, auto
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.sms_reply import Reply, reply_in
 from dispatcher.events import fields
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, ParsedEvents, Refusal, Skipped
 from dispatcher.events.signatures import decode
@@ -33,9 +33,6 @@ Twilio signs with the auth token and SHA-1."""
 MAX_FIELDS: Final = 200
 _ALGORITHMS: Final = {"HMAC_SHA1": "sha1", "HMAC_SHA256": "sha256"}
 _IGNORED: Final = frozenset({"scheduled", "receiving", "received", "partially_delivered"})
-
-_STOP: Final = frozenset({"STOP", "STOPALL", "UNSUBSCRIBE", "CANCEL", "END", "QUIT", "OPTOUT", "REVOKE"})
-_START: Final = frozenset({"START", "YES", "UNSTOP"})
 
 
 class TwilioVerifier:
@@ -96,10 +93,10 @@ def _form(body: bytes | bytearray) -> list[tuple[str, str]]:
 
 
 def _with_and_without_port(url: str) -> list[str]:
-    """The URL without its port, and the URL with its port. Twilio may have signed either of them."""
+    """The URL without its port, and the URL with its port. Twilio may have signed either of them. Twilio never signs a
+    user and a password."""
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
+    host = parts.netloc.rpartition("@")[2].removesuffix(f":{parts.port}")
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return [parts._replace(netloc=each).geturl() for each in (host, f"{host}:{port}")]
 
@@ -135,13 +132,6 @@ def _event(email_id: str, form: Mapping[str, str], now: datetime) -> tuple[Provi
     return (event,) if event else Skipped.IGNORED
 
 
-class Reply(Enum):
-    """What a recipient's SMS asks for."""
-
-    STOP = auto()
-    START = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class InboundSms:
     """An SMS that a recipient sent to one of our numbers.
@@ -163,6 +153,4 @@ def parse_inbound(form: Mapping[str, str]) -> InboundSms | None:
     if not SID.fullmatch(sid) or not NUMBER.fullmatch(number):
         return None
     # With Twilio's Advanced Opt-Out, `OptOutType` is STOP, START or HELP, even if the SMS is in another language.
-    word = (form.get("OptOutType") or form.get("Body", "").strip()[:20].strip(" .!")).upper()
-    reply = Reply.STOP if word in _STOP else Reply.START if word in _START else None
-    return InboundSms(sid, number, reply)
+    return InboundSms(sid, number, reply_in(form.get("OptOutType") or form.get("Body", ""), number))

@@ -50,7 +50,7 @@ class Attempt:
         """
 
     def mark_not_sent(self) -> None:
-        """Call this if the provider accepted no email of a bulk call, and this attempt will send the email again.
+        """Call this if the provider surely accepted nothing, and this attempt may send the request again.
 
         Afterwards, the email is no longer on the wire. Call `mark_on_wire` again before you send the email again.
         """

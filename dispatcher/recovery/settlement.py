@@ -123,6 +123,10 @@ class Settlement:
     def log(self, worker: str, released: int, recorded: Sequence[Result]) -> None:
         """Logs what was done for a ledger, and adds it to the metrics."""
         uncertain = sum(result.outcome == "uncertain" for result in recorded)
+        for result in recorded:
+            metrics.ATTEMPTS.add(1, result.provider, result.outcome, result.error_type or "none")
+            if result.status in (Status.SENT, Status.FAILED, Status.HELD):
+                metrics.EMAILS.add(1, result.provider, result.outcome)
         metrics.RECOVERED.add(released, self.reason)
         metrics.HELD.add(sum(result.status is Status.HELD for result in recorded), self.reason)
         get_log().warning(

@@ -12,6 +12,7 @@ from hmac import compare_digest
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.phone import comparable_number
 from dispatcher.store.statements import Source, fetch
 
 HASH_OCTETS: Final = 16
@@ -96,7 +97,7 @@ def normalised(address: str) -> str:
         address = address[address.rfind("<") + 1 : -1]
     address = address.strip().lower()
     if address.isascii():
-        return address
+        return comparable_number(address) if address.startswith("+") else address
     import idna  # imported here, because most processes see only ASCII addresses
 
     local, at, domain = address.rpartition("@")

@@ -26,7 +26,7 @@ EMAILS: Final = Counter(
 )
 ATTEMPTS: Final = Counter(
     "dispatcher_attempts_total",
-    "Recorded attempts. error_type is none if the provider accepted the email.",
+    "Recorded attempts, by workers and by recovery. error_type is none if the provider accepted the email.",
     ("provider", "outcome", "error_type"),
     panel=Panel.SENDING,
 )

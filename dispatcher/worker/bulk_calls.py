@@ -117,10 +117,7 @@ class BulkSender:
         await self._provider.close()
 
     def _flush_when_idle(self) -> None:
-        """Starts calls for the collected emails if the last iteration of the event loop added no email.
-
-        Otherwise, checks again after the next iteration.
-        """
+        """Starts calls for the collected emails when an iteration of the event loop adds no further email."""
         if len(self._collected) > self._seen_count:
             self._seen_count = len(self._collected)
             asyncio.get_running_loop().call_soon(self._flush_when_idle)
@@ -135,10 +132,7 @@ class BulkSender:
         call.add_done_callback(self._calls.discard)
 
     async def _send_call(self, members: list[_Member]) -> None:
-        """Makes one call for the members that are not cancelled.
-
-        When this method returns, each of these members has an outcome or is in a new call.
-        """
+        """Makes one call. Afterwards, each member that was not cancelled has an outcome, or is in a new call."""
         members = [member for member in members if not member.outcome.done()]
         if not members:
             return
@@ -163,8 +157,7 @@ class BulkSender:
         call = _CallAttempt(members, seconds)
         answer = await self._provider.send_bulk([member.part for member in members], call)
         if isinstance(answer, BulkCallRefused):
-            for member in members:
-                member.attempt.mark_not_sent()
+            call.mark_not_sent()
             for call_members in _smaller_calls(members, answer.suspects):
                 self._begin(call_members)
             return
@@ -195,6 +188,10 @@ class _CallAttempt(Attempt):
             for member in allowed:
                 member.attempt.mark_not_sent()
             raise _CallAborted
+
+    def mark_not_sent(self) -> None:
+        for member in self._members:
+            member.attempt.mark_not_sent()
 
     def connection_acquired(self) -> None:
         """Checks once for the whole call whether the provider may still be tried, and restarts the deadline."""
@@ -251,12 +248,7 @@ def _end_all(members: Iterable[_Member], outcome: BaseException) -> None:
 
 
 def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[list[_Member]]:
-    """Splits a refused call: into one call for each suspect, and one call for all other emails. Splits it into two
-    halves if no email, every email, or more than MAX_SUSPECTS emails are suspects.
-
-    Args:
-        suspects: The positions in `members` of the emails that may have caused the refusal.
-    """
+    """Splits a refused call: into a call for each suspect, by position, and one for all others; or into two halves."""
     if 0 < len(suspects) <= MAX_SUSPECTS and len(suspects) < len(members):
         others = [member for position, member in enumerate(members) if position not in suspects]
         return [*([members[position]] for position in sorted(suspects)), others]
@@ -265,11 +257,7 @@ def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[li
 
 
 def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Member]]:
-    """Distributes the emails to calls, in the order of their arrival.
-
-    All emails of one call have the same `BulkEntry.key`, no two have a common address in `BulkEntry.addresses`, and the
-    call is within the limits.
-    """
+    """Distributes the emails to calls with one `BulkEntry.key`, in the order of their arrival."""
     by_key: dict[object, _CallPlan] = {}
     for member in members:
         by_key.setdefault(member.part.key, _CallPlan(limits)).add(member)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import psycopg
@@ -156,6 +156,29 @@ async def test_stop_suppresses_for_the_tenants_that_sent_to_the_number_and_start
 
     await post(sms_api, INBOUND_URL, stop)  # a copy of the old request
     assert connection.execute(entries).fetchall() == []
+
+
+@pytest.mark.parametrize(
+    ("to", "sender"),
+    [
+        ("+525512345678", "+5215512345678"),
+        ("+5491123456789", "+541123456789"),
+        ("+541123456789", "+5491123456789"),
+    ],
+)
+async def test_stop_from_the_other_form_of_a_number_suppresses_the_number(
+    sms_api: Api, connection: psycopg.Connection, to: str, sender: str
+) -> None:
+    await enqueued(sms_api, to=to)
+
+    await post(sms_api, INBOUND_URL, {"MessageSid": "SM" + "1" * 32, "From": sender, "Body": "STOP please"})
+
+    hashes = "select r.address_hash = substr(s.address_hash, 1, length(r.address_hash))"
+    hashes += " from dispatcher.suppression as s, dispatcher.email_recipient as r"
+    assert connection.execute(hashes).fetchall() == [(True,)]
+    for form in (to, sender):
+        found = await sms_api.get(f"/v1/emails?recipient={quote(form)}")
+        assert len(found.json["emails"]) == 1
 
 
 async def test_start_leaves_the_entry_of_an_operator(sms_api: Api, connection: psycopg.Connection) -> None:

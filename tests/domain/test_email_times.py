@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -47,6 +49,34 @@ def test_an_invalid_time_or_lane_is_refused_by_name(fields: dict[str, Any], fiel
         email(**fields)
 
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("zone", "local", "fold", "taken"),
+    [
+        ("Europe/Berlin", "2026-03-29 02:30", 0, "03:30"),
+        ("Europe/Berlin", "2026-03-29 02:30", 1, "01:30"),
+        ("America/New_York", "2026-03-08 02:00", 0, "03:00"),
+        ("Australia/Lord_Howe", "2026-10-04 02:15", 0, "02:45"),
+        ("Europe/Berlin", "2026-03-29 01:59", 0, None),
+        ("Europe/Berlin", "2026-03-29 03:00", 0, None),
+        ("Europe/Berlin", "2026-10-25 02:30", 0, None),  # occurs twice
+        ("Europe/Berlin", "2026-10-25 02:30", 1, None),
+        ("UTC", "2026-03-29 02:30", 0, None),
+    ],
+)
+def test_a_time_that_its_zone_skips_is_reported_with_the_time_that_is_used(
+    zone: str, local: str, fold: int, taken: str | None
+) -> None:
+    at = datetime.fromisoformat(local).replace(tzinfo=ZoneInfo(zone), fold=fold)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = email(send_at=at)
+
+    assert made.send_at is not None
+    expected = f"send_at: {local} does not exist in {zone}; {taken} is used instead."
+    assert [str(each.message) for each in caught] == ([expected] if taken else [])
+    assert f"{made.send_at.astimezone(ZoneInfo(zone)):%H:%M}" == (taken or local[-5:])
 
 
 def test_a_time_in_the_past_is_no_mistake_of_the_email_because_a_call_may_be_repeated() -> None:

@@ -22,6 +22,14 @@ def test_a_number_is_kept_in_e164(written: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("former", "present"), [("+52 1 55 1234 5678", "+525512345678"), ("+229 97 12 34 56", "+2290197123456")]
+)
+def test_a_number_in_a_former_form_gets_the_present_form(former: str, present: str) -> None:
+    assert sms(to=former).to == sms(to=present).to == (present,)
+    assert Recipient.parse(former) == Recipient.parse(present)
+
+
+@pytest.mark.parametrize(
     "written", ["015112345678", "004915112345678", "+1415555", "+4915112345678x12", "ann@example.org", "", "+49" * 30]
 )
 def test_a_text_that_is_no_possible_number_is_refused_without_repeating_it(written: str) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from dispatcher.config import load
 from dispatcher.errors import ConfigurationError
-from dispatcher.events import sns as module
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, Refusal, SourceUnavailable
 from dispatcher.events.sns import MAX_CERTIFICATES, MessageType, SnsVerifier
 from tests.events.requests import CERTIFICATE_URL, TOPIC, Sns, dumped
@@ -116,6 +115,9 @@ async def test_a_message_of_another_topic_is_refused_without_a_request(verifier:
         "https://sns.eu-west-1.amazonaws.com/x/SimpleNotificationService-0.pem",
         "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-../x.pem",
         "https://sns.eu-west-1.amazonaws.com/other.pem",
+        "https://sns.eu-west-1.amazonaws.eu/SimpleNotificationService-0.pem",
+        "https://sns.cn-north-1.amazonaws.com.cn/SimpleNotificationService-0.pem",
+        "https://sns.atlantis-1.amazonaws.com/SimpleNotificationService-0.pem",
         "https://sns.eu-west-1.amazonaws.com/SimpleNotificationService-0.pem\n",
         "https://sns.eu-west-\N{FULLWIDTH DIGIT ONE}.amazonaws.com/SimpleNotificationService-0.pem",
         "",
@@ -126,14 +128,45 @@ async def test_a_certificate_from_elsewhere_is_never_fetched(verifier: SnsVerifi
     assert sns.fetched == []
 
 
-@pytest.mark.parametrize("region", ["us-east-1", "us-gov-west-1", "ap-southeast-2", "cn-north-1"])
-async def test_every_region_has_certificates(verifier: SnsVerifier, sns: Sns, region: str) -> None:
-    suffix = ".cn" if region.startswith("cn") else ""
-    url = f"https://sns.{region}.amazonaws.com{suffix}/SimpleNotificationService-0.pem"
+REGIONS = [
+    ("aws", "us-east-1", "amazonaws.com"),
+    ("aws", "mx-central-1", "amazonaws.com"),
+    ("aws-us-gov", "us-gov-west-1", "amazonaws.com"),
+    ("aws-cn", "cn-north-1", "amazonaws.com.cn"),
+    ("aws-eusc", "eusc-de-east-1", "amazonaws.eu"),
+    ("aws-iso", "us-iso-east-1", "c2s.ic.gov"),
+    ("aws-iso-b", "us-isob-east-1", "sc2s.sgov.gov"),
+]
+
+
+@pytest.mark.parametrize(("partition", "region", "suffix"), REGIONS)
+async def test_a_topic_of_every_partition_is_verified_and_confirmed(
+    sns: Sns, partition: str, region: str, suffix: str
+) -> None:
+    topic = f"arn:{partition}:sns:{region}:123456789012:ses-events"
+    assert load({"DISPATCHER_SES_EVENTS_TOPICS": topic}).ses_events_topics == (topic,)
+    verifier = SnsVerifier([topic], max_age_seconds=3600, fetch=sns.fetch)
+    url = f"https://sns.{region}.{suffix}/SimpleNotificationService-0.pem"
+
+    message = await verifier.verify(dumped(sns.subscription(TopicArn=topic, SigningCertURL=url)))
+    await verifier.confirm(message)
+
+    certificate, confirmation = sns.fetched
+    assert certificate == url
+    assert confirmation.startswith(f"https://sns.{region}.{suffix}/?Action=ConfirmSubscription")
+
+
+async def test_a_certificate_of_another_region_of_the_partition_is_accepted(verifier: SnsVerifier, sns: Sns) -> None:
+    url = "https://sns.ap-southeast-2.amazonaws.com/SimpleNotificationService-0.pem"
 
     await verifier.verify(dumped(sns.message("x", SigningCertURL=url)))
 
     assert sns.fetched == [url]
+
+
+def test_a_region_that_botocore_does_not_know_is_named(sns: Sns) -> None:
+    with pytest.raises(ConfigurationError, match="does not know the region atlantis-1"):
+        SnsVerifier(["arn:aws:sns:atlantis-1:123456789012:t"], max_age_seconds=0, fetch=sns.fetch)
 
 
 async def test_a_certificate_is_fetched_once_for_many_messages(verifier: SnsVerifier, sns: Sns) -> None:
@@ -240,7 +273,3 @@ async def test_json_of_another_form_is_refused(verifier: SnsVerifier, body: byte
 def test_a_setting_that_is_not_a_topic_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="DISPATCHER_SES_EVENTS_TOPICS"):
         load({"DISPATCHER_SES_EVENTS_TOPICS": text})
-
-
-def test_chinese_regions_have_their_own_domain() -> None:
-    assert module.endpoint_of("arn:aws-cn:sns:cn-north-1:123456789012:t") == "https://sns.cn-north-1.amazonaws.com.cn"

@@ -30,7 +30,7 @@ class Sending:
     """The result of one attempt.
 
     Attributes:
-        left: How often the adapter called `mark_on_wire`.
+        left: How often the adapter called `mark_on_wire`, after its last call of `mark_not_sent`.
         outcome: The outcome that the adapter returned.
     """
 
@@ -41,6 +41,11 @@ class Sending:
     def mark_on_wire(self) -> None:
         """Count a call; the test passes this method to the attempt."""
         self.left += 1
+
+    def mark_not_sent(self) -> None:
+        """Start again; the test passes this method to the attempt."""
+        assert self.left == 1, "`mark_not_sent` was called before `mark_on_wire`"
+        self.left = 0
 
 
 async def send(
@@ -76,7 +81,8 @@ async def _attempt(provider: Provider, outgoing: OutgoingEmail, seconds: float) 
     sending = Sending()
     deadline = asyncio.get_running_loop().time() + seconds
     overtime = Overtime(deadline)
-    sending.outcome = await provider.send(outgoing, FakeAttempt(1, deadline, sending.mark_on_wire))
+    attempt = FakeAttempt(1, deadline, sending.mark_on_wire, mark_not_sent=sending.mark_not_sent)
+    sending.outcome = await provider.send(outgoing, attempt)
     assert overtime.end() < 1, "the adapter returned long after the deadline"
     assert sending.left <= 1, "the adapter called mark_on_wire twice"
     return sending

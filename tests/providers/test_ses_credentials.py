@@ -64,9 +64,16 @@ class Role:
 
 @dataclass
 class Ses:
-    """A server in place of SES that records which credentials signed each request."""
+    """A server in place of SES that records which credentials signed each request.
+
+    Attributes:
+        ended: Requests with these credentials are refused.
+        code: The error code of the refusal.
+    """
 
     signers: list[str] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
+    code: str = "ExpiredToken"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer any number of requests."""
@@ -75,9 +82,14 @@ class Ses:
             headers = dict(line.split(": ", 1) for line in head.rstrip().split("\r\n")[1:])
             await reader.readexactly(int(headers["Content-Length"]))
             signer = headers["Authorization"].partition("Credential=")[2].partition("/")[0]
-            assert headers["X-Amz-Security-Token"] == signer.replace("ROLE", "token-")
+            if signer.startswith("ROLE"):
+                assert headers["X-Amz-Security-Token"] == signer.replace("ROLE", "token-")
             self.signers.append(signer)
-            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"MessageId":"01"}')
+            if signer in self.ended:
+                head = f"HTTP/1.1 403 Forbidden\r\nx-amzn-ErrorType: {self.code}\r\nContent-Length: 2\r\n\r\n{{}}"
+                writer.write(head.encode())
+            else:
+                writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n{"MessageId":"01"}')
 
 
 @asynccontextmanager
@@ -193,6 +205,51 @@ async def test_refused_credentials_are_a_fault_until_they_are_issued() -> None:
         await accepted(provider)
 
     assert len(ses.signers) == 1
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "ExpiredTokenException", "UnrecognizedClientException"])
+async def test_credentials_that_ended_early_are_renewed_once_and_the_same_attempts_send(code: str) -> None:
+    role = open_role()
+    async with signed_by(role) as (provider, ses):
+        await accepted(provider)
+        ses.ended, ses.code = {"ROLE1"}, code
+        sendings = await asyncio.gather(*(send(provider, an_email()) for _ in range(20)))
+
+    assert {type(sending.outcome) for sending in sendings} == {Accepted}
+    assert ses.signers.count("ROLE2") == 20
+    assert role.given == 2
+
+
+async def test_renewed_credentials_that_are_refused_too_are_a_fault() -> None:
+    role = open_role()
+    async with signed_by(role) as (provider, ses):
+        ses.ended = {"ROLE1", "ROLE2"}
+        with pytest.raises(ProviderFault, match=r"SES refuses every email \(ExpiredToken\).*Check AWS's credentials"):
+            await send(provider, an_email())
+
+    assert ses.signers == ["ROLE1", "ROLE2"]
+
+
+async def test_keys_that_were_replaced_in_the_file_are_read_again(tmp_path: Path) -> None:
+    file, ses = tmp_path / "credentials", Ses(ended={"OLD"})
+    profile = "[default]\naws_access_key_id = {}\naws_secret_access_key = secret\n"
+    file.write_text(profile.format("OLD"))
+    environment = {
+        "AWS_ACCESS_KEY_ID": "",
+        "AWS_SECRET_ACCESS_KEY": "",
+        "AWS_SHARED_CREDENTIALS_FILE": str(file),
+    }
+    async with (
+        listening(ses.serve) as port,
+        ses_provider(f"http://127.0.0.1:{port}", environment=environment) as provider,
+    ):
+        with pytest.raises(ProviderFault):
+            await send(provider, an_email())
+        assert ses.signers == ["OLD"]  # the file has no other keys, so the request is not repeated
+        file.write_text(profile.format("NEW"))
+        await accepted(provider)
+
+    assert ses.signers[-2:] == ["OLD", "NEW"]
 
 
 async def until_asked(role: Role, provider: SesProvider, times: int) -> None:

@@ -33,6 +33,8 @@ def endpoint(
     [
         ("eu-west-1", {}, "https://email.eu-west-1.amazonaws.com"),
         ("cn-north-1", {}, "https://email.cn-north-1.amazonaws.com.cn"),
+        ("eusc-de-east-1", {}, "https://email.eusc-de-east-1.amazonaws.eu"),
+        ("us-iso-east-1", {}, "https://email.us-iso-east-1.c2s.ic.gov"),
         ("us-east-1", {"AWS_USE_FIPS_ENDPOINT": "true"}, "https://email-fips.us-east-1.amazonaws.com"),
         ("us-east-1", {"AWS_USE_DUALSTACK_ENDPOINT": "true"}, "https://email.us-east-1.api.aws"),
         (

@@ -234,6 +234,16 @@ def test_the_settings_need_an_account_and_never_show_its_token(tmp_path: Path) -
     assert TOKEN not in repr(settings)
 
 
+def test_a_callback_url_may_have_a_password_which_is_never_shown() -> None:
+    url = "https://twilio:pa55word@mail.example.org/v1/events/twilio"
+
+    settings = load({"DISPATCHER_SMS_PROVIDERS": "twilio", "DISPATCHER_TWILIO_ACCOUNT_SID": ACCOUNT,
+                     "DISPATCHER_TWILIO_AUTH_TOKEN": TOKEN, "DISPATCHER_TWILIO_CALLBACK_URL": url})  # fmt: skip
+
+    assert settings.of(TwilioSettings).callback_url == url
+    assert "pa55word" not in repr(settings)
+
+
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
@@ -241,7 +251,9 @@ def test_the_settings_need_an_account_and_never_show_its_token(tmp_path: Path) -
         ({"DISPATCHER_SMS_PROVIDERS": "smtp"}, "list it in DISPATCHER_PROVIDERS"),
         ({"DISPATCHER_TWILIO_ACCOUNT_SID": "SK" + "0" * 32}, "must be AC followed by 32 hexadecimal digits"),
         ({"DISPATCHER_TWILIO_SENDER": "a name of many words"}, "DISPATCHER_TWILIO_SENDER must be a number"),
-        ({"DISPATCHER_TWILIO_CALLBACK_URL": "http://mail.example.org/"}, "https"),
+        ({"DISPATCHER_TWILIO_CALLBACK_URL": "http://mail.example.org/"}, "use https://"),
+        ({"DISPATCHER_TWILIO_CALLBACK_URL": "https://mail.example.org/?a=1"}, "must have no ?query"),
+        ({"DISPATCHER_TWILIO_CALLBACK_URL": "https://mail.example.org/#a"}, "or #fragment"),
     ],
 )
 def test_a_setting_that_cannot_work_is_reported_with_the_remedy(environ: dict[str, str], words: str) -> None:

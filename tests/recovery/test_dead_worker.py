@@ -26,6 +26,7 @@ from dispatcher.recovery.ledgers import LedgerRecovery
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
+from dispatcher.telemetry import metrics
 from tests.recovery.lost_workers import BEGAN, WORKER, Step, answered, die, on_the_wire, rendering, unsent
 from tests.recovery.tally import counted
 from tests.store.books import Books, frozen_sessions
@@ -126,6 +127,31 @@ async def test_emails_on_the_wire_are_uncertain_and_judged_by_policy(
     (attempt,) = books.attempts(each.email_id)
     assert (attempt["outcome"], attempt["worker"], attempt["attempt_number"]) == ("uncertain", WORKER, 1)
     assert books.hourly() == {"uncertain": 1}
+
+
+async def test_the_attempts_that_a_dead_worker_did_not_record_are_counted_once(
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    done, refused_for_good, wire, waiting = await lease(worker, books, 4)
+    rejected = Rejected(Reason.INVALID_CONTENT, "no", "400")
+    die(run_dir, [(done, answered(Accepted())), (refused_for_good, answered(rejected)), (wire, on_the_wire),
+                  (waiting, unsent)])  # fmt: skip
+
+    with counted({"attempts": metrics.ATTEMPTS, "emails": metrics.EMAILS}) as counts:
+        await settlement.run_once()
+        await settlement.run_once()
+
+    (provider,) = {place[1] for place in counts}
+    assert counts == Counter(
+        {
+            ("attempts", provider, "accepted", "none"): 1,
+            ("attempts", provider, "rejected", "invalid_content"): 1,
+            ("attempts", provider, "uncertain", "outcome_unknown"): 1,
+            ("emails", provider, "accepted"): 1,
+            ("emails", provider, "rejected"): 1,
+            ("emails", provider, "uncertain"): 1,
+        }
+    )
 
 
 KEY_HOURS = 23.0

@@ -25,6 +25,32 @@ def test_every_way_to_write_an_address_has_one_hash(written: str) -> None:
     assert HASHER.hash(written) == HASHER.hash("ann@example.com")
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("+525512345678", "+5215512345678"),
+        ("+541123456789", "+5491123456789"),
+        ("+551187654321", "+5511987654321"),
+        ("+22997123456", "+2290197123456"),
+    ],
+)
+def test_both_forms_of_a_number_have_one_hash(one: str, other: str) -> None:
+    assert HASHER.hash(one) == HASHER.hash(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("+15512345678", "+115512345678"),  # no other country drops a 1
+        ("+551123456789", "+5511923456789"),  # a landline of Brazil has no 9
+        ("+521551234567", "+52551234567"),  # too short for a number with a 1
+        ("+5215512345678@example.com", "+525512345678@example.com"),
+    ],
+)
+def test_numbers_and_addresses_that_only_look_alike_have_different_hashes(one: str, other: str) -> None:
+    assert HASHER.hash(one) != HASHER.hash(other)
+
+
 @pytest.mark.parametrize("octets", [1, 32, 64, 65, 200])
 def test_the_hash_is_the_first_half_of_hmac_sha256(octets: int) -> None:
     key = bytes(range(octets))

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 import psycopg
+import pytest
 from structlog.testing import capture_logs
 
 from dispatcher import Sms, enqueue_many
@@ -132,9 +133,9 @@ TOKEN = "the_token_of_the_account_0123456789"
 ORIGIN = "https://mail.example.org"
 
 
-async def reply(api: Api, body: str, sid: str) -> None:
+async def reply(api: Api, body: str, sid: str, number: str) -> None:
     """A recipient answers an SMS: Twilio posts it, signed."""
-    form = {"MessageSid": f"SM{sid * 32}", "From": NUMBER, "Body": body}
+    form = {"MessageSid": f"SM{sid * 32}", "From": number, "Body": body}
     headers = {
         "Content-Type": "application/x-www-form-urlencoded",
         SIGNATURE_HEADER: sign(TOKEN, f"{ORIGIN}/v1/inbound/twilio", form),
@@ -143,7 +144,17 @@ async def reply(api: Api, body: str, sid: str) -> None:
     assert answer.status == 200
 
 
-async def test_stop_ends_the_sms_to_a_number_until_start_and_copies_of_both_change_nothing(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("to", "sender"),
+    [
+        (NUMBER, NUMBER),
+        # Networks report the number in another form than the application.
+        ("+525512345678", "+5215512345678"),
+    ],
+)
+async def test_stop_ends_the_sms_to_a_number_until_start_and_copies_of_both_change_nothing(
+    bench: Bench, to: str, sender: str
+) -> None:
     texts = sms_provider()
     await bench.start([texts])
     settings = bench.settings(API_ALLOW_ANONYMOUS="on")
@@ -156,7 +167,7 @@ async def test_stop_ends_the_sms_to_a_number_until_start_and_copies_of_both_chan
         """Sends SMS until one ends so: a worker reads the changed suppressions every 0.75 s."""
 
         async def one_does() -> bool:
-            (email_id,) = await enqueued(bench, an_sms(f"next-{len(bench.books.rows())}"))
+            (email_id,) = await enqueued(bench, an_sms(f"next-{len(bench.books.rows())}", to=to))
             await bench.deliver([email_id])
             await until(lambda: bench.books.row(email_id)["status"] in ("sent", "failed"))
             row = bench.books.row(email_id)
@@ -167,20 +178,20 @@ async def test_stop_ends_the_sms_to_a_number_until_start_and_copies_of_both_chan
 
     async with running(settings) as api:
         await next_ends_as("sent")
-        await reply(api, "stop ", "1")
+        await reply(api, "stop please", "1", sender)
         await next_ends_as("failed")
         count = sum(texts.accepted.values())
         await next_ends_as("failed")
         assert sum(texts.accepted.values()) == count
 
-        await reply(api, "START", "2")
+        await reply(api, "START", "2", sender)
         entries = "select masked, reason from suppression"
         assert bench.books.select(entries) == []
-        await reply(api, "stop ", "1")
+        await reply(api, "stop please", "1", sender)
         assert bench.books.select(entries) == []
         await next_ends_as("sent")
 
-        await reply(api, "STOP", "3")
-        await reply(api, "START", "2")
-        assert bench.books.select(entries) == [{"masked": "+49•••78", "reason": "unsubscribe"}]
+        await reply(api, "STOP", "3", sender)
+        await reply(api, "START", "2", sender)
+        assert bench.books.select(entries) == [{"masked": f"{to[:3]}•••78", "reason": "unsubscribe"}]
         await next_ends_as("failed")

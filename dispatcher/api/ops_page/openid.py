@@ -142,6 +142,7 @@ class OpenIdIssuer:
         required = {
             "iss": {"essential": True, "value": self._issuer},
             "aud": {"essential": True, "value": client_id},
+            "sub": {"essential": True, "validate": lambda _, value: isinstance(value, str) and not value.isspace()},
         }
         known = {"nonce": nonce, "client_id": client_id, "access_token": tokens.get("access_token")}
         claims = CodeIDToken(token.claims, token.header, required, known)
@@ -197,16 +198,7 @@ class OpenIdIssuer:
         return found
 
     def _endpoint(self, metadata: Mapping[str, Any], name: str) -> str:
-        """A URL from the metadata.
-
-        The URL must use HTTPS. It may use HTTP if the issuer does, which is allowed only on the loopback.
-
-        Args:
-            name: The URL's name in the metadata, such as `token_endpoint`.
-
-        Raises:
-            PageError: the metadata has no usable URL with this name.
-        """
+        """A URL from the metadata. Only an issuer on the loopback may use HTTP. Raises PageError."""
         url = metadata.get(name)
         schemes = {"https", urlsplit(self._issuer).scheme}
         try:
@@ -240,10 +232,7 @@ class OpenIdIssuer:
             raise _unavailable(str(error)) from error
 
     def _transport(self, url: str) -> HttpTransport:
-        """The connections to a URL's server.
-
-        They are created once per server, because creating them reads all trusted certificates, which takes 20 ms.
-        """
+        """The connections to a server, created once: to read all trusted certificates takes 20 ms."""
         parts = urlsplit(url)
         server = parts.scheme, parts.netloc
         if server not in self._transports:
@@ -260,11 +249,7 @@ class OpenIdIssuer:
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[float]:
-        """Yields the deadline for the issuer's answers, in seconds of the event loop's clock.
-
-        Raises:
-            PageError: too many visitors wait for answers of the issuer at the same time.
-        """
+        """Yields the deadline for the issuer's answers. Raises PageError if too many visitors wait for answers."""
         if self._slots.locked():
             raise PageError(503, "Too many people sign in at the moment.", "Try again in a few seconds.", retry_after=2)
         async with self._slots:

@@ -157,10 +157,27 @@ def visitor_of(claims: Mapping[str, Any], settings: Settings) -> Visitor:
 
 def _values(claims: Mapping[str, Any], claim: str) -> set[str]:
     """The values of a claim; empty for the claim `email` if the issuer has not verified the address."""
-    found = claims.get(claim)
+    found, left_out = _find(claims, claim), claims.get("_claim_names")  # Microsoft Entra ID leaves out long lists
+    if found is None and isinstance(left_out, dict) and claim in left_out:
+        raise PageError(
+            403,
+            f"The issuer left the claim {claim} out of your ID token, because you are in more than 200 groups.",
+            "Ask an administrator to give access by app roles (DISPATCHER_OPS_OIDC_CLAIM=roles), or to let the issuer "
+            "put only the groups of this application into the ID token.",
+        )
     if claim == "email" and claims.get("email_verified") is not True:
         return set()
     return {value for value in (found if isinstance(found, list) else [found]) if isinstance(value, str) and value}
+
+
+def _find(claims: object, name: str) -> object:
+    """The value of a claim; None if there is none. A name with dots is a path, unless a claim has this name."""
+    if not isinstance(claims, dict):
+        return None
+    if name in claims:
+        return claims[name]
+    dots = [at for at, character in enumerate(name) if character == "."]
+    return next((found for at in dots if (found := _find(claims.get(name[:at]), name[at + 1 :])) is not None), None)
 
 
 def _tenant(claims: Mapping[str, Any], claim: str | None) -> str | None:

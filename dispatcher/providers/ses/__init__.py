@@ -42,6 +42,7 @@ from dispatcher.providers.ses.responses import (
     is_denied,
     outcome_of,
     refusal_of,
+    refuses_credentials,
     unsent_outcome,
 )
 from dispatcher.transport.body import Body, sha256_of
@@ -210,17 +211,22 @@ class SesProvider:
         await self._transport.close()
 
     async def _post(self, url: str, body: bytes | Body, attempt: Attempt) -> HttpResponse | Deferred | Uncertain:
-        """Sends a signed POST. Returns SES's response; without a response, the outcome.
-
-        Raises:
-            ProviderFault, NoFreeConnection: Nothing was sent.
-        """
+        """Sends a signed POST. Returns SES's response; without a response, the outcome."""
         digest = await sha256_of(body)
         try:
             credentials = await self._signing_credentials(attempt.deadline)
             # We sign the request only when a connection is free, because AWS rejects a signature that is minutes old.
             headers = partial(self._signed, credentials, "POST", url, digest)
-            return await self._transport.post(url, headers, body, attempt)
+            response = await self._transport.post(url, headers, body, attempt)
+            if not refuses_credentials(response):
+                return response
+            # SES has accepted nothing. The credentials may have been replaced before the time that botocore knows.
+            attempt.mark_not_sent()
+            self._credentials.discard(credentials)
+            renewed = await self._signing_credentials(attempt.deadline)
+            if renewed == credentials:
+                return response
+            return await self._transport.post(url, partial(self._signed, renewed, "POST", url, digest), body, attempt)
         except TimeoutError:
             words = "the deadline passed before AWS credentials were found"
             return Deferred(Reason.TIMEOUT_BEFORE_SEND, words, known_concern=Concern.PROVIDER)
@@ -240,13 +246,7 @@ class SesProvider:
             raise credentials_fault(error) from error
 
     def _signed(self, credentials: ReadOnlyCredentials, method: str, url: str, digest: str) -> dict[str, str]:
-        """The headers of a signed request, without Host and Content-Length, which the transport adds.
-
-        If the credentials were renewed after the call began, signs with the renewed credentials.
-
-        Args:
-            digest: The SHA-256 of the request's body.
-        """
+        """The headers of a signed request, by renewed credentials if there are any. `digest`: the body's SHA-256."""
         credentials = self._credentials.current() or credentials
         if self._signer is None or self._signer.credentials is not credentials:
             from dispatcher.providers.ses.signing import Signer

@@ -159,11 +159,7 @@ def _prepared(
 
 
 def _trusted(session: botocore.session.Session, ca_file: Path | None) -> Path:
-    """The file with the CA certificates to trust: `ca_file` if it is set, otherwise the file that botocore uses.
-
-    Raises:
-        ConfigurationError: The file contains no readable certificates.
-    """
+    """The file with the CA certificates to trust: `ca_file` if it is set, otherwise the file that botocore uses."""
     named = {
         "DISPATCHER_CA_FILE": ca_file,
         "AWS_CA_BUNDLE": session.get_config_variable("ca_bundle"),

@@ -129,6 +129,8 @@ not count against SES."""
 
 _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistException"})
 """Error codes which mean that SES did not find something that all emails of the call share, such as the template."""
+_ENDED: Final = re.compile("ExpiredToken(Exception)?|Invalid(ClientToken|AccessKey)Id|UnrecognizedClientException")
+"""Error codes of credentials that have expired or no longer exist."""
 GATEWAYS: Final = frozenset({502, 504})
 """Statuses of a gateway that got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
@@ -138,7 +140,8 @@ _SYNTAX: Final = re.compile(
     r"illegal address|missing final '@|invalid (?:e-?mail )?address|(?:local address|domain) (?:contain|start|end)",
     re.IGNORECASE,
 )
-_TIME: Final = re.compile(r"signature expired|now earlier than|not yet current", re.IGNORECASE)
+_SIGNED_AT: Final = re.compile(r"signature (?:expired|not yet current)|(?:earlier|later) than", re.IGNORECASE)
+"""Matches "Signature expired: 20261128T… is now earlier than …", which has the same code as a wrong secret key."""
 _CONFIGURATION_SET: Final = re.compile(r"configuration.?set", re.IGNORECASE)
 _LENGTH: Final = re.compile(r"length is more than|too large|exceed\w* .*\bsize|size .*exceed", re.IGNORECASE)
 _MAX_RETRY_SECONDS: Final = 86_400
@@ -181,11 +184,7 @@ def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | Provi
 
 
 def _bulk_refusal(outcome: Outcome, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
-    """The outcome of each email of a refused call; BulkCallRefused if some of the emails may be the cause.
-
-    Args:
-        outcome: The outcome that SES's response would mean for a single email.
-    """
+    """The outcome of each email of a refused call; BulkCallRefused if some of the emails may be the cause."""
     is_common = not isinstance(outcome, Rejected) or outcome.reason is Reason.REJECTED_SENDER
     if is_common or (isinstance(outcome, Rejected) and outcome.code in _OF_THE_CALL):
         return [outcome] * count
@@ -275,6 +274,12 @@ def _error_of(response: HttpResponse) -> tuple[str, str] | None:
     return "" if code == str(response.status) else scrub(code), str(error.get("Message") or "")
 
 
+def refuses_credentials(response: HttpResponse) -> bool:
+    """Whether SES refused the request because its credentials have expired or no longer exist."""
+    error = _error_of(response) if response.status in (400, 401, 403) else None
+    return error is not None and _ENDED.fullmatch(error[0]) is not None
+
+
 def is_denied(response: HttpResponse) -> bool:
     """Whether SES refused the request because the credentials lack a permission."""
     error = _error_of(response) if response.status >= 300 else None
@@ -287,7 +292,7 @@ def _refined(verdict: Verdict, code: str, message: str, *, has_template: bool, s
     SES uses some codes for several causes. For example, MessageRejected can also mean that the sender is not verified.
     """
     if verdict is _CREDENTIALS:
-        return _CLOCK if _TIME.search(message) else verdict
+        return _CLOCK if _SIGNED_AT.search(message) else verdict
     if verdict not in (_THROTTLED, _CONTENT):
         return verdict
     cause = cause_of(message)

@@ -33,6 +33,7 @@ from botocore.exceptions import NoCredentialsError
 from dispatcher.domain.own_secrets import OWN_SECRETS
 from dispatcher.errors import ProviderFault
 from dispatcher.host.daemon_thread import in_daemon_thread
+from dispatcher.providers.ses.endpoint import new_session
 
 EXPIRY_CHECK_SECONDS: Final = 1.0
 """The interval between two checks of whether the credentials need a renewal."""
@@ -82,6 +83,12 @@ class AwsCredentials:
             # All emails wait for the same search, so the deadline of one email must not cancel the search.
             _, found = await asyncio.shield(self._start_search())
         return found
+
+    def discard(self, refused: ReadOnlyCredentials) -> None:
+        """Forgets credentials that AWS has refused, so that `wait` starts a search, unless they are renewed already."""
+        if refused is self._frozen:
+            self._session = new_session()  # a session keeps what it has found
+            self._source = self._frozen = None
 
     def _check_expiry(self, now: float) -> None:
         """Starts a renewal if it is due. Drops credentials that expire within MIN_VALID_SECONDS."""

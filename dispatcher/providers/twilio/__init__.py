@@ -74,7 +74,9 @@ class TwilioSettings(ProviderSettings):
     callback_url: str | None = setting(
         values.callback_url,
         None,
-        "The public URL of /v1/events/twilio, as Twilio reaches it; unset: Twilio sends no status callbacks.",
+        "The public URL of /v1/events/twilio, as Twilio reaches it, with user:password@ if a proxy asks for a login; "
+        "unset: Twilio sends no status callbacks.",
+        secret=True,
     )
     url: str = setting(values.https_host, "https://api.twilio.com", "The URL of Twilio's API.")
 
@@ -161,11 +163,7 @@ class TwilioProvider:
         return event_in(found, message.email_id) if found else None
 
     async def _read(self, path: str) -> Message | None:
-        """Reads a document of the account, such as a message. Returns None if the document does not exist.
-
-        Raises:
-            PollRefused: No connection became free, Twilio cannot be reached, or Twilio refuses the request.
-        """
+        """Reads a document of the account, such as a message; None if it does not exist. Raises PollRefused."""
         deadline = asyncio.get_running_loop().time() + POLL_SECONDS
         try:
             return document_of(await self._api.transport.get(f"{self._account_url}{path}", self._headers, deadline))

@@ -109,10 +109,7 @@ def code_of(response: HttpResponse) -> str:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response on one line, without addresses and credentials.
-
-    The line has the status, Twilio's error code, and the message or a description of the body.
-    """
+    """The status, Twilio's error code, and the message or a description of the body, scrubbed."""
     message = response.document.get("message")
     if isinstance(message, str) and message and response.status >= 400:
         return scrub(f"{code_of(response)}: {message}")

@@ -156,6 +156,9 @@ async def test_tokens_that_are_not_for_this_sign_in_or_not_signed_by_the_issuer_
         "never expires": {"exp": None},
         "from the future": {"iat": now + 3600},
         "nobody": {"sub": None},
+        "an empty subject": {"sub": ""},
+        "a blank subject": {"sub": " "},
+        "a subject that is not a text": {"sub": 7},
     }
     found = {}
     for name, claims in wrong.items():
@@ -357,6 +360,55 @@ def test_a_tenant_claim_binds_a_visitor_to_one_tenant() -> None:
     for wrong in (None, "", [], ["shop", "other"], ["*", "shop"], "a b", 7, {"shop": 1}):
         with pytest.raises(PageError, match="the claim tenant of your ID token does not name exactly one tenant"):
             visitor_of(ann | {"tenant": wrong}, settings)
+
+
+@pytest.mark.parametrize(
+    ("claim", "claims"),
+    [
+        ("realm_access.roles", {"realm_access": {"roles": ["offline", "mail-operators"]}}),
+        (
+            "resource_access.mail.dispatcher.roles",
+            {"resource_access": {"mail.dispatcher": {"roles": "mail-operators"}}},
+        ),
+        ("https://example.com/roles", {"https://example.com/roles": ["mail-operators"]}),
+        # A claim with exactly this name precedes the path.
+        ("a.b", {"a.b": "mail-operators", "a": {"b": "x"}}),
+    ],
+)
+def test_a_claim_may_be_nested(claim: str, claims: dict[str, Any]) -> None:
+    assert visitor_of({"sub": "1", **claims}, loaded(OPS_OIDC_CLAIM=claim)).may_act
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {},
+        {"realm_access": None},
+        {"realm_access": "roles"},
+        {"realm_access": ["roles", "mail-operators"]},
+        {"realm_access": {"roles": {"mail-operators": True}}},
+        {"realm_access": {"other": "mail-operators"}},
+        {"roles": ["mail-operators"]},
+        {"a.b": "x", "a": {"b": "mail-operators"}},
+    ],
+)
+def test_a_path_that_leads_to_no_text_allows_nothing(claims: dict[str, Any]) -> None:
+    claim = "a.b" if "a" in claims else "realm_access.roles"
+    with pytest.raises(PageError, match=rf"the claim {claim} of your ID token"):
+        visitor_of({"sub": "1", **claims}, loaded(OPS_OIDC_CLAIM=claim))
+
+
+def test_too_many_groups_are_named_as_the_cause() -> None:
+    source = {"src1": {"endpoint": "https://graph.example.com/"}}
+    overage = {"_claim_names": {"groups": "src1"}, "_claim_sources": source}
+    with pytest.raises(PageError, match="because you are in more than 200 groups") as refused:
+        visitor_of({"sub": "1", **overage}, loaded())
+
+    assert "app roles (DISPATCHER_OPS_OIDC_CLAIM=roles)" in (refused.value.remedy or "")
+    with pytest.raises(PageError, match="more than 200 groups"):
+        visitor_of({"sub": "1", "roles": ["mail-operators"], **overage},
+                   loaded(OPS_OIDC_CLAIM="roles", OPS_OIDC_TENANT_CLAIM="groups"))  # fmt: skip
+    assert visitor_of({"sub": "1", "roles": ["mail-operators"], **overage}, loaded(OPS_OIDC_CLAIM="roles")).may_act
 
 
 def test_an_address_allows_something_only_if_the_issuer_has_verified_it() -> None:
