@@ -6,11 +6,13 @@ Each provider class declares its `Capabilities`. Routing checks the capabilities
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 from dispatcher.domain.address import parse_address
+from dispatcher.domain.header_values import HEADER_KINDS, HeaderKind
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail
 
@@ -25,6 +27,15 @@ class Requirement(Enum):
     RECIPIENTS = auto()
     OCTETS = auto()
     SMTPUTF8 = auto()
+    LOCAL_OCTETS = auto()
+    EMPTY_SUBJECT = auto()
+    EMPTY_FILES = auto()
+    ONLY_BCC = auto()
+    TEMPLATE_HEADERS = auto()
+
+
+MAX_TEMPLATE_HEADERS: Final = 15
+"""The most headers that every provider takes in an email with a template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +53,8 @@ class Capabilities:
         smtputf8: The provider accepts addresses with non-ASCII characters before the @.
         max_recipients: The most recipients in to, cc and bcc together.
         max_octets: The most octets of the whole encoded email.
+        max_local_octets: The most octets before the @ of an address. None: the recipient's server decides.
+        refuses: What the provider refuses, although most providers accept it: keys of `UNUSUAL`.
         delivers: The provider delivers emails to their recipients; False for `capture`, which only writes files. Error
             messages recommend only providers that deliver.
         idempotency_key_seconds: How long the provider remembers an idempotency key (the email's id) after the first
@@ -56,6 +69,8 @@ class Capabilities:
     smtputf8: bool = True
     max_recipients: int | None = None
     max_octets: int | None = None
+    max_local_octets: int | None = None
+    refuses: tuple[Requirement, ...] = ()
     delivers: bool = True
     idempotency_key_seconds: float | None = None
 
@@ -73,7 +88,33 @@ class Capabilities:
             return Requirement.OCTETS
         if not self.smtputf8 and smtputf8_field(email) is not None:
             return Requirement.SMTPUTF8
+        if self.max_local_octets is not None and long_local_field(email, self.max_local_octets) is not None:
+            return Requirement.LOCAL_OCTETS
+        # Nearly every email has a subject, `to`, and neither files nor headers. Such an email needs nothing unusual.
+        if self.refuses and (
+            email.attachments or email.headers or not email.to or not (email.subject or email.template_id)
+        ):
+            return next((need for need in self.refuses if UNUSUAL[need](email)), None)
         return None
+
+
+def _has_unusual_template_headers(email: AnyEmail) -> bool:
+    return email.template_id is not None and (
+        len(email.headers) > MAX_TEMPLATE_HEADERS
+        or not all(
+            value and (value.isascii() or HEADER_KINDS.get(name.lower()) is HeaderKind.URLS)
+            for name, value in email.headers.items()
+        )
+    )
+
+
+UNUSUAL: Final[Mapping[Requirement, Callable[[AnyEmail], bool]]] = {
+    Requirement.EMPTY_SUBJECT: lambda email: not email.subject and email.template_id is None,
+    Requirement.EMPTY_FILES: lambda email: not all(file.content for file in email.attachments),
+    Requirement.ONLY_BCC: lambda email: len(email.bcc) > 1 and not (email.to or email.cc),
+    Requirement.TEMPLATE_HEADERS: _has_unusual_template_headers,
+}
+"""Whether an email has what some providers refuse. Any email that does has files or headers, no `to`, or no subject."""
 
 
 def recipients_of(email: AnyEmail) -> int:
@@ -92,6 +133,18 @@ def smtputf8_field(email: AnyEmail) -> str | None:
     if "".join((email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)).isascii():  # the common case
         return None
     return next((field for field, text in _addresses(email) if not _is_ascii(text)), None)
+
+
+def long_local_field(email: AnyEmail, most: int) -> str | None:
+    """The name of the first field with an address of more than `most` octets before the @; None if there is none."""
+    texts = (email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)
+    if max(map(len, texts)) < most and "".join(texts).isascii():  # the common case
+        return None
+    for field, text in _addresses(email):
+        local = text[text.rfind("<") + 1 : text.rfind("@")]
+        if len(local.encode(errors="replace")) > most:
+            return field
+    return None
 
 
 def _addresses(email: AnyEmail) -> Iterator[tuple[str, str]]:

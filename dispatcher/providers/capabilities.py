@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dispatcher.config import BUILT_IN
+from dispatcher.domain.address import MAX_LOCAL_OCTETS
 from dispatcher.domain.capabilities import (
+    MAX_TEMPLATE_HEADERS,
     AnyEmail,
     Capabilities,
     Requirement,
+    long_local_field,
     octets_of,
     recipients_of,
     smtputf8_field,
@@ -128,14 +131,40 @@ class _Shortage(NamedTuple):
     reason: Reason
 
 
+_SHORTAGES: Final = {
+    Requirement.TEMPLATES: _Shortage(
+        "template_id", "template_id", "templates", "set text or html", Reason.INVALID_CONTENT
+    ),
+    Requirement.EMPTY_SUBJECT: _Shortage(
+        "subject", "an empty subject", "support for it", "set a subject", Reason.INVALID_CONTENT
+    ),
+    Requirement.EMPTY_FILES: _Shortage(
+        "attachments", "an attachment of 0 bytes", "support for it", "remove the attachment", Reason.INVALID_CONTENT
+    ),
+    Requirement.ONLY_BCC: _Shortage(
+        "bcc",
+        "an email to several bcc recipients alone",
+        "support for it",
+        "add a recipient to to or cc",
+        Reason.REJECTED_RECIPIENT,
+    ),
+    Requirement.TEMPLATE_HEADERS: _Shortage(
+        "headers",
+        f"an empty header, one that is not ASCII, or more than {MAX_TEMPLATE_HEADERS} headers, with a template,",
+        "support for it",
+        "change the headers",
+        Reason.INVALID_CONTENT,
+    ),
+}
+"""The shortages that are the same for every email."""
+
+
 def _shortage(need: Requirement, email: AnyEmail) -> _Shortage:
     match need:
         case Requirement.CHANNEL:
             return _Shortage(
                 "channel", f"channel {email.channel}", "this channel", "remove the message", Reason.INVALID_CONTENT
             )
-        case Requirement.TEMPLATES:
-            return _Shortage("template_id", "template_id", "templates", "set text or html", Reason.INVALID_CONTENT)
         case Requirement.RECIPIENTS:
             feature = f"a limit of at least {recipients_of(email):,} recipients"
             return _Shortage("to", "the number of recipients", feature, "split the email", Reason.REJECTED_RECIPIENT)
@@ -143,7 +172,10 @@ def _shortage(need: Requirement, email: AnyEmail) -> _Shortage:
             feature = f"a limit of at least {octets_of(email):,} octets"
             return _Shortage("attachments", "the email's size", feature, "use smaller attachments", Reason.TOO_LARGE)
         case Requirement.SMTPUTF8:
-            field = smtputf8_field(email) or "email"
-            return _Shortage(
-                field, f"an address in {field}", "SMTPUTF8", "use another address", Reason.REJECTED_RECIPIENT
-            )
+            field, feature = smtputf8_field(email) or "email", "SMTPUTF8"
+        case Requirement.LOCAL_OCTETS:
+            field = long_local_field(email, MAX_LOCAL_OCTETS) or "email"
+            feature = f"support for more than {MAX_LOCAL_OCTETS} bytes before the @"
+        case _:
+            return _SHORTAGES[need]
+    return _Shortage(field, f"an address in {field}", feature, "use another address", Reason.REJECTED_RECIPIENT)

@@ -27,6 +27,7 @@ from email.mime.text import MIMEText
 from email.policy import compat32
 from email.utils import encode_rfc2231, format_datetime
 from typing import Final
+from unicodedata import normalize
 
 from dispatcher.domain.address import Address
 from dispatcher.domain.outcome import Reason
@@ -38,9 +39,9 @@ from dispatcher.transport.mime_headers import (
     addresses,
     ascii_domain,
     ascii_spec,
-    checked_header_name,
     checked_text,
     checked_type,
+    header_field,
     quoted,
     text_field,
 )
@@ -121,10 +122,12 @@ def render(email: OutgoingEmail) -> RenderedEmail:
 
 
 def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
-    """Each address once, in its first spelling. Upper and lower case of a domain are equal (RFC 5321, section 2.4)."""
+    """Each address once, in its first spelling. Upper and lower case of a domain are equal (RFC 5321, section 2.4), and
+    so are composed and decomposed characters."""
     specs: dict[tuple[str, str], str] = {}
     for address in addresses:
-        specs.setdefault((address.local, ascii_domain(address.domain).lower()), ascii_spec(address))
+        key = normalize("NFC", address.local), ascii_domain(address.domain).lower()
+        specs.setdefault(key, ascii_spec(address))
     return tuple(specs.values())
 
 
@@ -142,7 +145,7 @@ def _other_fields(email: OutgoingEmail, domain: str) -> Iterator[str]:
     yield f"Date: {format_datetime(_utc(email.created_at))}\r\n"
     yield f"Message-ID: <{email.email_id}@{ascii_domain(domain)}>\r\n"
     for name, value in email.headers.items():
-        yield text_field(checked_header_name(name), value)
+        yield header_field(name, value)
 
 
 def _utc(instant: datetime) -> datetime:
