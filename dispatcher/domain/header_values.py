@@ -68,7 +68,7 @@ def named_parts(kind: HeaderKind, value: str) -> list[tuple[str, str]]:
         ValueError: The header cannot contain the value. The error says why, and never quotes the value.
     """
     if kind is HeaderKind.URLS:
-        value = _URL.sub(_ascii_url, value)
+        value = _URL.sub(_ascii_url, value).replace(">,<", ">, <")
     elif kind is HeaderKind.MESSAGE_IDS:
         value = value.replace("><", "> <")
     parts = [("", " ".join(value.split()))] if value.isascii() else list(_foreign_parts(kind, value))

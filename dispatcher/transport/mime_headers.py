@@ -68,7 +68,7 @@ def checked_text(field: str, text: str) -> str:
 def text_field(name: str, text: str) -> str:
     """A header field with free text, such as Subject: encoded if necessary, folded, with its line end."""
     if not _is_plain_text(checked_text(f"header {name}", text)):
-        return f"{name}: {_folded(name, text)}\r\n"
+        return f"{name}: {encoded_words(name, text)}\r\n"
     return f"{name}: {text}\r\n" if len(name) + 2 + len(text) <= LINE_CHARACTERS else _folded_words(name, text)
 
 
@@ -141,7 +141,7 @@ def _named(name: str, text: str) -> str:
     if name.isascii() and len(name) <= LINE_CHARACTERS and "=?" not in name:
         return f"{name if _ATOMS.fullmatch(name) else quoted(name)} {text}"
     # Fold the name as if it followed `Reply-To`, the longest field name, because any field may contain this mailbox.
-    return f"{_folded('Reply-To', name)}{FOLD}{text}"
+    return f"{encoded_words('Reply-To', name)}{FOLD}{text}"
 
 
 def ascii_spec(address: Address) -> str:
@@ -179,7 +179,8 @@ def _is_plain_text(text: str) -> bool:
     return fits and text.isascii() and text == text.strip(" ") and "=?" not in text
 
 
-def _folded(name: str, text: str) -> str:
+def encoded_words(name: str, text: str) -> str:
+    """The text as encoded words (RFC 2047), folded as the value of the field with this name."""
     # Only a part of a long name counts, so that the first encoded word follows the name on its line.
     return Header(text, _UTF_8, LINE_CHARACTERS, name[:_NAME_CHARACTERS]).encode(linesep="\r\n")
 
