@@ -108,15 +108,15 @@ def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Messag
 
 def _why_not_json(text: bytes) -> str | None:
     """What kind of file the line probably comes from, and what to do. None if the line gives no sign."""
-    if b"\0" in text:
-        return "is UTF-16, not UTF-8; save the file as UTF-8, without or with a byte order mark"
-    if not text.lstrip().startswith((b"{", b"[")):
-        found = next((name for mark, name in _SEPARATORS.items() if mark in text), None)
-        return found and f"looks like a table separated by {found}; each line must be a JSON object"
+    if b"\0" in text or text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "is UTF-16, not UTF-8; save the file as UTF-8"
     try:
         text.decode()
     except UnicodeDecodeError:
         return "is not UTF-8; save the file as UTF-8"
+    if not text.lstrip().startswith((b"{", b"[")):
+        found = next((name for mark, name in _SEPARATORS.items() if mark in text), None)
+        return found and f"looks like a table separated by {found}; each line must be a JSON object"
     if text.rstrip().endswith((b",", b"[", b"{")):
         return "is only a part of a JSON document; write each email as one line, without a comma at its end"
     return None
