@@ -12,7 +12,6 @@ from enum import Enum, auto
 from typing import Final
 
 from dispatcher.domain.address import parse_address
-from dispatcher.domain.header_values import HEADER_KINDS, HeaderKind
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail
 
@@ -32,10 +31,6 @@ class Requirement(Enum):
     EMPTY_FILES = auto()
     ONLY_BCC = auto()
     TEMPLATE_HEADERS = auto()
-
-
-MAX_TEMPLATE_HEADERS: Final = 15
-"""The most headers that every provider takes in an email with a template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,21 +93,14 @@ class Capabilities:
         return None
 
 
-def _has_unusual_template_headers(email: AnyEmail) -> bool:
-    return email.template_id is not None and (
-        len(email.headers) > MAX_TEMPLATE_HEADERS
-        or not all(
-            value and (value.isascii() or HEADER_KINDS.get(name.lower()) is HeaderKind.URLS)
-            for name, value in email.headers.items()
-        )
-    )
-
-
 UNUSUAL: Final[Mapping[Requirement, Callable[[AnyEmail], bool]]] = {
     Requirement.EMPTY_SUBJECT: lambda email: not email.subject and email.template_id is None,
     Requirement.EMPTY_FILES: lambda email: not all(file.content for file in email.attachments),
     Requirement.ONLY_BCC: lambda email: len(email.bcc) > 1 and not (email.to or email.cc),
-    Requirement.TEMPLATE_HEADERS: _has_unusual_template_headers,
+    Requirement.TEMPLATE_HEADERS: lambda email: (
+        email.template_id is not None
+        and (len(email.headers) > 15 or not all(value and value.isascii() for value in email.headers.values()))
+    ),
 }
 """Whether an email has what some providers refuse. Any email that does has files or headers, no `to`, or no subject."""
 
@@ -140,11 +128,8 @@ def long_local_field(email: AnyEmail, most: int) -> str | None:
     texts = (email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)
     if max(map(len, texts)) < most and "".join(texts).isascii():  # the common case
         return None
-    for field, text in _addresses(email):
-        local = text[text.rfind("<") + 1 : text.rfind("@")]
-        if len(local.encode(errors="replace")) > most:
-            return field
-    return None
+    locals_of = ((field, text[text.rfind("<") + 1 : text.rfind("@")]) for field, text in _addresses(email))
+    return next((field for field, local in locals_of if len(local.encode(errors="replace")) > most), None)
 
 
 def _addresses(email: AnyEmail) -> Iterator[tuple[str, str]]:

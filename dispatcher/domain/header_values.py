@@ -13,7 +13,7 @@ an encoded word would be part of a URL or an id. So these values become ASCII, o
 from __future__ import annotations
 
 import re
-from enum import Enum, auto
+from enum import Enum
 from typing import Final
 
 from dispatcher.domain.address import ascii_host, parse_address, split_name
@@ -22,33 +22,18 @@ MAX_WORD_CHARACTERS: Final = 900
 """A longer word cannot be folded below RFC 5322's limit of 998 octets for a line, which also contains the name."""
 
 
-class HeaderKind(Enum):
-    """How mail software reads the value of a header; see the module."""
-
-    URLS = auto()
-    MESSAGE_IDS = auto()
-    TOKENS = auto()
-    LIST_ID = auto()
-    ADDRESSES = auto()
-
-
+HeaderKind = Enum("HeaderKind", "URLS MESSAGE_IDS TOKENS LIST_ID ADDRESSES")
 _NAMES: Final = {
-    HeaderKind.URLS: (
-        *("list-unsubscribe", "list-subscribe", "list-help", "list-post", "list-owner", "list-archive"),
-        "archived-at",
-    ),
-    HeaderKind.MESSAGE_IDS: ("references", "in-reply-to", "supersedes", "obsoletes", "original-message-id"),
+    HeaderKind.URLS: "list-unsubscribe list-subscribe list-help list-post list-owner list-archive archived-at",
+    HeaderKind.MESSAGE_IDS: "references in-reply-to supersedes obsoletes original-message-id",
     HeaderKind.TOKENS: (
-        *("list-unsubscribe-post", "auto-submitted", "precedence", "x-auto-response-suppress", "feedback-id"),
-        *("importance", "priority", "x-priority", "x-msmail-priority", "sensitivity", "expires", "reply-by"),
-        *("disposition-notification-options", "autocrypt", "bimi-selector"),
+        "list-unsubscribe-post auto-submitted precedence x-auto-response-suppress feedback-id importance priority "
+        "x-priority x-msmail-priority sensitivity expires reply-by disposition-notification-options autocrypt"
     ),
-    HeaderKind.LIST_ID: ("list-id",),
-    HeaderKind.ADDRESSES: (
-        *("disposition-notification-to", "x-confirm-reading-to", "mail-followup-to", "mail-reply-to"),
-    ),
+    HeaderKind.LIST_ID: "list-id",
+    HeaderKind.ADDRESSES: "disposition-notification-to x-confirm-reading-to mail-followup-to mail-reply-to",
 }
-HEADER_KINDS: Final = {name: kind for kind, names in _NAMES.items() for name in names}
+HEADER_KINDS: Final = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 """The kinds of headers by name, in lower case. Every other header contains free text."""
 
 _URL: Final = re.compile(r"<([^<>]*)>")

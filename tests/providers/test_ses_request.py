@@ -14,10 +14,9 @@ import pytest
 from botocore.serialize import create_serializer
 from botocore.validate import ParamValidator
 
-from dispatcher.domain.capabilities import MAX_TEMPLATE_HEADERS
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.providers.ses.request import Parameters, bulk_entry_of, request_for
+from dispatcher.providers.ses.request import MAX_HEADERS, Parameters, bulk_entry_of, request_for
 from dispatcher.transport.body import PIECE_OCTETS, Body
 from dispatcher.transport.mime import render
 from dispatcher.transport.mime_headers import UnrenderableEmail
@@ -166,7 +165,7 @@ def test_headers_and_files_of_a_template_use_the_apis_fields() -> None:
         {"headers": {"X-Campaign": "Grüße"}},
         {"headers": {"X-Campaign": ""}},
         {"headers": {"X-Campaign": "x" * 990}},
-        {"headers": {f"X-{number}": "x" for number in range(MAX_TEMPLATE_HEADERS + 1)}},
+        {"headers": {f"X-{number}": "x" for number in range(MAX_HEADERS + 1)}},
         {"attachments": (OutgoingAttachment("a", f"application/{'x' * 70}", b""),)},
     ],
 )

@@ -30,7 +30,7 @@ from typing import Any, Final
 import orjson
 
 from dispatcher.domain.address import Address, is_plain, parse_address
-from dispatcher.domain.capabilities import MAX_TEMPLATE_HEADERS, octets_of, recipients_of
+from dispatcher.domain.capabilities import octets_of, recipients_of
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.template_data import canonical_data
@@ -43,7 +43,7 @@ from dispatcher.transport.mime_headers import (
     ascii_spec,
     checked_text,
     checked_type,
-    header_value,
+    header_field,
     mailbox,
 )
 
@@ -56,9 +56,10 @@ LIMITS: Final = BulkLimits(emails=50, recipients=MAX_RECIPIENTS, octets=8 * 1024
 """SES's limits for emails and recipients. The limit for octets is ours."""
 MAX_DATA_CHARACTERS: Final = 262_144
 """The limit of TemplateData in boto3's model."""
+MAX_HEADERS: Final = 15
 MAX_HEADER_CHARACTERS: Final = 996
-"""The limit for a header's name and value together. MAX_TEMPLATE_HEADERS and this limit apply to emails with a template
-and to bulk entries: see API_MessageHeader, and MessageHeaderList in boto3's model."""
+"""The limit for a header's name and value together. MAX_HEADERS and this limit apply to emails with a template and to
+bulk entries: see API_MessageHeader, and MessageHeaderList in boto3's model."""
 MAX_CONTENT_TYPE_CHARACTERS: Final = 78
 """The limit for attachments of an email with a template: AttachmentContentType in boto3's model."""
 EMAIL_ID_TAG: Final = "email_id"
@@ -256,19 +257,18 @@ def _template(email: OutgoingEmail, files: list[Base64Content | Base64Body]) -> 
 
 
 def _template_headers(email: OutgoingEmail) -> list[dict[str, str]]:
-    if len(email.headers) > MAX_TEMPLATE_HEADERS:
+    if len(email.headers) > MAX_HEADERS:
         raise UnrenderableEmail(
-            Reason.INVALID_CONTENT, f"SES accepts at most {MAX_TEMPLATE_HEADERS} headers in an email with a template"
+            Reason.INVALID_CONTENT, f"SES accepts at most {MAX_HEADERS} headers in an email with a template"
         )
-    headers = {name: header_value(name, value) for name, value in email.headers.items()}
-    for name, value in headers.items():
-        is_ascii = _PRINTABLE.fullmatch(value) and "=?utf-8?" not in value
-        if not is_ascii or len(name) + len(value) > MAX_HEADER_CHARACTERS:
+    for name, value in email.headers.items():
+        header_field(name, value)
+        if not _PRINTABLE.fullmatch(value) or len(name) + len(value) > MAX_HEADER_CHARACTERS:
             raise UnrenderableEmail(
                 Reason.INVALID_CONTENT,
                 f"header {name} is empty, too long or not ASCII, which SES refuses in an email with a template",
             )
-    return [{"Name": name, "Value": value} for name, value in headers.items()]
+    return [{"Name": name, "Value": value} for name, value in email.headers.items()]
 
 
 def _template_attachment(file: OutgoingAttachment, files: list[Base64Content | Base64Body]) -> Parameters:
