@@ -34,6 +34,7 @@ its body is escaped."""
 REFUSALS_IN_FULL: Final = 24
 """The number of refusals that are printed one by one. Further refusals are only counted; the JSON lists all."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_SEPARATORS: Final = {b"\t": "tabs", b";": "semicolons", b",": "commas"}
 _AGAIN: Final = "The emails counted above are stored. Run the same command again: it stores no email twice."
 
 
@@ -100,9 +101,25 @@ def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Messag
             return Refusal(number, "line", "has the same name twice in one JSON object")
         return message_from_json(value, allowed_headers=allowed_headers)
     except orjson.JSONDecodeError as error:
-        return Refusal(number, "line", f"is not JSON ({error.msg}, character {error.pos + 1})")
+        return Refusal(number, "line", _why_not_json(text) or f"is not JSON ({error.msg}, character {error.pos + 1})")
     except InvalidEmail as error:
         return Refusal(number, error.field, error.reason)
+
+
+def _why_not_json(text: bytes) -> str | None:
+    """What kind of file the line probably comes from, and what to do. None if the line gives no sign."""
+    if b"\0" in text or text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "is UTF-16, not UTF-8; save the file as UTF-8"
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return "is not UTF-8; save the file as UTF-8"
+    if not text.lstrip().startswith((b"{", b"[")):
+        found = next((name for mark, name in _SEPARATORS.items() if mark in text), None)
+        return found and f"looks like a table separated by {found}; each line must be a JSON object"
+    if text.rstrip().endswith((b",", b"[", b"{")):
+        return "is only a part of a JSON document; write each email as one line, without a comma at its end"
+    return None
 
 
 @dataclass(slots=True)

@@ -272,8 +272,12 @@ class Conformance(ChannelConformance):
             {"template_id": "welcome", "template_data": {"name": "Ann"}, "text": None},
             {"to": tuple(f"ann-{number}@example.com" for number in range(51))},
             {"to": ("zoë@example.com",)},
+            {"to": ("ann..b@docomo.example.org",)},
+            {"to": (), "bcc": ("ann@example.com", "bob@example.com")},
+            {"subject": ""},
+            {"attachments": (OutgoingAttachment("empty", "text/plain", b""),)},
         ],
-        ids=["template", "51 recipients", "smtputf8"],
+        ids=["template", "51 recipients", "smtputf8", "dots before the @", "bcc only", "no subject", "empty file"],
     )
     async def test_the_adapter_accepts_and_refuses_emails_as_its_capabilities_say(
         self, place: Place, changes: dict[str, Any]

@@ -1,10 +1,12 @@
 """Parses email addresses: `local@domain`, `Display Name <local@domain>` or `"Display Name" <local@domain>`.
 
-This module accepts fewer forms than RFC 5322. It refuses these, and most providers refuse them, too: quoted local parts
-(RFC 5321, section 4.1.2, advises against them), address literals such as `[192.0.2.1]` (they bypass DNS), comments,
-groups, folding, and a comma or another special character in an unquoted name. It accepts one form that RFC 5322 does
-not have: letters of all scripts on both sides of the @ (RFC 6531). We do not use Python's `email.utils.parseaddr`,
-because it guesses the meaning of a text that is not a valid address.
+This module accepts fewer forms than RFC 5322. It refuses these, and most providers refuse them, too: local parts with
+spaces or special characters, which need quotes (RFC 5321, section 4.1.2, advises against them), address literals such
+as `[192.0.2.1]` (they bypass DNS), comments, groups, folding, and a comma or another special character in an unquoted
+name. It accepts three forms that RFC 5321 does not have, because people have such addresses: letters of all scripts on
+both sides of the @ (RFC 6531); dots at any place before the @, as Japanese carriers gave them; and more than 64 octets
+before the @, as ticket systems use them. The receiving server decides about these. We do not use Python's
+`email.utils.parseaddr`, because it guesses the meaning of a text that is not a valid address.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Final
 from dispatcher.domain.text import name_fault
 
 MAX_LOCAL_OCTETS: Final = 64
-"""The longest part before the @ (RFC 5321, section 4.5.3.1.1), in bytes of UTF-8."""
+"""The longest part before the @ that every server must accept (RFC 5321, section 4.5.3.1.1), in bytes of UTF-8. This
+module accepts longer parts."""
 MAX_ADDRESS_OCTETS: Final = 254
 """The longest `local@domain`. RFC 5321 (section 4.5.3.1.3) allows a path of 256 octets, including its angle brackets.
 This limit also keeps each domain below the limit of 255 octets for domains."""
@@ -32,8 +35,10 @@ _MAX_TEXT_CHARACTERS: Final = 2 * MAX_NAME_CHARACTERS + MAX_ADDRESS_OCTETS + 10
 is escaped."""
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_IN_ATOMS = r"A-Za-z0-9!#$%&'*+/=?^_`{|}~-"
+_ATOM = rf"[{_IN_ATOMS}]+"
 _ASCII_LOCAL: Final = re.compile(rf"{_ATOM}(?:\.{_ATOM})*")
+_DOTTED_LOCAL: Final = re.compile(rf"\.*[{_IN_ATOMS}][.{_IN_ATOMS}]*")
 _ASCII_DOMAIN: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _PLAIN: Final = re.compile(rf"(?![^@]*=\?)({_ASCII_LOCAL.pattern})@({_ASCII_DOMAIN.pattern})")
 _QUOTED_NAME: Final = re.compile(r'"((?:[^"\\]|\\.)*)" *<([^<>]*)>')
@@ -54,7 +59,8 @@ class Address:
 
     Attributes:
         display_name: The name without quotes; empty if the address has no name.
-        local: The part before the @, unchanged. If it is not ASCII, the provider must support SMTPUTF8.
+        local: The part before the @, as it is sent: in quotes if a dot is at its start or end, or follows another dot.
+            If it is not ASCII, the provider must support SMTPUTF8.
         domain: The part after the @, unchanged. A domain that is not ASCII must be converted by IDNA (UTS 46) before it
             is sent to a server.
     """
@@ -79,7 +85,7 @@ def parse_address(text: str) -> Address:
         raise ValueError("is too long to be an email address")
     plain = _PLAIN.fullmatch(text)
     if plain is None:
-        name, spec = _split(text)
+        name, spec = split_name(text)
         local, domain = _split_spec(spec)
     else:
         name, (local, domain) = "", plain.groups()
@@ -93,11 +99,10 @@ def is_plain(text: str) -> bool:
     plain = _PLAIN.fullmatch(text)
     if plain is None or len(text) > MAX_ADDRESS_OCTETS:
         return False
-    local, domain = plain.groups()
-    return len(local) <= MAX_LOCAL_OCTETS and not domain.rpartition(".")[2].isdigit()
+    return not plain[2].rpartition(".")[2].isdigit()
 
 
-def _split(text: str) -> tuple[str, str]:
+def split_name(text: str) -> tuple[str, str]:
     """The display name without its quotes, and the rest, which should be `local@domain` but is not checked yet."""
     if not text:
         raise ValueError("is empty")
@@ -138,16 +143,19 @@ def _split_spec(spec: str) -> tuple[str, str]:
     """The local part and the domain. This function checks everything except their lengths."""
     if "<" in spec or ">" in spec:
         raise ValueError("has unbalanced angle brackets; write it as Name <local@domain>")
-    if '"' in spec:
-        raise ValueError("has quotes in local@domain; only the display name before it may be in quotes")
-    if any(character.isspace() for character in spec):
-        raise ValueError("has a space inside local@domain; remove it")
     if spec.count("@") != 1:
         raise ValueError("has more than one @" if "@" in spec else "has no @; write it as local@domain")
     local, _, domain = spec.partition("@")
+    if len(local) > 2 and local[0] == local[-1] == '"':
+        local = local[1:-1]
+    if '"' in local or '"' in domain:
+        raise ValueError("has quotes in local@domain; only the name, or the whole part before the @, may be in quotes")
+    if any(character.isspace() for character in local + domain):
+        raise ValueError("has a space inside local@domain; remove it")
     _check_local(local)
     _check_domain(domain)
-    return local, domain
+    is_dotted = local.startswith(".") or local.endswith(".") or ".." in local
+    return f'"{local}"' if is_dotted else local, domain
 
 
 def _check_local(local: str) -> None:
@@ -157,11 +165,9 @@ def _check_local(local: str) -> None:
     # the email to the address that results.
     if "=?" in local:
         raise ValueError("has the start of an encoded word (RFC 2047) before the @, which is not allowed")
-    if local.startswith(".") or local.endswith(".") or ".." in local:
-        raise ValueError("has a dot at the start or end of the part before the @, or two dots in a row")
     # Check only the ASCII characters here: `encode` replaces each other character with "?", which the pattern allows.
     # The code below checks the other characters.
-    if not _ASCII_LOCAL.fullmatch(local.encode("ascii", "replace").decode()):
+    if not _DOTTED_LOCAL.fullmatch(local.encode("ascii", "replace").decode()):
         raise ValueError("has a character before the @ that email addresses do not allow")
     if local.isascii():
         return
@@ -193,7 +199,7 @@ def _check_label(label: str) -> None:
         raise ValueError("has a character after the @ that domain names do not allow")
     # Check the label's length before the encoding, which takes quadratic time: a very long label would cost much CPU.
     # The Punycode of a label is never shorter than the label.
-    if len(label) > MAX_LABEL_OCTETS or _label_octets(label) > MAX_LABEL_OCTETS:
+    if len(label) > MAX_LABEL_OCTETS or len(_ascii_label(label)) > MAX_LABEL_OCTETS:
         raise ValueError(f"has a part longer than {MAX_LABEL_OCTETS} bytes in its domain")
 
 
@@ -216,20 +222,17 @@ def _check_domain_end(domain: str) -> None:
 
 def _check_lengths(local: str, domain: str) -> None:
     local_octets = len(local) if local.isascii() else len(local.encode())
-    if local_octets > MAX_LOCAL_OCTETS:
-        raise ValueError(f"has more than {MAX_LOCAL_OCTETS} bytes before the @")
-    if local_octets + 1 + _domain_octets(domain) > MAX_ADDRESS_OCTETS:
+    if local_octets + 1 + len(ascii_host(domain)) > MAX_ADDRESS_OCTETS:
         raise ValueError(f"is longer than {MAX_ADDRESS_OCTETS} bytes without its display name")
 
 
-def _domain_octets(domain: str) -> int:
-    if domain.isascii():
-        return len(domain)
-    return sum(_label_octets(label) + 1 for label in domain.split(".")) - 1
+def ascii_host(domain: str) -> str:
+    """The domain as in DNS: each label that is not ASCII as `xn--` and its Punycode. Does not apply the mappings of
+    UTS 46."""
+    return domain if domain.isascii() else ".".join(map(_ascii_label, domain.split(".")))
 
 
-def _label_octets(label: str) -> int:
-    """The length of a label in DNS: for a label that is not ASCII, the length of `xn--` and its Punycode."""
+def _ascii_label(label: str) -> str:
     if label.isascii():
-        return len(label)
-    return len("xn--") + len(unicodedata.normalize("NFC", label.lower()).encode("punycode"))
+        return label
+    return "xn--" + unicodedata.normalize("NFC", label.lower()).encode("punycode").decode()

@@ -6,9 +6,10 @@ Each provider class declares its `Capabilities`. Routing checks the capabilities
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 from dispatcher.domain.address import parse_address
 from dispatcher.domain.message import Message
@@ -25,6 +26,11 @@ class Requirement(Enum):
     RECIPIENTS = auto()
     OCTETS = auto()
     SMTPUTF8 = auto()
+    LOCAL_OCTETS = auto()
+    EMPTY_SUBJECT = auto()
+    EMPTY_FILES = auto()
+    ONLY_BCC = auto()
+    TEMPLATE_HEADERS = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,8 @@ class Capabilities:
         smtputf8: The provider accepts addresses with non-ASCII characters before the @.
         max_recipients: The most recipients in to, cc and bcc together.
         max_octets: The most octets of the whole encoded email.
+        max_local_octets: The most octets before the @ of an address. None: the recipient's server decides.
+        refuses: What the provider refuses, although most providers accept it: keys of `UNUSUAL`.
         delivers: The provider delivers emails to their recipients; False for `capture`, which only writes files. Error
             messages recommend only providers that deliver.
         idempotency_key_seconds: How long the provider remembers an idempotency key (the email's id) after the first
@@ -56,6 +64,8 @@ class Capabilities:
     smtputf8: bool = True
     max_recipients: int | None = None
     max_octets: int | None = None
+    max_local_octets: int | None = None
+    refuses: tuple[Requirement, ...] = ()
     delivers: bool = True
     idempotency_key_seconds: float | None = None
 
@@ -73,7 +83,26 @@ class Capabilities:
             return Requirement.OCTETS
         if not self.smtputf8 and smtputf8_field(email) is not None:
             return Requirement.SMTPUTF8
+        if self.max_local_octets is not None and long_local_field(email, self.max_local_octets) is not None:
+            return Requirement.LOCAL_OCTETS
+        # Nearly every email has a subject, `to`, and neither files nor headers. Such an email needs nothing unusual.
+        if self.refuses and (
+            email.attachments or email.headers or not email.to or not (email.subject or email.template_id)
+        ):
+            return next((need for need in self.refuses if UNUSUAL[need](email)), None)
         return None
+
+
+UNUSUAL: Final[Mapping[Requirement, Callable[[AnyEmail], bool]]] = {
+    Requirement.EMPTY_SUBJECT: lambda email: not email.subject and email.template_id is None,
+    Requirement.EMPTY_FILES: lambda email: not all(file.content for file in email.attachments),
+    Requirement.ONLY_BCC: lambda email: len(email.bcc) > 1 and not (email.to or email.cc),
+    Requirement.TEMPLATE_HEADERS: lambda email: (
+        email.template_id is not None
+        and (len(email.headers) > 15 or not all(value and value.isascii() for value in email.headers.values()))
+    ),
+}
+"""Whether an email has what some providers refuse. Any email that does has files or headers, no `to`, or no subject."""
 
 
 def recipients_of(email: AnyEmail) -> int:
@@ -92,6 +121,15 @@ def smtputf8_field(email: AnyEmail) -> str | None:
     if "".join((email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)).isascii():  # the common case
         return None
     return next((field for field, text in _addresses(email) if not has_ascii_local_part(text)), None)
+
+
+def long_local_field(email: AnyEmail, most: int) -> str | None:
+    """The name of the first field with an address of more than `most` octets before the @; None if there is none."""
+    texts = (email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)
+    if max(map(len, texts)) < most and "".join(texts).isascii():  # the common case
+        return None
+    locals_of = ((field, text[text.rfind("<") + 1 : text.rfind("@")]) for field, text in _addresses(email))
+    return next((field for field, local in locals_of if len(local.encode(errors="replace")) > most), None)
 
 
 def _addresses(email: AnyEmail) -> Iterator[tuple[str, str]]:

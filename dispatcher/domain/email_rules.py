@@ -16,6 +16,7 @@ from typing import Final, TypeGuard
 
 from dispatcher.domain.address import parse_address
 from dispatcher.domain.header_names import header_name_fault
+from dispatcher.domain.header_values import header_value_fault
 from dispatcher.domain.lanes import LANE
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import Attachment
@@ -249,7 +250,9 @@ def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
         if lowered in seen:
             raise InvalidEmail(field, "is set twice; upper and lower case make no difference in header names")
         seen.add(lowered)
-        kept[_text(field, name)] = line(field, text, MAX_LINE_CHARACTERS)
+        value = kept[_text(field, name)] = line(field, text, MAX_LINE_CHARACTERS)
+        if fault := header_value_fault(lowered, value):
+            raise InvalidEmail(field, fault)
     return MappingProxyType(kept)
 
 

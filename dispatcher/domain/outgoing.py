@@ -70,8 +70,9 @@ class OutgoingEmail:
 
     Attributes:
         email_id: The only id of this email that the provider receives.
-        created_at: The time in the Date header, the same in every attempt: the email's `send_at`, or the time of the
-            enqueue if the email has no `send_at`.
+        created_at: The time in the Date header: when the email could first be sent (its enqueue, its `send_at`, or its
+            last replay), or when its lease began if that is hours later. After an attempt that may have been accepted,
+            every further attempt has the same time.
         to: At least one of `to`, `cc` and `bcc` is not empty.
         text: Plain-text body; None if the email has only HTML.
         html: HTML body; None if the email has only text.

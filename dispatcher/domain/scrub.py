@@ -35,7 +35,7 @@ _ENCODED: Final = re.compile(r"=\?[^?\s]{1,40}\?[bq]\?[^?\s]*(?:\?=)?", re.IGNOR
 """An encoded word (RFC 2047): a subject or a name."""
 _SPACES: Final = re.compile(r" {2,}")
 # A quoted local part can contain spaces, and a domain can be an IP address in brackets.
-_WORD: Final = re.compile(r"""<?(?:"[^"<>]{0,64}")?[^\s<>()\[\],;:"]+(?:\[[^\[\]]{0,64}\])?>?""")
+_WORD: Final = re.compile(r"""<?(?:"[^"<>]{0,254}")?[^\s<>()\[\],;:"]+(?:\[[^\[\]]{0,64}\])?>?""")
 
 
 def scrub(words: str) -> str:

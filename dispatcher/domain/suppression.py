@@ -65,7 +65,7 @@ class Recipient:
         """A shortened form that an operator recognises: `j•••@example.com`, `+49•••78`, or the domain."""
         if self.text.startswith("+") and not self.is_domain and "@" not in self.text:
             return f"{self.text[:3]}•••{self.text[-2:]}"
-        local, at, domain = self.text.lower().rpartition("@")
+        local, at, domain = self.text.lower().lstrip('"').rpartition("@")
         return f"{local[:1]}•••{at}{domain}" if at else domain
 
 

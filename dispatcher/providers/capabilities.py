@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dispatcher.config import BUILT_IN
+from dispatcher.domain.address import MAX_LOCAL_OCTETS
 from dispatcher.domain.capabilities import (
     AnyEmail,
     Capabilities,
     Requirement,
+    long_local_field,
     octets_of,
     recipients_of,
     smtputf8_field,
@@ -123,27 +125,38 @@ class _Shortage(NamedTuple):
 
     field: str
     subject: str
-    feature: str
     remedy: str
-    reason: Reason
+    feature: str = "support for it"
+    reason: Reason = Reason.INVALID_CONTENT
+
+
+_SHORTAGES: Final = {
+    Requirement.TEMPLATES: _Shortage("template_id", "template_id", "set text or html", "templates"),
+    Requirement.EMPTY_SUBJECT: _Shortage("subject", "an empty subject", "set a subject"),
+    Requirement.EMPTY_FILES: _Shortage("attachments", "an attachment of 0 bytes", "remove the attachment"),
+    Requirement.ONLY_BCC: _Shortage("bcc", "an email to several bcc recipients alone", "add a recipient to to or cc"),
+    Requirement.TEMPLATE_HEADERS: _Shortage(
+        "headers", "a header that is empty or not ASCII, or a 16th header, with a template,", "change the headers"
+    ),
+}
+"""The shortages that are the same for every email."""
 
 
 def _shortage(need: Requirement, email: AnyEmail) -> _Shortage:
     match need:
         case Requirement.CHANNEL:
-            return _Shortage(
-                "channel", f"channel {email.channel}", "this channel", "remove the message", Reason.INVALID_CONTENT
-            )
-        case Requirement.TEMPLATES:
-            return _Shortage("template_id", "template_id", "templates", "set text or html", Reason.INVALID_CONTENT)
+            return _Shortage("channel", f"channel {email.channel}", "remove the message", "this channel")
         case Requirement.RECIPIENTS:
             feature = f"a limit of at least {recipients_of(email):,} recipients"
-            return _Shortage("to", "the number of recipients", feature, "split the email", Reason.REJECTED_RECIPIENT)
+            return _Shortage("to", "the number of recipients", "split the email", feature, Reason.REJECTED_RECIPIENT)
         case Requirement.OCTETS:
             feature = f"a limit of at least {octets_of(email):,} octets"
-            return _Shortage("attachments", "the email's size", feature, "use smaller attachments", Reason.TOO_LARGE)
+            return _Shortage("attachments", "the email's size", "use smaller attachments", feature, Reason.TOO_LARGE)
         case Requirement.SMTPUTF8:
-            field = smtputf8_field(email) or "email"
-            return _Shortage(
-                field, f"an address in {field}", "SMTPUTF8", "use another address", Reason.REJECTED_RECIPIENT
-            )
+            field, feature = smtputf8_field(email) or "email", "SMTPUTF8"
+        case Requirement.LOCAL_OCTETS:
+            field = long_local_field(email, MAX_LOCAL_OCTETS) or "email"
+            feature = f"support for more than {MAX_LOCAL_OCTETS} bytes before the @"
+        case _:
+            return _SHORTAGES[need]
+    return _Shortage(field, f"an address in {field}", "use another address", feature, Reason.REJECTED_RECIPIENT)

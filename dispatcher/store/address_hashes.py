@@ -10,6 +10,7 @@ from contextlib import suppress
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
+from unicodedata import normalize
 from uuid import UUID
 
 from dispatcher.domain.phone import comparable_number
@@ -20,6 +21,8 @@ TOKEN_CHARACTERS: Final = 4 * HASH_OCTETS
 """The length of an unsubscribe token: 48 bytes in base64. The bytes are an email's id, a hash and a signature."""
 BLOCK_OCTETS: Final = 64
 """The block size of SHA-256."""
+_DOTS: Final = ".\u3002\uff0e\uff61"
+"""What separates labels of a domain (UTS 46, section 4). A dot at the end is the root of DNS."""
 
 
 class AddressHasher:
@@ -89,13 +92,16 @@ class AddressHasher:
 
 
 def normalised(address: str) -> str:
-    """The address without its display name, in lower case, with its domain in the form that DNS uses (Punycode).
+    """The form of an address that all its spellings share: without display name and quotes, in lower case, composed
+    (Unicode's NFC), with its domain in the form that DNS uses (Punycode, no dot at the end).
 
     Never fails: a domain that is not valid is only changed to lower case.
     """
     if address.endswith(">"):
         address = address[address.rfind("<") + 1 : -1]
-    address = address.strip().lower()
+    address = address.strip().rstrip(_DOTS).lower()
+    if address.startswith('"'):
+        address = address.replace('"', "")
     if address.isascii():
         return comparable_number(address) if address.startswith("+") else address
     import idna  # imported here, because most processes see only ASCII addresses
@@ -103,4 +109,4 @@ def normalised(address: str) -> str:
     local, at, domain = address.rpartition("@")
     with suppress(idna.IDNAError):
         domain = idna.encode(domain, uts46=True).decode("ascii")
-    return f"{local}{at}{domain}"
+    return f"{normalize('NFC', local)}{at}{domain}"

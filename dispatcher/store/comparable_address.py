@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from unicodedata import normalize
 
 from dispatcher.domain.address import parse_address
 
@@ -28,4 +29,4 @@ def comparable_address(text: str) -> str:
         ValueError: The address is not valid.
     """
     address = parse_address(text)
-    return f"{address.local.lower()}@{comparable_domain(address.domain)}"
+    return f"{normalize('NFC', address.local.lower())}@{comparable_domain(address.domain)}"

@@ -512,10 +512,10 @@ def _recipient_columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart, pinned_to, pinned_seconds, expires_in, tenant_id, limits = row[-6:]
+    octets_apart, pinned_to, pinned_seconds, expires_in, tenant_id, limits, due_since = row[-7:]
     octets_apart = octets_apart or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-6])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-7])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -528,7 +528,7 @@ def _lease(row: Row) -> Lease:
         attempt_base,
         traceparent,
         octets_apart,
-        row[7],
+        due_since or row[7],
         pinned_to,
         pinned_seconds,
         expires_in,

@@ -19,28 +19,32 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email import quoprimime
 from email.charset import QP, Charset
 from email.message import Message
-from email.mime.base import MIMEBase
 from email.mime.multipart import MIMEMultipart
 from email.mime.text import MIMEText
 from email.policy import compat32
 from email.utils import encode_rfc2231, format_datetime
 from typing import Final
+from unicodedata import normalize
 
 from dispatcher.domain.address import Address
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.transport.body import Base64Content, Body
 from dispatcher.transport.mime_headers import (
+    FOLD,
+    LINE_CHARACTERS,
     UnrenderableEmail,
     address_field,
     addresses,
     ascii_domain,
     ascii_spec,
-    checked_header_name,
     checked_text,
     checked_type,
+    encoded_words,
+    header_field,
     quoted,
     text_field,
 )
@@ -52,12 +56,25 @@ MAX_LINE_OCTETS: Final = 998
 
 _POLICY: Final = compat32.clone(linesep="\r\n")
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\t\r\n")) + b"\x7f"
-_FILENAME_CHARACTERS: Final = 60
-"""The longest file name that is written on one line. With the parameter's name, the line stays below 78 characters."""
 _FILENAME_SECTION: Final = re.compile(r"(?:%..|[^%]){1,20}")
 """Matches a section of up to 20 characters. An escape such as `%C3` counts as one character, so it is never split."""
-_QUOTED_PRINTABLE: Final = Charset("utf-8")
-_QUOTED_PRINTABLE.body_encoding = QP
+_CHANGED_BY_SERVERS: Final = re.compile(r"^(?:\.|F(?=rom ))", re.MULTILINE)
+
+
+class _QuotedPrintable(Charset):
+    """UTF-8 as quoted-printable. No line begins with a dot or `From `, which some servers and mailboxes change."""
+
+    def __init__(self) -> None:
+        super().__init__("utf-8")
+        self.body_encoding = QP
+
+    def body_encode(self, octets: bytes) -> str:  # type: ignore[override]  # a MIMEText passes only bytes
+        # A longer line could exceed 76 characters (RFC 2045, section 6.7) when its first character is encoded.
+        lines = quoprimime.body_encode(octets.decode("latin-1"), maxlinelen=74)
+        return _CHANGED_BY_SERVERS.sub(lambda first: f"={ord(first[0]):02X}", lines)
+
+
+_QUOTED_PRINTABLE: Final = _QuotedPrintable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +144,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     mailboxes = {"From": sender, "To": to, "Cc": cc, "Reply-To": reply_to}
     headers = "".join((*_address_fields(mailboxes), *_other_fields(email, sender[0].domain)))
     return RenderedEmail(
-        body=_with_attachments(headers.encode() + _body(email).as_bytes(policy=_POLICY), email),
+        body=_with_attachments(headers.encode(), _body(email).as_bytes(policy=_POLICY), email),
         sender=ascii_spec(sender[0]),
         recipients=recipients,
         needs_smtputf8=not all(address.local.isascii() for address in (*sender, *to, *cc, *bcc, *reply_to)),
@@ -144,8 +161,8 @@ def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
 
 
 def _identity(address: Address) -> tuple[str, str]:
-    """Upper and lower case of a domain are equal (RFC 5321, section 2.4)."""
-    return address.local, ascii_domain(address.domain).lower()
+    """Upper and lower case of a domain are equal (RFC 5321, section 2.4), and so are composed and decomposed characters."""
+    return normalize("NFC", address.local), ascii_domain(address.domain).lower()
 
 
 def _positions(addresses: Iterable[Address]) -> tuple[tuple[int, ...], ...]:
@@ -169,7 +186,7 @@ def _other_fields(email: OutgoingEmail, domain: str) -> Iterator[str]:
     yield f"Date: {format_datetime(_utc(email.created_at))}\r\n"
     yield f"Message-ID: <{email.email_id}@{ascii_domain(domain)}>\r\n"
     for name, value in email.headers.items():
-        yield text_field(checked_header_name(name), value)
+        yield header_field(name, value)
 
 
 def _utc(instant: datetime) -> datetime:
@@ -177,42 +194,37 @@ def _utc(instant: datetime) -> datetime:
 
 
 def _body(email: OutgoingEmail) -> Message:
-    """The email's content as one MIME part, which may contain further parts."""
+    """The email's texts as one MIME part, which may contain further parts."""
     body: Message
     if email.html is None:
         body = _text_part("plain", "text", email.text or "")
     else:
         body = _text_part("html", "html", email.html)
         if email.text is not None:
-            body = _multipart("alternative", email, [_text_part("plain", "text", email.text), body])
-    if not email.attachments:
-        return body
-    return _multipart("mixed", email, [body, *map(_attachment_part, email.attachments)])
+            texts = [_text_part("plain", "text", email.text), body]
+            body = MIMEMultipart("alternative", _boundary("alternative", email), texts)
+    return body
 
 
-def _with_attachments(octets: bytes, email: OutgoingEmail) -> Body:
-    """Inserts the attachments' contents into a rendered message whose attachment parts are still empty."""
+def _with_attachments(headers: bytes, body: bytes, email: OutgoingEmail) -> Body:
+    """The message: the headers and the body, or multipart/mixed with the body and the attachments."""
     if not email.attachments:
-        return Body((octets,))
-    mark = f"\r\n--{_boundary('mixed', email)}".encode()
-    # The message has one boundary before the text, one before each attachment, and one at the end.
+        return Body((headers + body,))
+    boundary = _boundary("mixed", email)
+    mixed = f'Content-Type: multipart/mixed;\r\n boundary="{boundary}"\r\nMIME-Version: 1.0\r\n\r\n--{boundary}\r\n'
+    before = headers + mixed.encode() + body
     parts: list[bytes | Base64Content] = []
-    before, text, *files, end = octets.split(mark)
-    before += mark + text
-    for part, file in zip(files, email.attachments, strict=True):
-        parts += (before + mark + part, Base64Content(file.content, has_lines=True))
+    for file in email.attachments:
+        head = f"\r\n--{boundary}\r\n{_attachment_head(file)}\r\n"
+        parts += (before + head.encode(), Base64Content(file.content, has_lines=True))
         before = b""
-    return Body((*parts, mark + end))
+    return Body((*parts, f"\r\n--{boundary}--\r\n".encode()))
 
 
 def _boundary(kind: str, email: OutgoingEmail) -> str:
     # The boundary is not random, so that every attempt sends the same bytes. No part contains `--=_`: `_charset_for`
     # prevents it in texts, and Base64 has no such characters.
     return f"=_{kind}_{email.email_id.hex}"
-
-
-def _multipart(kind: str, email: OutgoingEmail, parts: list[Message]) -> Message:
-    return MIMEMultipart(kind, _boundary(kind, email), parts)
 
 
 def _text_part(subtype: str, name: str, text: str) -> Message:
@@ -252,30 +264,32 @@ def _has_long_line(octets: bytes) -> bool:
     return max(map(len, octets.split(b"\r\n"))) > MAX_LINE_OCTETS
 
 
-def _attachment_part(file: OutgoingAttachment) -> Message:
+def _attachment_head(file: OutgoingAttachment) -> str:
+    """The headers of an attachment's part."""
     content_type = checked_type(file.content_type)
     # Base64 protects the bytes from changes by servers. But RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for
-    # multipart/* and message/*, so send such an attachment as application/octet-stream. The prefixes below have no
-    # slash, because the library's generator would take a type such as `message-delivery/status`, which does not exist,
-    # for `message/delivery-status`.
-    if content_type.lower().startswith(("message", "multipart")):
+    # multipart/* and message/*, so send such an attachment as application/octet-stream.
+    if content_type.lower().startswith(("message/", "multipart/")):
         content_type = "application/octet-stream"
-    part = MIMEBase(*content_type.split("/"))
-    part["Content-Transfer-Encoding"] = "base64"
-    part["Content-Disposition"] = "attachment; " + _filename(checked_text("an attachment's filename", file.filename))
-    return part
+    name, filename = _filename(checked_text("an attachment's filename", file.filename))
+    return (
+        f"Content-Type: {content_type}{name}\r\n"
+        "Content-Transfer-Encoding: base64\r\n"
+        f"Content-Disposition: attachment{filename}\r\n"
+    )
 
 
-def _filename(name: str) -> str:
-    """The parameter `filename` of an attachment's header.
+def _filename(name: str) -> tuple[str, str]:
+    """The parameters `name`, which only old mail programs read, and `filename`, each with a semicolon before it.
 
-    A name that is long or not ASCII is encoded as in RFC 2231. If the result is long, it is split into sections, which
-    `Message.add_header` does not do.
+    An ASCII name is one quoted string, because some mail programs read no sections, and needs no `name`. Any other name
+    is in `filename` as in RFC 2231, in sections if it is long, and in `name` as encoded words.
     """
-    if name.isascii() and len(name) <= _FILENAME_CHARACTERS and "=?" not in name:
-        return f"filename={quoted(name)}"
+    if name.isascii() and "=?" not in name:
+        return "", f";{FOLD}filename={quoted(name)}"
     encoded = encode_rfc2231(name, "utf-8", "")
-    if len(encoded) <= _FILENAME_CHARACTERS:
-        return f"filename*={encoded}"
-    sections = enumerate(_FILENAME_SECTION.findall(encoded))
-    return "; ".join(f"filename*{number}*={section}" for number, section in sections)
+    parameters = [f"filename*={encoded}"]
+    if len(parameters[0]) > LINE_CHARACTERS:
+        sections = enumerate(_FILENAME_SECTION.findall(encoded))
+        parameters = [f"filename*{number}*={section}" for number, section in sections]
+    return f';{FOLD}name="{encoded_words("Content-Type", name)}"', "".join(f";{FOLD}{each}" for each in parameters)

@@ -1,4 +1,4 @@
-"""Header fields, encoded and folded by the standard library's `Header`, and the check for unsafe values.
+"""Header fields, folded, with the encoded words of the standard library's `Header`; and the check for unsafe values.
 
 Our own code checks for header injection, because the library's checks had several gaps, and Python 3.11 before 3.11.15
 still has some. Our own code also formats mailboxes, because `email.utils.formataddr` rejects a local part in UTF-8 (RFC
@@ -19,20 +19,22 @@ import idna
 
 from dispatcher.domain.address import Address, parse_address
 from dispatcher.domain.header_names import is_reserved
+from dispatcher.domain.header_values import HEADER_KINDS, MAX_WORD_CHARACTERS, named_parts
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.text import header_fault
 from dispatcher.errors import DispatcherError
 
 LINE_CHARACTERS: Final = 76
-"""Longer lines are folded. This is the limit for a line with an encoded word (RFC 2047, section 2). RFC 5322 recommends
-at most 78 for other lines."""
-MAX_WORD_CHARACTERS: Final = 900
-"""A longer word cannot be folded below RFC 5322's limit of 998 octets, so it is written as encoded words."""
+"""Longer lines are folded between words. This is the limit for a line with an encoded word (RFC 2047, section 2). RFC
+5322 recommends at most 78 for other lines. A longer word makes a longer line."""
+_NAME_CHARACTERS: Final = 40
 _UTF_8: Final = Charset("utf-8")
 # Without this setting, the library compares two encodings for every character. A header of 998 characters then takes 2
 # ms, five times as long as with this setting.
 _UTF_8.header_encoding = BASE64
-_FOLD: Final = ",\r\n "
+FOLD: Final = "\r\n "
+_WORDS: Final = re.compile(" *[^ ]+")
+"""Matches a word with the spaces before it."""
 _ATOMS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?: [A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
 _WORD: Final = r"[A-Za-z0-9!#$%&'*+.^_`{|}~-]{1,127}"
 _CONTENT_TYPE: Final = re.compile(rf"{_WORD}/{_WORD}")
@@ -65,24 +67,37 @@ def checked_text(field: str, text: str) -> str:
 
 def text_field(name: str, text: str) -> str:
     """A header field with free text, such as Subject: encoded if necessary, folded, with its line end."""
+    if not _is_plain_text(checked_text(f"header {name}", text)):
+        return f"{name}: {encoded_words(name, text)}\r\n"
+    return f"{name}: {text}\r\n" if len(name) + 2 + len(text) <= LINE_CHARACTERS else _folded_words(name, text)
+
+
+def header_field(name: str, value: str) -> str:
+    """The field of a header that an application sets: encoded as mail software reads it, folded, with its line end.
+
+    Raises:
+        UnrenderableEmail: The email may not set the header, or the header cannot contain the value.
+    """
     if not _FIELD_NAME.fullmatch(name):
         raise UnrenderableEmail(
             Reason.INVALID_CONTENT, "headers contains an invalid name: use 1 to 76 printable ASCII characters, no colon"
         )
-    if not _is_plain_text(checked_text(f"header {name}", text)):
-        text = _folded(name, text, _UTF_8)
-    elif len(name) + 2 + len(text) > LINE_CHARACTERS:
-        text = _folded(name, text, None)
-    return f"{name}: {text}\r\n"
-
-
-def checked_header_name(name: str) -> str:
-    """Returns the name if an email may set this header; raises UnrenderableEmail if not."""
     if is_reserved(name):
         raise UnrenderableEmail(
             Reason.INVALID_CONTENT, f"headers contains {name}, which the dispatcher or mail servers set; remove it"
         )
-    return name
+    if (kind := HEADER_KINDS.get(name.lower())) is None:
+        return text_field(name, value)
+    try:
+        parts = named_parts(kind, checked_text(f"header {name}", value))
+    except ValueError as error:
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"header {name} {error}") from None
+    return _folded_words(name, ", ".join(_named(*part) if part[0] else part[1] for part in parts).replace(FOLD, " "))
+
+
+def header_value(name: str, value: str) -> str:
+    """The value of a header as `header_field` writes it, on one line, for a provider that folds the line itself."""
+    return header_field(name, value)[len(name) + 2 : -2].replace(FOLD, " ")
 
 
 def checked_type(content_type: str) -> str:
@@ -112,19 +127,21 @@ def addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]
 
 def address_field(name: str, addresses: Iterable[Address]) -> str:
     """A header field such as To, with one mailbox per line. A local part that is not ASCII is written as UTF-8."""
-    return f"{name}: {_FOLD.join(map(mailbox, addresses))}\r\n"
+    return f"{name}: {f',{FOLD}'.join(map(mailbox, addresses))}\r\n"
 
 
 def mailbox(address: Address) -> str:
     """`Name <local@domain>` for a header: the name quoted or encoded if necessary, the domain in ASCII."""
     spec = ascii_spec(address)
     name = checked_text("a name in an address", address.display_name)
-    if not name:
-        return spec
+    return _named(name, f"<{spec}>") if name else spec
+
+
+def _named(name: str, text: str) -> str:
     if name.isascii() and len(name) <= LINE_CHARACTERS and "=?" not in name:
-        return f"{name if _ATOMS.fullmatch(name) else quoted(name)} <{spec}>"
+        return f"{name if _ATOMS.fullmatch(name) else quoted(name)} {text}"
     # Fold the name as if it followed `Reply-To`, the longest field name, because any field may contain this mailbox.
-    return f"{_folded('Reply-To', name, _UTF_8)}\r\n <{spec}>"
+    return f"{encoded_words('Reply-To', name)}{FOLD}{text}"
 
 
 def ascii_spec(address: Address) -> str:
@@ -158,9 +175,24 @@ def quoted(text: str) -> str:
 
 def _is_plain_text(text: str) -> bool:
     """Whether a header can contain the text unencoded: folding keeps the text, and the text does not look encoded."""
-    fits = len(text) <= MAX_WORD_CHARACTERS or max(map(len, text.split(" "))) <= MAX_WORD_CHARACTERS
+    fits = len(text) <= MAX_WORD_CHARACTERS or max(map(len, _WORDS.findall(text))) <= MAX_WORD_CHARACTERS
     return fits and text.isascii() and text == text.strip(" ") and "=?" not in text
 
 
-def _folded(name: str, text: str, charset: Charset | None) -> str:
-    return Header(text, charset, LINE_CHARACTERS, name).encode(linesep="\r\n")
+def encoded_words(name: str, text: str) -> str:
+    """The text as encoded words (RFC 2047), folded as the value of the field with this name."""
+    # Only a part of a long name counts, so that the first encoded word follows the name on its line.
+    return Header(text, _UTF_8, LINE_CHARACTERS, name[:_NAME_CHARACTERS]).encode(linesep="\r\n")
+
+
+def _folded_words(name: str, text: str) -> str:
+    """The field, folded between words. The first word follows the name: some software ignores a first line without a
+    value."""
+    first, *words = _WORDS.findall(text) or [""]
+    lines = [f"{name}: {first}"]
+    for word in words:
+        if len(lines[-1]) + len(word) > LINE_CHARACTERS:
+            lines.append(word)
+        else:
+            lines[-1] += word
+    return "\r\n".join(lines) + "\r\n"

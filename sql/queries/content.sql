@@ -2,10 +2,14 @@
 -- attachments, or could not be read in a batch.
 
 -- name: find_content
--- The content of an email without its attachments. No row: the content was deleted.
+-- The content of an email without its attachments; first the time in the Date header (see lease.sql). No row: the
+-- content was deleted.
 select
-    coalesce(due_since, created_at), sender, recipients, subject, text_body, html_body, template_id, template_data,
-    headers, tags, channel
+    case
+        when leased_at > coalesce(due_since, created_at) + interval '2 hours' then leased_at
+        else coalesce(due_since, created_at)
+    end,
+    sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, channel
 from dispatcher.email_content
 join dispatcher.email_log using (email_id)
 where email_id = %(email_id)s;

@@ -17,7 +17,11 @@
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
--- The last five columns are, in order:
+-- The Date header is the time from which the email could be sent (due_since). If the lease begins more than two hours
+-- later, for example after a pause, the Date header is the begin of the lease. But every attempt that may have been
+-- accepted since due_since, and every attempt after it, has one Date, so that the recipient's server can recognise the
+-- second copy: leased_at keeps its value while an earlier attempt may have been accepted (see decision 0060).
+-- The last six columns are, in order:
 -- 1. The provider to which the email is pinned: it may have accepted the email under an idempotency key. Null: no pin.
 -- 2. The seconds since the email was pinned. Null: no pin.
 -- 3. The seconds until the email expires. Null: the email never expires.
@@ -25,6 +29,7 @@
 -- 5. The email's own retry limits: the most attempts, for how many seconds a redelivery may begin, and how many
 --    redeliveries were made. They are one array, because few emails have limits. Null: there are none, and redelivery
 --    is off.
+-- 6. due_since, if it is not the time in the Date header. Null: it is.
 with leased as (
     update dispatcher.email_log as e
     set
@@ -33,7 +38,10 @@ with leased as (
         attempt_count = e.attempt_count + 1,
         locked_by = %(worker)s,
         locked_until = clock_timestamp() + %(lease_seconds)s * interval '1 second',
-        leased_at = clock_timestamp(),
+        leased_at = case
+            when e.was_uncertain and e.leased_at >= coalesce(e.due_since, e.created_at) then e.leased_at
+            else clock_timestamp()
+        end,
         published_at = coalesce(e.published_at, clock_timestamp()),
         publish_due_at = null
     where e.email_id = any(%(email_ids)b)
@@ -51,11 +59,12 @@ with leased as (
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
         coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at, e.tenant_id,
-        e.created_at, e.max_attempts, e.redeliver_seconds, e.redelivery_count, e.channel
+        e.leased_at, e.max_attempts, e.redeliver_seconds, e.redelivery_count, e.channel
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
-    e.traceparent, e.due_since,
+    e.traceparent,
+    case when e.leased_at > e.due_since + interval '2 hours' then e.leased_at else e.due_since end,
     c.sender, c.recipients, c.subject,
     case when c.octets_apart = 0 then c.text_body end,
     case when c.octets_apart = 0 then c.html_body end,
@@ -71,14 +80,15 @@ select
             e.max_attempts,
             extract(
                 epoch from least(
-                    coalesce(e.due_since, e.created_at)
+                    e.due_since
                     + coalesce(e.redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
                     e.expires_at
                 ) - clock_timestamp()
             ),
             e.redelivery_count
         ]::double precision[]
-    end
+    end,
+    case when e.leased_at > e.due_since + interval '2 hours' then e.due_since end
 from leased as e
 left join lateral (
     select
@@ -106,7 +116,10 @@ set
     attempt_count = e.attempt_count + 1,
     locked_by = %(worker)s,
     locked_until = clock_timestamp() + %(lease_seconds)s * interval '1 second',
-    leased_at = clock_timestamp(),
+    leased_at = case
+        when e.was_uncertain and e.leased_at >= coalesce(e.due_since, e.created_at) then e.leased_at
+        else clock_timestamp()
+    end,
     published_at = coalesce(e.published_at, clock_timestamp()),
     publish_due_at = null
 where e.email_id = %(email_id)s

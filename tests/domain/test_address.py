@@ -69,9 +69,6 @@ def test_an_address_is_split_into_name_local_part_and_domain(text: str, address:
         ("Ann < ann@example.org>", "space inside local@domain"),
         ("Ann <ann@example.org >", "space inside local@domain"),
         ("ann\u00a0x@example.org", "space inside local@domain"),
-        (".ann@example.org", "start or end of the part before the @"),
-        ("ann.@example.org", "start or end of the part before the @"),
-        ("a..nn@example.org", "start or end of the part before the @"),
         ("ann@.example.org", "start or end of its domain"),
         ("ann@example.org.", "start or end of its domain"),
         ("ann@example..org", "start or end of its domain"),
@@ -85,7 +82,12 @@ def test_an_address_is_split_into_name_local_part_and_domain(text: str, address:
         ("a,b@example.org", "email addresses do not allow"),
         ("a\\b@example.org", "email addresses do not allow"),
         ("a(x)b@example.org", "email addresses do not allow"),
-        ('"ann b"@example.org', "quotes in local@domain"),
+        ("..@example.org", "email addresses do not allow"),
+        (f"{'ü' * 122}@example.org", "254 bytes"),
+        ('"ann b"@example.org', "space inside local@domain"),
+        ('"ann"b"@example.org', "quotes in local@domain"),
+        ('"a,b"@example.org', "email addresses do not allow"),
+        ('""@example.org', "quotes in local@domain"),
         ('"Ann" ann@example.org', "quotes in local@domain"),
         ("<ann@example.org>", "empty name"),
         ('"" <ann@example.org>', "empty name"),
@@ -133,8 +135,6 @@ def test_an_address_is_split_into_name_local_part_and_domain(text: str, address:
         ("ann@a\u2100b.example", "domain names do not allow"),
         ("ann@\u0301x.example", "domain names do not allow"),
         ("ann@💩.example", "domain names do not allow"),
-        (f"{'a' * 65}@example.org", "64 bytes before"),
-        (f"{'ü' * 33}@example.org", "64 bytes before"),
         (f"ann@{'a' * 64}.example", "63 bytes"),
         (f"ann@{'日本語' * 21}.example", "63 bytes"),
         (f"ann@{'a.' * 126}example", "254 bytes"),
@@ -146,6 +146,24 @@ def test_an_address_is_split_into_name_local_part_and_domain(text: str, address:
 def test_an_invalid_address_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("ann..b@docomo.example.org", '"ann..b"@docomo.example.org'),
+        ("ann.@docomo.example.org", '"ann."@docomo.example.org'),
+        (".ann@docomo.example.org", '".ann"@docomo.example.org'),
+        ("Ann <-.ann-...@docomo.example.org>", '"-.ann-..."@docomo.example.org'),
+        ("zoë..@docomo.example.org", '"zoë.."@docomo.example.org'),
+        ('"ann..b"@docomo.example.org', '"ann..b"@docomo.example.org'),
+        ('"ann.b"@docomo.example.org', "ann.b@docomo.example.org"),
+        (f"{'a' * 74}@desk.example.org", f"{'a' * 74}@desk.example.org"),
+        (f"{'ü' * 33}@desk.example.org", f"{'ü' * 33}@desk.example.org"),
+    ],
+)
+def test_an_address_that_people_have_is_accepted_and_quoted_where_the_syntax_needs_it(text: str, spec: str) -> None:
+    assert parse_address(text).spec == spec
 
 
 def test_the_longest_address_is_accepted() -> None:
@@ -160,7 +178,7 @@ def test_two_million_characters_are_refused_at_once() -> None:
         parse_address("a." * 1_000_000 + "@" + "b." * 1_000_000)
 
 
-@pytest.mark.parametrize("scheme", ["a.{}", "{}@x", "x@{}", '"{}', "{} <x@y.example>", '"{}" <'])
+@pytest.mark.parametrize("scheme", ["a.{}", "{}@x", "{}.(@x", "x@{}", '"{}', "{} <x@y.example>", '"{}" <'])
 def test_parsing_takes_linear_time(scheme: str) -> None:
     # If a pattern backtracked over these 700 characters, the test would never finish.
     for filling in ("a", "a.", "\\\\", '\\"', "-", "<", "ü"):
@@ -177,7 +195,8 @@ def test_an_accepted_address_is_valid_in_a_header(scheme: str, filling: str) -> 
         return
     address = parse_address(text)
     assert not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]", text)
-    assert not re.search(r'[\s<>"\\,;:()\[\]]', unicodedata.normalize("NFKC", address.local + address.domain))
+    local = address.local[1:-1] if address.local.startswith('"') else address.local
+    assert not re.search(r'[\s<>"\\,;:()\[\]]', unicodedata.normalize("NFKC", local + address.domain))
     assert unicodedata.normalize("NFKC", address.spec).count("@") == 1
 
 
@@ -213,7 +232,7 @@ def test_a_reason_never_quotes_the_address(text: str) -> None:
 @given(st.one_of(NASTY, st.from_regex(r"[a-z=?.]{1,70}@[a-z0-9.-]{1,200}", fullmatch=True)))
 @settings(max_examples=250, deadline=None)
 def test_a_plain_address_needs_no_parsing(text: str) -> None:
-    expected = refusal(text) is None and text.isascii() and parse_address(text).display_name == "" and "<" not in text
+    expected = refusal(text) is None and text.isascii() and parse_address(text).spec == text and '"' not in text
 
     assert is_plain(text) == expected
     assert not is_plain(text) or parse_address(text).spec == text

@@ -11,9 +11,14 @@ from dispatcher.domain.outgoing import Attachment
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from tests.providers.emails import an_email
 
-OURS = ("capture", "sendgrid", "ses", "smtp")
+OURS = ("capture", "resend", "sendgrid", "ses", "smtp")
 TEMPLATE = {"template_id": "d-1", "text": None}
 FILE = {"attachments": (Attachment("film.mp4", "video/mp4", b"x" * 24 * 1024 * 1024),)}
+HEADERS = {**TEMPLATE, "headers": {f"X-{number}": "x" for number in range(16)}}
+FOREIGN_HEADER = {**TEMPLATE, "headers": {"X-Campaign": "Grüße"}}
+EMPTY_FILE = {"attachments": (Attachment("empty.txt", "text/plain", b""),)}
+ONLY_BCC = {"to": (), "bcc": ("ann@example.com", "bob@example.com")}
+LONG = {"to": (f"{'a' * 74}@desk.example.com",)}
 MANY = {"to": tuple(f"ann-{number}@example.com" for number in range(60))}
 LARGE = {"attachments": (Attachment("film.mp4", "video/mp4", b"x" * 32 * 1024 * 1024),)}
 
@@ -21,15 +26,31 @@ LARGE = {"attachments": (Attachment("film.mp4", "video/mp4", b"x" * 32 * 1024 * 
 @pytest.mark.parametrize(
     ("changes", "able"),
     [
-        ({}, ["capture", "sendgrid", "ses", "smtp"]),
-        (TEMPLATE, ["sendgrid", "ses"]),
+        ({}, ["capture", "resend", "sendgrid", "ses", "smtp"]),
+        (TEMPLATE, ["resend", "sendgrid", "ses"]),
         (MANY, ["capture", "sendgrid", "smtp"]),
-        (FILE, ["capture", "ses", "smtp"]),
-        ({"reply_to": ("zoë@example.com",)}, ["capture", "sendgrid", "smtp"]),
-        ({"to": ("Zoë <zoe@exämple.com>",)}, ["capture", "sendgrid", "ses", "smtp"]),
+        (FILE, ["capture", "resend", "ses", "smtp"]),
+        ({"reply_to": ("zoë@example.com",)}, ["capture", "resend", "sendgrid", "smtp"]),
+        ({"to": ("Zoë <zoe@exämple.com>",)}, ["capture", "resend", "sendgrid", "ses", "smtp"]),
         ({**TEMPLATE, **MANY}, ["sendgrid"]),
+        ({"subject": ""}, ["capture", "ses", "smtp"]),
+        ({**TEMPLATE, "subject": ""}, ["resend", "sendgrid", "ses"]),
+        (EMPTY_FILE, ["capture", "ses", "smtp"]),
+        (ONLY_BCC, ["capture", "sendgrid", "ses", "smtp"]),
+        ({"to": (), "bcc": ("ann@example.com",)}, ["capture", "resend", "sendgrid", "ses", "smtp"]),
+        (LONG, ["capture", "sendgrid", "smtp"]),
+        ({"sender": f"Shop <{'ü' * 33}@example.com>"}, ["capture", "sendgrid", "smtp"]),
+        ({"to": (f"Ann <{'a' * 64}@desk.example.com>",)}, ["capture", "resend", "sendgrid", "ses", "smtp"]),
+        (HEADERS, ["resend", "sendgrid"]),
+        (FOREIGN_HEADER, ["resend", "sendgrid"]),
+        ({**HEADERS, "template_id": None, "text": "x"}, ["capture", "resend", "sendgrid", "ses", "smtp"]),
     ],
-    ids=["plain", "template", "60 recipients", "file of 24 MiB", "smtputf8", "name and domain", "both"],
+    ids=[
+        *("plain", "template", "60 recipients", "file of 24 MiB", "smtputf8", "name and domain", "both"),
+        *("no subject", "template without subject", "empty file", "several bcc only", "one bcc only"),
+        *("74 bytes before the @", "66 bytes in 33 letters", "64 bytes before the @"),
+        *("16 headers", "header not ASCII", "16 headers, no template"),
+    ],
 )
 def test_each_provider_supports_what_it_declares(changes: dict[str, Any], able: list[str]) -> None:
     email = an_email(**changes)
@@ -77,6 +98,23 @@ def test_each_provider_supports_what_it_declares(changes: dict[str, Any], able: 
             "Add one to DISPATCHER_PROVIDERS, or use another address.",
         ),
         (
+            EMPTY_FILE,
+            ["sendgrid"],
+            "attachments",
+            "an attachment of 0 bytes needs a provider with support for it (ses, smtp); configured: sendgrid.",
+            "Add one to DISPATCHER_PROVIDERS, or remove the attachment.",
+        ),
+        (
+            LONG,
+            ["ses"],
+            "to",
+            (
+                "an address in to needs a provider with support for more than 64 bytes before the @ (sendgrid, smtp); "
+                "configured: ses."
+            ),
+            "Add one to DISPATCHER_PROVIDERS, or use another address.",
+        ),
+        (
             {**TEMPLATE, **LARGE},
             ["sendgrid"],
             "attachments",
@@ -87,7 +125,7 @@ def test_each_provider_supports_what_it_declares(changes: dict[str, Any], able: 
             "Use smaller attachments.",
         ),
     ],
-    ids=["template", "recipients", "two needs", "smtputf8", "nobody"],
+    ids=["template", "recipients", "two needs", "smtputf8", "empty file", "local part", "nobody"],
 )
 def test_an_unsupported_email_names_the_missing_feature_and_the_providers_that_have_it(
     changes: dict[str, Any], configured: list[str], field: str, message: str, remedy: str

@@ -19,6 +19,11 @@ HASHER = AddressHasher(b"k" * 32)
         "Ann <ann@example.com>",
         '"Ann, of shop" <ANN@example.com>',
         " ann@example.com ",
+        "ann@example.com.",
+        "Ann <ann@example.com.>",
+        '"ann"@example.com',
+        "ann@example.com\u3002",
+        "ann@\uff45xample.com",
     ],
 )
 def test_every_way_to_write_an_address_has_one_hash(written: str) -> None:
@@ -62,6 +67,26 @@ def test_the_hash_is_the_first_half_of_hmac_sha256(octets: int) -> None:
 def test_a_domain_hashes_as_dns_writes_it() -> None:
     assert normalised("ann@BÜCHER.example") == "ann@xn--bcher-kva.example"
     assert HASHER.hash_domain("ann@bücher.example") == HASHER.hash_domain("xn--bcher-kva.example")
+
+
+@pytest.mark.parametrize(
+    ("written", "also"),
+    [
+        ("jos\u00e9@example.com", "jose\u0301@example.com"),
+        ("JOS\u00c9@example.com", "JOSE\u0301@example.com"),
+        ("\u1ec7@example.com", "e\u0302\u0323@example.com"),
+        ("ann@b\u00fccher.example", "ann@bu\u0308cher.example"),
+        ("ann@b\u00fccher.example", "ann@XN--BCHER-KVA.example."),
+        ("ann..b@docomo.example.org", 'Ann <"ann..b"@docomo.example.org>'),
+    ],
+)
+def test_two_spellings_of_one_address_have_one_hash(written: str, also: str) -> None:
+    assert HASHER.hash(written) == HASHER.hash(also)
+    assert HASHER.hash_domain(written) == HASHER.hash_domain(also)
+
+
+def test_a_composed_address_keeps_the_hash_that_is_stored_already() -> None:
+    assert normalised("Jos\u00e9@B\u00fccher.example") == "jos\u00e9@xn--bcher-kva.example"
 
 
 def test_an_invalid_domain_does_not_raise() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -332,6 +332,74 @@ async def test_a_scheduled_email_counts_from_its_schedule(store: LeaseStore, boo
     content = await store.read_content(email_id)
     assert content is not None
     assert content.created_at == send_at
+
+
+async def date_of(store: LeaseStore, books: Books, email_id: UUID) -> datetime:
+    """Leases the email, asserts that both statements give one Date, and releases the email."""
+    (lease,) = await store.lease(books.keys([email_id]), 60)
+    content = await store.read_content(email_id)
+    assert lease.email is not None
+    assert content is not None
+    assert content.created_at == lease.email.created_at
+    books.change(email_id, status="pending", locked_by=None, locked_until=EXPIRED)
+    return lease.email.created_at
+
+
+@pytest.mark.parametrize("age", [timedelta(hours=1), timedelta(days=8)], ids=["an hour", "eight days"])
+async def test_the_date_is_that_of_the_sending_if_the_email_could_be_sent_hours_before(
+    store: LeaseStore, books: Books, age: timedelta
+) -> None:
+    email_id = books.enqueue_one()
+    due_since = datetime.now(UTC) - age
+    books.change(email_id, due_since=due_since)
+    began_at = datetime.now(UTC) - timedelta(seconds=1)
+
+    (lease,) = await store.lease(books.keys([email_id]), 60)
+
+    assert lease.email is not None
+    assert lease.due_since == due_since, "the measured delay includes the pause"
+    if age > timedelta(hours=2):
+        assert lease.email.created_at >= began_at
+    else:
+        assert lease.email.created_at == due_since
+
+
+@pytest.mark.parametrize("age", [timedelta(hours=1), timedelta(days=8)], ids=["an hour", "eight days"])
+async def test_after_an_uncertain_attempt_the_date_is_the_same_days_later(
+    store: LeaseStore, books: Books, age: timedelta
+) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, due_since=datetime.now(UTC) - age)
+    first = await date_of(store, books, email_id)
+    books.change(email_id, was_uncertain=True)
+    # Three days pass: the row is three days older.
+    row, days = books.row(email_id), timedelta(days=3)
+    books.change(email_id, due_since=row["due_since"] - days, leased_at=row["leased_at"] - days)
+
+    assert [await date_of(store, books, email_id) for _ in range(3)] == [first - days] * 3
+
+
+async def test_after_an_attempt_that_surely_failed_the_date_is_that_of_the_next_sending(
+    store: LeaseStore, books: Books
+) -> None:
+    email_id = books.enqueue_one()
+    first = await date_of(store, books, email_id)
+    books.change(email_id, due_since=first - timedelta(hours=5), leased_at=first - timedelta(hours=5))
+
+    second = await date_of(store, books, email_id)
+
+    assert first < second
+
+
+async def test_a_replay_has_its_own_date_even_if_an_earlier_attempt_was_uncertain(
+    store: LeaseStore, books: Books
+) -> None:
+    email_id = books.enqueue_one()
+    now = datetime.now(UTC)
+    books.change(email_id, was_uncertain=True, leased_at=now - timedelta(days=3), due_since=now)
+
+    assert await date_of(store, books, email_id) == now
+    assert books.row(email_id)["leased_at"] >= now
 
 
 async def test_a_lease_has_the_limits_of_its_row_or_else_of_the_host(pool: Pool, books: Books) -> None:

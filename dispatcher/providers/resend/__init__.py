@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from dispatcher.config import ProviderSettings, Settings, setting, values
-from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.address import MAX_LOCAL_OCTETS
+from dispatcher.domain.capabilities import Capabilities, Requirement
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt
@@ -60,6 +61,8 @@ class ResendProvider:
         templates=True,
         max_recipients=MAX_RECIPIENTS,
         max_octets=MAX_OCTETS,
+        max_local_octets=MAX_LOCAL_OCTETS,
+        refuses=(Requirement.EMPTY_SUBJECT, Requirement.EMPTY_FILES, Requirement.ONLY_BCC),
         idempotency_key_seconds=KEY_SECONDS,
     )
     settings = ResendSettings

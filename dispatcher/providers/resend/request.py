@@ -29,11 +29,10 @@ from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     addresses,
     ascii_spec,
-    checked_header_name,
     checked_text,
     checked_type,
+    header_value,
     quoted,
-    text_field,
 )
 
 MAX_RECIPIENTS: Final = 50
@@ -44,7 +43,6 @@ MAX_TAG_CHARACTERS: Final = 256
 
 _SPECIAL_IN_NAMES: Final = re.compile(r'[()<>\[\]:;@\\,."]')
 _NOT_IN_TAGS: Final = re.compile(r"[^A-Za-z0-9_-]")
-_FOLD: Final = "\r\n "
 
 Document = dict[str, Any]
 
@@ -76,7 +74,7 @@ def document_of(email: OutgoingEmail) -> Document:
     if email.reply_to:
         document["reply_to"] = _mailboxes("reply_to", email.reply_to, Reason.INVALID_CONTENT)
     if email.headers:
-        document["headers"] = {name: _header_value(name, value) for name, value in email.headers.items()}
+        document["headers"] = {name: header_value(name, value) for name, value in email.headers.items()}
     _add_content(document, email)
     return document
 
@@ -124,10 +122,6 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text and html are empty")
     else:
         document |= {field: body for field, body in (("text", email.text), ("html", email.html)) if body}
-
-
-def _header_value(name: str, value: str) -> str:
-    return text_field(checked_header_name(name), value)[len(name) + 2 : -2].replace(_FOLD, " ")
 
 
 def _tags(tags: Iterable[str]) -> list[Document]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from dispatcher.config import ProviderSettings, Settings, setting, values
-from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.capabilities import Capabilities, Requirement
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
@@ -62,7 +62,12 @@ class SendGridProvider:
     name = NAME
     # https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations. SendGrid's limit of 1,000 recipients is
     # also the limit of every Email, so this adapter does not check the number of recipients.
-    capabilities = Capabilities(copies=2, templates=True, max_octets=30 * 1024 * 1024)
+    capabilities = Capabilities(
+        copies=2,
+        templates=True,
+        max_octets=30 * 1024 * 1024,
+        refuses=(Requirement.EMPTY_SUBJECT, Requirement.EMPTY_FILES),
+    )
     settings = SendGridSettings
     limits = LIMITS
 

@@ -30,6 +30,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
+from unicodedata import normalize
 from uuid import UUID
 
 import orjson
@@ -44,11 +45,10 @@ from dispatcher.transport.mime_headers import (
     addresses,
     ascii_domain,
     ascii_spec,
-    checked_header_name,
     checked_text,
     checked_type,
+    header_value,
     quoted,
-    text_field,
 )
 
 LIMITS: Final = BulkLimits(emails=1000, recipients=1000, octets=4 * 1024 * 1024)
@@ -58,7 +58,6 @@ MAX_CATEGORIES: Final = 10
 MAX_CATEGORY_CHARACTERS: Final = 255
 
 _MISREAD_IN_NAMES: Final = re.compile(r'[()<>\[\]:;@\\,"]')
-_FOLD: Final = "\r\n "
 _API_KEY_BEGIN: Final = "SG."
 _API_KEY: Final = re.compile(r"SG\.[0-9a-zA-Z]+\.[0-9a-zA-Z]+")
 
@@ -155,7 +154,12 @@ def _recipients(field: str, texts: Sequence[str], seen: set[str]) -> list[Docume
     if all(map(is_plain, texts)):  # the usual case
         return [{"email": text} for text in texts if _is_new(text.lower(), seen)]
     addresses = _addresses(field, texts, Reason.REJECTED_RECIPIENT)
-    return [_mailbox(one, is_recipient=True) for one in addresses if _is_new(ascii_spec(one).lower(), seen)]
+    return [_mailbox(one, is_recipient=True) for one in addresses if _is_new(_spelling(one), seen)]
+
+
+def _spelling(address: Address) -> str:
+    """The form of an address that all its spellings share: in lower case, composed."""
+    return normalize("NFC", ascii_spec(address).lower())
 
 
 def _is_new(spec: str, seen: set[str]) -> bool:
@@ -178,7 +182,7 @@ def _mailbox(address: Address, *, is_recipient: bool = False) -> Document:
 def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
     seen: set[str] = set()
     addresses = _addresses("reply_to", texts, Reason.INVALID_CONTENT)
-    mailboxes = [_mailbox(one) for one in addresses if _is_new(ascii_spec(one).lower(), seen)]
+    mailboxes = [_mailbox(one) for one in addresses if _is_new(_spelling(one), seen)]
     # SendGrid accepts either `reply_to` or `reply_to_list`, not both.
     if len(mailboxes) == 1:
         document["reply_to"] = mailboxes[0]
@@ -216,12 +220,8 @@ def headers_of(email: OutgoingEmail) -> dict[str, str]:
     """The email's headers, including Message-ID; raises UnrenderableEmail as `body_of` does."""
     headers = {"Message-ID": f"<{email.email_id}@{_origin(email.sender)[1]}>"}
     if email.headers:
-        headers |= {name: _header_value(name, value) for name, value in email.headers.items()}
+        headers |= {name: header_value(name, value) for name, value in email.headers.items()}
     return headers
-
-
-def _header_value(name: str, value: str) -> str:
-    return text_field(checked_header_name(name), value)[len(name) + 2 : -2].replace(_FOLD, " ").lstrip()
 
 
 def _categories(tags: Iterable[str]) -> list[str]:

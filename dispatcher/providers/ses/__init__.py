@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dispatcher.config import ProviderSettings, Settings, setting, values
-from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.address import MAX_LOCAL_OCTETS
+from dispatcher.domain.capabilities import Capabilities, Requirement
 from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
@@ -111,7 +112,13 @@ class SesProvider:
 
     name = NAME
     capabilities = Capabilities(
-        copies=2, templates=True, smtputf8=False, max_recipients=MAX_RECIPIENTS, max_octets=MAX_OCTETS
+        copies=2,
+        templates=True,
+        smtputf8=False,
+        max_recipients=MAX_RECIPIENTS,
+        max_octets=MAX_OCTETS,
+        max_local_octets=MAX_LOCAL_OCTETS,
+        refuses=(Requirement.TEMPLATE_HEADERS,),
     )
     settings = SesSettings
     limits = LIMITS

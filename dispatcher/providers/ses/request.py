@@ -41,11 +41,10 @@ from dispatcher.transport.mime import RenderedEmail, render
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     ascii_spec,
-    checked_header_name,
     checked_text,
     checked_type,
+    header_field,
     mailbox,
-    text_field,
 )
 
 MAX_RECIPIENTS: Final = 50
@@ -263,7 +262,7 @@ def _template_headers(email: OutgoingEmail) -> list[dict[str, str]]:
             Reason.INVALID_CONTENT, f"SES accepts at most {MAX_HEADERS} headers in an email with a template"
         )
     for name, value in email.headers.items():
-        text_field(checked_header_name(name), value)
+        header_field(name, value)
         if not _PRINTABLE.fullmatch(value) or len(name) + len(value) > MAX_HEADER_CHARACTERS:
             raise UnrenderableEmail(
                 Reason.INVALID_CONTENT,
