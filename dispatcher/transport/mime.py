@@ -161,7 +161,7 @@ def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
 
 
 def _identity(address: Address) -> tuple[str, str]:
-    """Equal for upper and lower case of a domain (RFC 5321, section 2.4), and for composed and decomposed characters."""
+    """Equal for upper and lower case of a domain (RFC 5321, 2.4), and for composed and decomposed characters."""
     return normalize("NFC", address.local), ascii_domain(address.domain).lower()
 
 
