@@ -11,7 +11,8 @@ from uuid import UUID
 
 from dispatcher.domain.bounce_address import BounceAddress
 from dispatcher.domain.provider_event import ProviderEvent
-from dispatcher.events.bounce_parser import PROVIDER, events_of
+from dispatcher.events.bounce_parser import events_of
+from dispatcher.events.contract import BOUNCE_PROVIDER
 from dispatcher.events.intake import EmailsLocked, EventIntake
 from dispatcher.events.maildir import Maildir, NewMessage
 from dispatcher.store.connections import Pool
@@ -88,8 +89,8 @@ class BounceMailbox:
         forged = [each.name for each in messages if each.octets is not None and not ids[each.name]]
         await asyncio.to_thread(_each, self._maildir.put_away, [each.name for each in stored])
         await asyncio.to_thread(_each, self._maildir.set_aside, [*forged, *unreadable])
-        metrics.EVENTS.add(len(forged), PROVIDER, "unknown", "forged", "unknown")
-        metrics.EVENTS.add(len(unreadable), PROVIDER, "unknown", "malformed", "unknown")
+        metrics.EVENTS.add(len(forged), BOUNCE_PROVIDER, "unknown", "forged", "unknown")
+        metrics.EVENTS.add(len(unreadable), BOUNCE_PROVIDER, "unknown", "malformed", "unknown")
         waiting = len(messages) - len(stored) - len(forged) - len(unreadable)
         get_log().info(
             "bounces.read", stored=len(stored), waiting=waiting, forged=len(forged), unreadable=len(unreadable)

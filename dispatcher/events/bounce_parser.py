@@ -43,9 +43,9 @@ from dispatcher.events.bounce_text import (
     kind_of_notice,
     with_newlines,
 )
+from dispatcher.events.contract import BOUNCE_PROVIDER
 from dispatcher.store.address_hashes import normalised
 
-PROVIDER: Final = "smtp"
 MAX_RECIPIENTS: Final = 100
 """The most recipients about whom one message is read. Servers must accept so many (RFC 5321, section 4.5.3.1.8)."""
 MAX_UNKNOWN_RECIPIENTS: Final = 50
@@ -182,7 +182,7 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
             bounce = Bounce.SOFT
     return ProviderEvent(
         email_id=email_id,
-        provider=PROVIDER,
+        provider=BOUNCE_PROVIDER,
         kind=finding.kind,
         happened_at=happened_at,
         recipient=finding.recipient,

@@ -11,10 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.errors import ServerUnavailable
+
+BOUNCE_PROVIDER: Final = "smtp"
+"""The provider of the events in the bounce mailbox."""
 
 
 class Refusal(StrEnum):

@@ -12,7 +12,7 @@ from uuid import UUID
 from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
-from dispatcher.events.bounce_parser import PROVIDER as BOUNCE_PROVIDER
+from dispatcher.events.contract import BOUNCE_PROVIDER
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
 from dispatcher.store.events import EventRow, SettledEmail, StoredEvents, settle_proven, store_events

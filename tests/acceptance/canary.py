@@ -39,6 +39,8 @@ ECHO: Final = (
     f"Authorization: Bearer {API_KEY}; key {API_KEY}"
 )
 """An answer of a provider that repeats the email's private values."""
+LOGIN_ECHO: Final = f"{PASSWORD}: <{RECIPIENT}>; Authorization: Bearer {API_KEY}; key {API_KEY}"
+"""An answer to a login. On this connection, the server has seen no part of an email yet."""
 
 _CONTENT_TABLES: Final = ("email_content", "email_attachment")
 

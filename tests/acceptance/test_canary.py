@@ -154,7 +154,7 @@ def _send_in_every_way(place: Setup, run: Program) -> None:
     run.await_events("provider.paused", provider="sendgrid", state="open")
     place.sink.become("--reply", f"end=451 4.2.0 {canary.ECHO}", "--login", f"postmaster:{canary.PASSWORD}")
     host.await_finished(host.enqueue([canary.email("exhausted")]))
-    place.sink.become("--login", "postmaster:another", "--reply", f"auth=535 5.7.8 {canary.PASSWORD}: {canary.ECHO}")
+    place.sink.become("--login", "postmaster:another", "--reply", f"auth=535 5.7.8 {canary.LOGIN_ECHO}")
     host.enqueue([canary.email("waiting")])
     run.await_events("provider.paused", provider="smtp", state="open")
     # From here on, no email reaches a provider.

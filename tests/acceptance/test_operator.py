@@ -58,7 +58,7 @@ class Day:
     def go_wrong(self, run: Program) -> None:
         """Cause each kind of failure in turn."""
         blocked, unknown, full, silent = self.sizes
-        self._fail("refused", "--reply", "end=554 5.7.1 blocked by policy", count=blocked)
+        self._fail("invalid_content", "--reply", "end=554 5.6.0 blocked for its content", count=blocked)
         self._fail("rejected_recipient", "--reply", "rcpt=550 5.1.1 User unknown", count=unknown)
         self._fail("recipient_deferred", "--reply", "rcpt=452 4.2.2 mailbox full", count=full)
         self._fail("outcome_unknown", "--reply", "answer=close", count=silent)
@@ -112,19 +112,19 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
 
     # Find out what happened. Reading changes nothing.
     groups = day("dlq", "list", "--by", "error_type", "--json").json["groups"]
-    page = day("dlq", "list", "--text", "BLOCKED by policy", "--limit", "5", "--json").json
+    page = day("dlq", "list", "--text", "BLOCKED for its content", "--limit", "5", "--json").json
     history = day("dlq", "show", page["emails"][0]["email_id"], "--json").json
     poison = day("dlq", "list", "--poison", "--json").json["poison"]
-    dry = day("dlq", "replay", "--error-type", "refused", "--dry-run", "--json").json
+    dry = day("dlq", "replay", "--error-type", "invalid_content", "--dry-run", "--json").json
     assert {group["value"]: group["emails"] for group in groups} == {k: len(ids) for k, ids in day.failed.items()}
     assert (page["total"], dry["emails"]) == (blocked, {"replayed": blocked})
-    assert (history["attempts"][0]["provider_code"], len(history["dlq"])) == ("554 5.7.1", 1)
+    assert (history["attempts"][0]["provider_code"], len(history["dlq"])) == ("554 5.6.0", 1)
     assert [each["x_death"][0]["reason"] for each in poison] == ["rejected", "rejected"]
     day.await_depth(total)
 
     # Replay one kind at a limited rate, and stop the replay before its end.
     day.sink.become()
-    with day.replaying("--error-type", "refused", "--rate", str(rate)) as process:
+    with day.replaying("--error-type", "invalid_content", "--rate", str(rate)) as process:
         eventually(lambda: day.replayed() >= rate // 2, "the first half second of a replay")
         stopped = day("dlq", "stop", "1", "--reason", "the provider asked for it")
         words, _ = process.communicate(timeout=60)
@@ -138,18 +138,18 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     # Resume the replay, while a second operator replays the same emails.
     with ExitStack() as stack:
         resumed = stack.enter_context(day.commands.started("dlq", "replay", "--resume", "1", "--rate", "400", "--json"))
-        second = stack.enter_context(day.replaying("--error-type", "refused", "--rate", "400"))
+        second = stack.enter_context(day.replaying("--error-type", "invalid_content", "--rate", "400"))
         ends = [orjson.loads(process.communicate(timeout=300)[0] or b"{}") for process in (resumed, second)]
     assert ends[0]["state"] == "done"
     assert ends[0]["replayed"] + ends[1].get("replayed", 0) == blocked
-    eventually(lambda: host.recipient.delivered().keys() >= day.failed["refused"], "every email of that kind")
-    assert all(host.recipient.delivered()[email_id] == 1 for email_id in day.failed["refused"])
+    eventually(lambda: host.recipient.delivered().keys() >= day.failed["invalid_content"], "every email of that kind")
+    assert all(host.recipient.delivered()[email_id] == 1 for email_id in day.failed["invalid_content"])
     total -= blocked
     day.await_depth(total)
 
     # Repair one poison message, so that it points to an email, and discard the other one.
     (host.folder / "repaired.json").write_bytes(
-        orjson.dumps({"v": 1, "email_id": min(day.failed["refused"]), "message_key": "refused-0"})
+        orjson.dumps({"v": 1, "email_id": min(day.failed["invalid_content"]), "message_key": "invalid_content-0"})
     )
     assert day("dlq", "replay", poison[1]["poison_id"], "--body", "repaired.json", *WHY).code == 0
     assert day("dlq", "discard", poison[0]["poison_id"], *WHY, "--yes").code == 0
