@@ -23,7 +23,11 @@ DOMAINS = 10
 BACKLOG = 1_000
 FAULTS = {
     "greeting, blocked host": ({Step.CONNECT: "554 5.7.1 Your IP is blocked"}, "Your IP is blocked", 0),
-    "login, no credits": ({Step.AUTH: "535 5.7.8 Authentication failed: Maximum credits exceeded"}, "refused the", 0),
+    "login, no credits": (
+        {Step.AUTH: "535 5.7.8 Authentication failed: Maximum credits exceeded"},
+        "refuses the login",
+        0,
+    ),
     "MAIL, daily quota": ({Step.MAIL: "550 5.4.5 Daily user sending limit exceeded"}, "Daily user sending", 3000),
     "MAIL, no login": ({Step.MAIL: "550 Unauthenticated senders not allowed"}, "Unauthenticated", 0),
     "MAIL, sender": ({Step.MAIL: "553 5.7.1 Sender address rejected: not owned by user"}, "not owned by", 0),
