@@ -121,7 +121,7 @@ def decide(
         key_seconds: For how many more seconds the provider remembers the idempotency key of a pinned email. None if the
             email is not pinned, because the outcome of every attempt with this key is known.
         limits: The email's own limits; None if the email has no limits of its own and redelivery is off.
-        failovers: How many attempts before this one ended in a failover, since the email last waited.
+        failovers: How many attempts before this one, in the same round of providers, ended in a failover.
     """
     if limits is not None:
         policy = policy.limited(limits)

@@ -161,7 +161,7 @@ class InFlightEmail:
         started_at: When the attempt began, in Unix seconds.
         refused_by: Providers that have just refused the email, for a reason that concerns the provider and not the
             email. The next attempt prefers other providers.
-        failovers: How many attempts have ended in a failover since the email last waited.
+        failovers: How many attempts have ended in a failover, in the current round of providers.
         suppressed: Why each suppressed recipient is left out, by position from 1 over To, Cc and Bcc. None if no
             recipient is suppressed.
         unable: Providers that must not be tried: the adapters found that these providers cannot send this email, or the
