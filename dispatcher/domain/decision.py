@@ -109,6 +109,7 @@ def decide(
     *,
     key_seconds: float | None = None,
     limits: RetryLimits | None = None,
+    failovers: int = 0,
 ) -> Decision:
     """Decides what to do after an attempt.
 
@@ -120,6 +121,7 @@ def decide(
         key_seconds: For how many more seconds the provider remembers the idempotency key of a pinned email. None if the
             email is not pinned, because the outcome of every attempt with this key is known.
         limits: The email's own limits; None if the email has no limits of its own and redelivery is off.
+        failovers: How many attempts before this one, in the same round of providers, ended in a failover.
     """
     if limits is not None:
         policy = policy.limited(limits)
@@ -129,7 +131,7 @@ def decide(
         case Accepted(provider_message_id, detail):
             return MarkSent(provider_message_id, detail)
         case Deferred():
-            return _decide_deferred(outcome, attempt_number, policy, random, limits)
+            return _decide_deferred(outcome, attempt_number, policy, random, limits, failovers)
         case Rejected(reason, detail, code):
             return MarkFailed(reason, detail, code)
         case Uncertain(detail, code):
@@ -145,6 +147,7 @@ def _decide_deferred(
     policy: RetryPolicy,
     random: Callable[[], float],
     limits: RetryLimits | None,
+    failovers: int,
 ) -> Decision:
     reason = outcome.reason
     if (partial := outcome.partial) is not None:
@@ -152,8 +155,9 @@ def _decide_deferred(
         if partial.has_progress and outcome.retry_after == 0.0:
             return RetryIn(0.0)
         if partial.has_progress:
-            attempt_number = 1
-    seconds = policy.wait_before(attempt_number + 1, _asked_seconds(outcome, policy), random)
+            attempt_number, failovers = 1, 0
+    asked = _asked_seconds(outcome, policy)
+    seconds = policy.wait_before(attempt_number + 1, asked, random, failovers=failovers)
     wait = limits and limits.redelivery_wait(outcome.retry_after, random)
     # The recipient's server counts quick repetitions as abuse. So there is one attempt per redelivery.
     is_redelivered = wait is not None or (limits is not None and limits.redeliveries > 0)

@@ -64,22 +64,33 @@ class RetryPolicy:
     base_seconds: float
     cap_seconds: float
 
-    def wait_before(self, next_attempt: int, retry_after: float | None, random: Callable[[], float]) -> float | None:
+    def wait_before(
+        self, next_attempt: int, retry_after: float | None, random: Callable[[], float], *, failovers: int = 0
+    ) -> float | None:
         """Seconds to wait before the next attempt; None if no attempt may follow.
+
+        A failover has no wait, but is an attempt. So after a round of all providers, the wait is the sum of the waits
+        before all attempts of the next round, and after the first round also of the waits that this round left out.
+        Otherwise, an email would be tried for a shorter time the more providers there are.
 
         Args:
             next_attempt: The number of the next attempt, at least 2.
             retry_after: Seconds that the provider asked us to wait; None if the provider named no time. Jitter is added
                 to these seconds, so that emails are not all retried at the same time.
             random: Returns a number from 0 up to, but not including, 1, such as `random.random`.
+            failovers: How many attempts of the round that ended had no wait, because they were failovers.
         """
         asked = 0.0 if retry_after is None else retry_after
         # A NaN from the provider must end the retries, too. `asked > self.cap_seconds` would be False for NaN.
         if next_attempt > self.max_attempts or not asked <= self.cap_seconds:
             return None
-        doublings = min(max(0, next_attempt - 2), _MAX_DOUBLINGS)
-        longest = min(self.cap_seconds, self.base_seconds * 2.0**doublings)
+        first = 2 if next_attempt - failovers <= 2 else next_attempt
+        last = min(next_attempt + failovers, self.max_attempts)
+        longest = sum(self._longest_wait_before(attempt) for attempt in range(first, last + 1))
         return min(self.cap_seconds, max(0.0, asked) + longest * (0.5 + 0.5 * random()))
+
+    def _longest_wait_before(self, attempt: int) -> float:
+        return min(self.cap_seconds, self.base_seconds * 2.0 ** min(attempt - 2, _MAX_DOUBLINGS))
 
     def limited(self, limits: RetryLimits | None) -> RetryPolicy:
         """This policy with the `max_attempts` that `limits` sets; this policy unchanged if `limits` sets none."""

@@ -40,8 +40,12 @@ THROTTLED_IN_A_ROW: Final = 2
 """If the provider gave no wait time, this many throttled emails in a row pause the provider. A single throttled email
 may concern only its recipient."""
 UNCLEAR_TRIES: Final = 6
-"""An email that is rejected this often, in unknown words, fails if nothing shows that the provider is at fault: it may
-be the only email. The waits between the tries add up to about 20 seconds."""
+"""A verdict against the provider clears an email only of its first refusals, up to this number. Otherwise, a few bad
+emails that stop the provider together would never fail."""
+UNCLEAR_SECONDS: Final = 300.0
+"""For how long an email that is rejected in unknown words is tried again, if nothing shows that the email or the
+provider is at fault. It may be the only email. The time is as long as the retries of a deferred email, so that the
+refusals of a few emails per minute can show that the provider is at fault."""
 PROBES: Final = 3
 """How many emails that are not suspect must fail before a half-open breaker opens again."""
 SUSPECT_SECONDS: Final = 1.0
@@ -303,7 +307,7 @@ class CircuitBreaker:
             in_a_row: How many refusals, including this one, open the breaker.
             by_sender: Whether the refusal concerns the sender.
             seconds: How long the breaker stays open; None for its usual time.
-            gives_up: Whether the email is at fault after UNCLEAR_TRIES, even if nothing shows this.
+            gives_up: Whether the email is at fault after UNCLEAR_SECONDS, even if nothing shows this.
             is_already_counted: Whether another email of the same bulk call has already reported the refusal.
         """
         self.abandon(trial)
@@ -312,7 +316,8 @@ class CircuitBreaker:
         is_suspect = self._is_suspect(email)
         times = self._suspects.times(email) + 1
         judged = self._old_trials if times < UNCLEAR_TRIES else 0
-        if self._suspects.note(email, self._trials, self._succeeded, judged=judged):
+        now = self._clock()
+        if self._suspects.note(email, self._trials, self._succeeded, judged=judged, rejected_at=now):
             return Blame.EMAIL
         if not is_already_counted:
             self._refusals.add(email, times=times)
@@ -322,7 +327,8 @@ class CircuitBreaker:
             self._open(reason, for_longer=are_enough or not is_suspect, seconds=seconds)
         if self.state is not BreakerState.CLOSED:
             return Blame.PROVIDER
-        return Blame.EMAIL if gives_up and times >= UNCLEAR_TRIES else Blame.UNKNOWN
+        is_over = gives_up and now - self._suspects.rejected_since(email) >= UNCLEAR_SECONDS
+        return Blame.EMAIL if is_over else Blame.UNKNOWN
 
     def resume(self) -> None:
         """Ends a pause or the wait of an open breaker now. The next wait is short again. Otherwise changes nothing."""

@@ -7,6 +7,7 @@ against that email alone.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -103,9 +104,17 @@ class SuspectEmails:
     """Remembers refused emails, and whether other emails were tried after an email's first refusal, and succeeded."""
 
     def __init__(self) -> None:
-        self._records: OrderedDict[UUID, tuple[int, int]] = OrderedDict()
+        self._records: OrderedDict[UUID, tuple[int, int, float]] = OrderedDict()
 
-    def note(self, email: OutgoingEmail, begun: int, succeeded: int, *, judged: int = 0) -> bool | None:
+    def note(
+        self,
+        email: OutgoingEmail,
+        begun: int,
+        succeeded: int,
+        *,
+        judged: int = 0,
+        rejected_at: float = math.inf,
+    ) -> bool | None:
         """Records a refusal of the email. Returns whether an attempt that began after the email's first refusal has
         succeeded. An attempt that began earlier shows nothing: the provider's quota may have been used up in between.
 
@@ -115,18 +124,24 @@ class SuspectEmails:
             begun: The number of the latest attempt that has begun.
             succeeded: The number of the latest attempt that has succeeded.
             judged: Up to this attempt, the provider was at fault, so earlier refusals do not count against the email.
+            rejected_at: The time of the refusal, if it is a rejection without a clear cause.
         """
-        times, begun_before = self._records.pop(email.email_id, (0, begun))
+        times, begun_before, rejected_since = self._records.pop(email.email_id, (0, begun, math.inf))
         if begun_before <= judged:
-            begun_before = begun
-        self._records[email.email_id] = (times + 1, begun_before)
+            begun_before, rejected_since = begun, math.inf
+        self._records[email.email_id] = (times + 1, begun_before, min(rejected_since, rejected_at))
         if len(self._records) > MAX_REMEMBERED:
             self._records.popitem(last=False)
         return succeeded > begun_before if times else None
 
     def times(self, email: OutgoingEmail) -> int:
         """How often `note` has recorded a refusal of the email; 0 if no refusal is remembered."""
-        return self._records.get(email.email_id, (0, 0))[0]
+        return self._records[email.email_id][0] if email.email_id in self._records else 0
+
+    def rejected_since(self, email: OutgoingEmail) -> float:
+        """When the email was first rejected without a clear cause, after the last verdict against the provider.
+        Infinite if no such rejection is remembered."""
+        return self._records[email.email_id][2] if email.email_id in self._records else math.inf
 
 
 def domains_of(email: OutgoingEmail) -> set[str]:

@@ -39,10 +39,14 @@ NO_PROVIDER: Final = "none"
 CHANNEL_SECONDS: Final = 30.0
 """An SMS that reaches a host without a provider for SMS is due again after this time, because another host may have
 such a provider."""
+OTHER_WORKERS_SECONDS: Final = 4.0
+"""An undecided rejection that waits this long is released. Each worker judges by the refusals that it has seen. So if
+there are few emails, each of many workers gets to see several of them."""
 
 
 class NoRoute(Exception):
-    """Raised if none of the providers that can send the email may be tried now. Caught inside the worker.
+    """Raised if none of the providers that can send the email may be tried now, or if another worker may try them next.
+    Caught inside the worker.
 
     Attributes:
         delay_seconds: Seconds until the email is due again.
@@ -458,7 +462,8 @@ class Attempts:
         Returns None if the caller may try another provider: this provider cannot be tried now, or may be at fault.
 
         Raises:
-            TryLater: It is unknown whether the email or the provider is at fault, and no other provider may be tried.
+            TryLater, NoRoute: It is unknown whether the email or the provider is at fault, and no other provider may be
+                tried.
             LeaseExpired, CancelledError: The email was not sent.
         """
         route, trial = attempt.route, attempt.trial
@@ -481,7 +486,7 @@ class Attempts:
         return None
 
     def _try_later_without_alternative(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
-        """Raises TryLater, unless another provider may be tried now."""
+        """Raises TryLater or NoRoute, unless another provider may be tried now."""
         email, breaker = attempt.email, attempt.route.breaker
         email.refused_by |= {attempt.route.name}
         if self._routes.choose(content, email.refused_by | email.unable) is not None:
@@ -489,7 +494,10 @@ class Attempts:
         email.refused_by = frozenset()
         attempt.mark_not_sent()
         asked = outcome.retry_after if isinstance(outcome, Deferred) else None
-        raise TryLater(min(max(breaker.single_email_wait_seconds(content), asked or 0.0), LONGEST_OPEN_SECONDS))
+        seconds = min(max(breaker.single_email_wait_seconds(content), asked or 0.0), LONGEST_OPEN_SECONDS)
+        if isinstance(outcome, Rejected) and seconds >= OTHER_WORKERS_SECONDS:
+            raise NoRoute(seconds)
+        raise TryLater(seconds)
 
     async def _judged(self, email: InFlightEmail, content: OutgoingEmail, answer: Awaitable[Outcome]) -> Outcome:
         """Awaits the adapter's outcome. Turns an unexpected exception into an outcome: uncertain if sending had begun,

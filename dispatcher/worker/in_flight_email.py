@@ -161,6 +161,7 @@ class InFlightEmail:
         started_at: When the attempt began, in Unix seconds.
         refused_by: Providers that have just refused the email, for a reason that concerns the provider and not the
             email. The next attempt prefers other providers.
+        failovers: How many attempts have ended in a failover, in the current round of providers.
         suppressed: Why each suppressed recipient is left out, by position from 1 over To, Cc and Bcc. None if no
             recipient is suppressed.
         unable: Providers that must not be tried: the adapters found that these providers cannot send this email, or the
@@ -174,7 +175,7 @@ class InFlightEmail:
     __slots__ = (
         *("lease", "delivery", "content", "policy", "state", "attempt_number", "confirmed_at", "leased_until"),
         *("ledger_slot", "provider", "started_at", "_started_steadily_at", "refused_by", "unable", "pin", "work"),
-        *("suppressed", "expires_at", "_leased_at"),
+        *("failovers", "suppressed", "expires_at", "_leased_at"),
     )
 
     def __init__(
@@ -195,6 +196,7 @@ class InFlightEmail:
         self.provider = ""
         self.started_at = self._started_steadily_at = 0.0
         self.refused_by: frozenset[str] = frozenset()
+        self.failovers = 0
         self.unable: frozenset[str] = frozenset()
         self.pin: Pin | None = None
         if lease.pinned_to is not None:

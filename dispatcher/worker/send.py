@@ -274,7 +274,14 @@ class SendStage:
         number = email.attempt_number - email.lease.attempt_base
         pin, key_seconds = self._attempts.pin_of(email, outcome) or (None, None)
         decision = decide(
-            judged, number, email.policy, self._policy, random.random, key_seconds=key_seconds, limits=email.limits
+            judged,
+            number,
+            email.policy,
+            self._policy,
+            random.random,
+            key_seconds=key_seconds,
+            limits=email.limits,
+            failovers=email.failovers,
         )
         if isinstance(outcome, Deferred) and outcome.partial is not None and outcome.partial.has_progress:
             codes = outcome.partial.codes
@@ -282,8 +289,10 @@ class SendStage:
         retries = isinstance(decision, RetryIn)
         email.pin = pin if retries else None
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) and not fails_over else 0.0
-        if not (retries and fails_over):
-            email.refused_by = frozenset()
+        if retries and fails_over:
+            email.failovers += 1
+        else:
+            email.failovers, email.refused_by = 0, frozenset()
         attempt = InFlightAttempt(
             email.lease.email_id,
             email.lease.token,

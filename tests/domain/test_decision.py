@@ -45,8 +45,8 @@ def test_deferred_is_retried_while_attempts_are_left() -> None:
     ("partial", "retry_after", "attempt_number", "decision"),
     [
         (PartialDelivery({1: None}), 0.0, 3, RetryIn(0.0)),  # the server limits the recipients of one transaction
-        (PartialDelivery({1: None}), None, 3, RetryIn(0.5)),  # as after the first attempt
-        (PartialDelivery({1: None}, has_progress=False), None, 2, RetryIn(1)),
+        (PartialDelivery({1: None}), None, 3, RetryIn(0.75)),  # as after the first attempt
+        (PartialDelivery({1: None}, has_progress=False), None, 2, RetryIn(1.5)),
         (PartialDelivery({1: None}, has_progress=False), 0.0, 3, MarkFailed(Reason.PARTLY_DELIVERED, "full", "452")),
     ],
 )
@@ -128,6 +128,39 @@ def test_a_deferred_recipient_gets_one_attempt_per_redelivery(
     reason: Reason, limits: RetryLimits | None, decision: Decision
 ) -> None:
     assert at_the_last(Deferred(reason, "full", "452"), limits, number=1) == decision
+
+
+@pytest.mark.parametrize("reason", [Reason.RECIPIENT_DEFERRED, Reason.SERVER_ERROR])
+@pytest.mark.parametrize("has_progress", [True, False], ids=["progress", "no progress"])
+@pytest.mark.parametrize(
+    ("limits", "decision"),
+    [
+        (None, None),
+        (RetryLimits(None, 59, 0), None),
+        (RetryLimits(None, 4 * HOURS, 0), Redeliver(60)),
+        (RetryLimits(None, 4 * HOURS, 1), Redeliver(300)),
+        (RetryLimits(None, 59, 3), MarkFailed(Reason.PARTLY_DELIVERED, "2 of 3; grey", "451")),
+    ],
+    ids=["off", "expires before", "first", "later", "last"],
+)
+def test_the_deferred_rest_of_a_partial_delivery_gets_one_attempt_per_redelivery(
+    reason: Reason, has_progress: bool, limits: RetryLimits | None, decision: Decision | None
+) -> None:
+    partial = PartialDelivery({1: None, 2: None}, has_progress=has_progress)
+    outcome = Deferred(reason, "2 of 3; grey", "451", partial=partial)
+
+    if decision is None or reason is not Reason.RECIPIENT_DEFERRED:
+        decision = RetryIn(0.75)
+    assert at_the_last(outcome, limits, number=1) == decision
+
+
+@pytest.mark.parametrize("limits", [None, RetryLimits(None, 4 * HOURS, 0), RetryLimits(None, 59, 3)])
+def test_the_rest_that_a_server_only_takes_in_another_transaction_waits_for_no_redelivery(
+    limits: RetryLimits | None,
+) -> None:
+    outcome = Deferred(Reason.RECIPIENT_DEFERRED, "limit", "452", 0.0, partial=PartialDelivery({1: None}))
+
+    assert at_the_last(outcome, limits, number=3) == RetryIn(0.0)
 
 
 def test_a_server_that_asks_for_more_than_the_cap_gets_the_email_when_it_asked_for_it() -> None:

@@ -50,6 +50,16 @@ def test_at_the_defaults_an_email_is_tried_for_at_least_five_minutes(
     assert least <= shortest <= longest <= most
 
 
+@pytest.mark.parametrize(("failovers", "waits"), [(1, [1 + 2 + 4, 8 + 16]), (2, [1 + 2 + 4 + 8 + 16]), (5, [])])
+def test_a_round_of_failovers_is_followed_by_the_waits_that_the_failovers_leave_out(
+    failovers: int, waits: list[float]
+) -> None:
+    policy = RetryPolicy(max_attempts=6, base_seconds=1, cap_seconds=60)
+    ends = range(failovers + 1, 6, failovers + 1)
+
+    assert [policy.wait_before(end + 1, None, always(1.0), failovers=failovers) for end in ends] == waits
+
+
 def test_the_cap_bounds_every_wait() -> None:
     patient = RetryPolicy(max_attempts=100_000, base_seconds=1, cap_seconds=60)
 

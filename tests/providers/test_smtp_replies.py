@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.outcome import Accepted, Concern, Deferred, Reason, Rejected, Uncertain, left_out
+from dispatcher.domain.outcome import (
+    Accepted,
+    Concern,
+    Deferred,
+    PartialDelivery,
+    Reason,
+    Rejected,
+    Uncertain,
+    left_out,
+)
 from dispatcher.transport.smtp_protocol import InvalidReply, SmtpConnectionLost, SmtpProtocol
 from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, acceptance, no_recipient_left, refusal, reply_of
 
@@ -102,6 +111,34 @@ def test_refusals_of_all_recipients_give_one_outcome() -> None:
         "451 4.7.1",
         known_concern=Concern.EITHER,
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "is_final"),
+    [
+        ("550 5.1.1 no such user", True),
+        ("550 Rule 7 says no", True),
+        ("554 5.7.1 Relay access denied", True),
+        ("550 5.4.5 Daily user sending limit exceeded", False),
+        ("550 Domain example.com has exceeded the max emails per hour (101/100) allowed", False),
+        ("554 5.7.1 You are sending too fast", False),
+        ("451 4.7.1 Greylisted", False),
+    ],
+)
+def test_the_rest_of_a_transaction_is_settled_only_by_a_refusal_that_is_no_quota_and_no_rate(
+    text: str, is_final: bool
+) -> None:
+    """The server accepted another recipient in the same transaction, so our account works."""
+    refused = reply_of(int(text[:3]), text[4:])
+
+    outcome = acceptance(reply_of(250, "2.0.0 Ok"), [(2, refused)], positions=[1, 2])
+
+    if is_final:
+        assert isinstance(outcome, Accepted)
+    else:
+        assert isinstance(outcome, Deferred)
+        assert (outcome.reason, outcome.retry_after) == (Reason.RECIPIENT_DEFERRED, None)
+        assert outcome.partial == PartialDelivery({1: None})
 
 
 def test_neighbouring_refused_recipients_form_a_range() -> None:

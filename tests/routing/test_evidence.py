@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from random import Random
 from uuid import uuid4
 
 import pytest
@@ -19,12 +20,14 @@ from dispatcher.routing.breaker import (
     PROBES,
     SUSPECT_SECONDS,
     THROTTLED_IN_A_ROW,
+    UNCLEAR_SECONDS,
     UNCLEAR_TRIES,
     UNREACHED_IN_A_ROW,
     BreakerState,
     CircuitBreaker,
 )
 from dispatcher.routing.evidence import ALIKE_FACTOR, MAX_REMEMBERED, Blame, SuspectEmails
+from dispatcher.worker.attempts import OTHER_WORKERS_SECONDS
 
 
 def email(domain: str = "", local: str = "ann", sender: str = "shop@example.com") -> OutgoingEmail:
@@ -271,11 +274,63 @@ def test_three_rejected_emails_to_three_domains_are_enough_if_all_are_rejected_a
     assert blames[:8] == [Blame.UNKNOWN] * 7 + [Blame.PROVIDER]
 
 
-def test_a_lone_rejected_email_fails_after_a_few_tries() -> None:
+def test_a_lone_rejected_email_fails_after_five_minutes_and_a_dozen_tries() -> None:
     scene, lone = Scene(), email()
+    began_at, tries = scene.now, 1
 
-    assert [scene.reject(lone) for _ in range(UNCLEAR_TRIES)] == [Blame.UNKNOWN] * (UNCLEAR_TRIES - 1) + [Blame.EMAIL]
+    while scene.reject(lone) is Blame.UNKNOWN:
+        scene.now += scene.breaker.single_email_wait_seconds(lone)
+        tries += 1
+
+    assert UNCLEAR_SECONDS <= scene.now - began_at < UNCLEAR_SECONDS + LONGEST_OPEN_SECONDS + 5
+    assert tries <= 12
     assert scene.breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("domain", "workers"), [("", 1), ("", 2), ("", 6), ("", 16), ("one.example", 1), ("one.example", 2)]
+)
+def test_one_rejected_email_per_minute_is_enough_to_find_the_provider_at_fault(domain: str, workers: int) -> None:
+    """Emails with long waits are released, so any worker may try them next."""
+    random, scenes, blames = Random(workers), [Scene() for _ in range(workers)], set[Blame]()
+    now = began_at = scenes[0].now
+    emails, tries = list[OutgoingEmail](), list[tuple[float, int, Scene]]()
+
+    while ready := [scene for scene in scenes if scene.breaker.reason is None]:
+        if now >= began_at + 60 * len(emails):
+            tries.append((now, len(emails), random.choice(ready)))
+            emails.append(email(domain))
+        for each in [each for each in tries if each[0] <= now]:
+            tries.remove(each)
+            _, number, scene = each
+            if scene.breaker.reason is not None:
+                tries.append((now + 1, number, random.choice(ready)))
+                continue
+            scene.now = now
+            blames.add(scene.reject(emails[number]))
+            wait = scene.breaker.single_email_wait_seconds(emails[number])
+            tries.append((now + wait, number, random.choice(ready) if wait >= OTHER_WORKERS_SECONDS else scene))
+        now += 0.5
+
+    assert blames == {Blame.UNKNOWN, Blame.PROVIDER}
+
+
+def test_the_five_minutes_of_a_rejected_email_begin_again_after_a_verdict_against_the_provider() -> None:
+    scene, backlog = Scene(), [email() for _ in range(FAILURES_IN_A_ROW)]
+    for each in backlog:
+        scene.reject(each)
+    scene.now += UNCLEAR_SECONDS
+    scene.succeed()
+
+    assert scene.reject(backlog[0]) is Blame.UNKNOWN
+
+
+def test_the_five_minutes_of_a_rejected_email_do_not_begin_with_an_earlier_throttling() -> None:
+    scene, lone = Scene(), email()
+    scene.throttle(lone)
+    scene.now += UNCLEAR_SECONDS
+
+    assert scene.reject(lone) is Blame.UNKNOWN
 
 
 def test_a_lone_email_that_is_refused_in_known_words_waits() -> None:

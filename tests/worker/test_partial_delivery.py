@@ -12,7 +12,7 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Reason
 from tests.providers.choosy_server import ChoosyServer, Rule, at_most, choosy_server
 from tests.store.suppressing import suppress
-from tests.waiting import until
+from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedProvider
 
@@ -141,6 +141,49 @@ async def test_a_rest_that_is_refused_for_good_makes_the_email_sent_and_is_liste
     row = bench.books.row(email_id)
     assert (row["error_type"], row["last_error"]) == (None, "refused recipients: 2 (550 5.1.1); no such user")
     assert bench.books.completed_at(email_id) is not None
+
+
+@pytest.mark.parametrize("words", ["550 Rule 7 says no", "554 5.7.1 Relay access denied"], ids=["unknown", "known"])
+async def test_an_undecided_rejection_of_the_rest_fails_with_the_recipients_who_have_the_email(
+    bench: Bench, words: str
+) -> None:
+    replies = iter(["452 4.5.3 too many"])
+    server = ChoosyServer(rule=lambda recipient, _: next(replies, words) if recipient == CEM else None)
+    async with choosy_server(server) as provider:
+        await bench.start([provider])
+        (email_id,) = await bench.enqueue(to=[ANN, BOB, CEM])
+        await until(lambda: bench.books.row(email_id)["recipient_outcomes"] is not None)
+
+        async def it_failed() -> bool:
+            await bench.enqueue()
+            return bench.books.status(email_id) == "failed"
+
+        await until_answer(it_failed)
+
+    row = bench.books.row(email_id)
+    assert (row["error_type"], row["recipient_outcomes"]) == (Reason.PARTLY_DELIVERED, {"1": None, "2": None})
+    assert row["last_error"].startswith("delivered to 2 of 3 recipients; ")
+    assert (row["dead_letter_due_at"] is not None, bench.books.outcomes(email_id)) == (True, ["deferred", "rejected"])
+    assert server.recipients(email_id) == dict.fromkeys([ANN, BOB], 1)
+
+
+async def test_an_undecided_rejection_of_the_rest_waits_and_the_row_says_who_has_the_email(bench: Bench) -> None:
+    replies = iter(["452 4.5.3 too many"])
+    server = ChoosyServer(rule=lambda recipient, _: next(replies, "550 Rule 7 says no") if recipient == CEM else None)
+    async with choosy_server(server) as provider:
+        worker = await bench.start([provider])
+        (email_id,) = await bench.enqueue(to=[ANN, BOB, CEM])
+        await until(lambda: bench.books.row(email_id)["recipient_outcomes"] is not None)
+        await worker.stop()
+        await bench.settled({"pending": 1})
+        assert bench.books.row(email_id)["recipient_outcomes"] == {"1": None, "2": None}
+
+        server.rule = always()
+        await bench.start([provider])
+        await bench.deliver([email_id])
+        await bench.settled({"sent": 1})
+
+    assert server.recipients(email_id) == dict.fromkeys([ANN, BOB, CEM], 1)
 
 
 async def test_an_address_that_no_provider_supports_is_listed_and_the_others_get_the_email(bench: Bench) -> None:

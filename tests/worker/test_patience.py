@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
-from dispatcher.domain.outcome import Deferred, Outcome, Reason
+from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.refusal_words import RELAY
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.outbox import AHEAD_SECONDS
 from tests.providers.places import smtp_place
@@ -18,6 +20,7 @@ from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedProvider, accept
 
 PREFETCH = 8
+UNCLEAR = Rejected(Reason.REFUSED, "Rule 7 says no", "550")
 GREYLISTED = Deferred(Reason.RECIPIENT_DEFERRED, "Greylisted", "451 4.7.1")
 
 
@@ -44,6 +47,55 @@ async def test_a_backlog_that_is_greylisted_at_one_domain_does_not_delay_emails_
     assert {(row["status"], row["attempt_count"], row["dead_letter_due_at"]) for row in rows} == {("pending", 1, None)}
     waits = [(row["publish_due_at"] - datetime.now(UTC)).total_seconds() for row in rows]
     assert 200 < min(waits) < max(waits) < AHEAD_SECONDS
+    await bench.nothing_left_on_the_queue()
+
+
+async def reject_one_domain(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    return UNCLEAR if email.to == ("ann@bad.example",) else await accept(provider, email, attempt)
+
+
+@pytest.mark.parametrize("words", ["unknown", "known"])
+async def test_a_backlog_that_is_rejected_at_one_domain_does_not_stop_emails_to_other_domains(
+    bench: Bench, words: str
+) -> None:
+    async def reject(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        outcome = await reject_one_domain(provider, email, attempt)
+        return replace(outcome, fault=RELAY) if isinstance(outcome, Rejected) and words == "known" else outcome
+
+    bench.provider.always = reject
+    await bench.start(PREFETCH=str(PREFETCH))
+    backlog = await bench.enqueue(300, to="ann@bad.example")
+    await until(lambda: bench.provider.calls != [])
+
+    fresh = await bench.enqueue(3 * PREFETCH)
+
+    await until(lambda: set(bench.provider.accepted) == set(fresh), seconds=60)
+    assert not set(backlog) & set(bench.provider.accepted)
+
+
+async def test_an_undecided_email_waits_first_in_the_worker_and_then_for_any_worker(bench: Bench) -> None:
+    bench.provider.always = reject_one_domain
+    await bench.start()
+
+    (email_id,) = await bench.enqueue(to="ann@bad.example")
+
+    await until(lambda: len(bench.provider.calls) == 4 and bench.books.statuses() == {"pending": 1})
+    row = bench.books.row(email_id)
+    assert 2 < (row["publish_due_at"] - datetime.now(UTC)).total_seconds() < 8
+    assert (bench.books.attempts(email_id), row["attempt_count"]) == ([], 0)
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_an_undecided_email_that_expires_before_its_next_try_is_released(bench: Bench) -> None:
+    bench.provider.always = reject_one_domain
+    await bench.start()
+    (email_id,) = bench.books.enqueue(1, to="ann@bad.example")
+    bench.books.change(email_id, expires_at=datetime.now(UTC) + timedelta(seconds=2))
+
+    await bench.deliver([email_id])
+
+    await until(lambda: len(bench.provider.calls) > 0 and bench.books.statuses() == {"pending": 1})
+    assert bench.books.row(email_id)["error_type"] is None
     await bench.nothing_left_on_the_queue()
 
 

@@ -125,6 +125,22 @@ async def test_if_every_provider_fails_the_email_waits_between_rounds_and_attemp
     assert providers == ["first", "second", "first", "second"]
 
 
+@pytest.mark.parametrize("providers", [1, 2, 3])
+async def test_an_email_is_tried_for_the_same_time_with_any_number_of_providers(bench: Bench, providers: int) -> None:
+    """The settings are the defaults, divided by 300: five minutes become a second."""
+    failing = [ScriptedProvider(f"provider{number}") for number in range(providers)]
+    for provider in failing:
+        provider.always = refuse(Reason.SERVER_ERROR)
+    await bench.start(failing, RETRY_BASE_SECONDS="0.02", RETRY_CAP_SECONDS="0.8")
+
+    (email_id,) = await bench.enqueue()
+
+    await bench.settled({"failed": 1})
+    attempts = bench.books.attempts(email_id)
+    assert [row["provider"] for row in attempts] == [failing[number % providers].name for number in range(8)]
+    assert (attempts[-1]["started_at"] - attempts[0]["started_at"]).total_seconds() >= 1
+
+
 async def test_a_provider_that_fails_as_a_whole_is_paused_and_its_emails_are_released_without_using_an_attempt(
     bench: Bench,
 ) -> None:
