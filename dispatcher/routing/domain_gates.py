@@ -64,10 +64,7 @@ class DomainGate:
     """One worker's tokens and slots of a domain. Emails get tokens and slots in order of arrival."""
 
     def __init__(self, store: DomainStore, limit: DomainLimit, waits: asyncio.Semaphore) -> None:
-        """
-        Args:
-            waits: Limits how many emails may wait in this worker, for all domains together.
-        """
+        """`waits`: limits how many emails may wait in this worker, for all domains together."""
         self._store = store
         self.domain = limit.domain
         self._limit: DomainLimit | None = limit
@@ -236,11 +233,8 @@ class DomainGates:
     """The gates of all domains that have ceilings, in one worker."""
 
     def __init__(self, store: DomainStore | None = None, *, most_waiting: int = 0) -> None:
-        """
-        Args:
-            store: None if the worker has no provider to which ceilings of recipient domains apply.
-            most_waiting: The most emails that may wait for slots in this worker at the same time.
-        """
+        """`store`: None if no provider of the worker has ceilings. `most_waiting`: how many emails may wait for slots
+        here."""
         self._store = store
         self._waits = asyncio.Semaphore(most_waiting)
         self._gates: dict[str, DomainGate] = {}

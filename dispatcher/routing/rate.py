@@ -43,10 +43,7 @@ class RateLimit:
     """One worker's tokens of a provider's rate limit. Within a lane, requests get tokens in order of arrival."""
 
     def __init__(self, store: ProviderStore, provider: str, ceiling: float, weights: LaneWeights | None = None) -> None:
-        """
-        Args:
-            ceiling: Emails per second over all workers and hosts.
-        """
+        """`ceiling`: emails per second over all workers and hosts."""
         self._store = store
         self._provider = provider
         self._ceiling = ceiling

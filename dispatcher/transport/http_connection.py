@@ -38,10 +38,7 @@ class HttpConnection(asyncio.Protocol):
     """
 
     def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
-        """
-        Args:
-            on_end: Called once, with this connection, when it has closed. Not called if it was never open.
-        """
+        """`on_end`: called once, with this connection, when it has closed. Not called if it was never open."""
         self.loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
@@ -225,10 +222,8 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _ends_with_connection(self) -> bool:
-        """Whether the response has neither a length nor chunks, so that it ends when the server closes the connection.
-
-        See RFC 9112, section 6.3.
-        """
+        """Whether the response ends when the server closes the connection: no length, no chunks (RFC 9112, section
+        6.3)."""
         return self.status is not None and not self.headers.keys() & {"content-length", "transfer-encoding"}
 
     def _complete(self) -> None:

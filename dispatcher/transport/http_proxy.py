@@ -90,10 +90,8 @@ async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, por
 
 
 async def _asked(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> bytes:
-    """Sends CONNECT, and returns the head of the proxy's response.
-
-    Returns only what arrived if the proxy closes the connection early. Does not check the response.
-    """
+    """Sends CONNECT. Returns the head of the response, unchecked; only what arrived if the proxy closes the
+    connection."""
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connected, _request(proxy, host, port))
     answer = b""

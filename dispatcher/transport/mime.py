@@ -194,7 +194,6 @@ def _utc(instant: datetime) -> datetime:
 
 
 def _body(email: OutgoingEmail) -> Message:
-    """The email's texts as one MIME part, which may contain further parts."""
     body: Message
     if email.html is None:
         body = _text_part("plain", "text", email.text or "")
@@ -207,7 +206,6 @@ def _body(email: OutgoingEmail) -> Message:
 
 
 def _with_attachments(headers: bytes, body: bytes, email: OutgoingEmail) -> Body:
-    """The message: the headers and the body, or multipart/mixed with the body and the attachments."""
     if not email.attachments:
         return Body((headers + body,))
     boundary = _boundary("mixed", email)
@@ -245,10 +243,8 @@ def _with_line_ends(text: str) -> str:
 
 
 def _charset_for(text: str, octets: bytes) -> str | Charset:
-    """Chooses the charset of a text, and with it the transfer encoding.
-
-    With the chosen encoding, no server changes the text on the way, and the text never contains a MIME boundary.
-    """
+    """The charset, and with it the transfer encoding: no server changes the text, which never contains a MIME
+    boundary."""
     if text.isascii() and "--=_" not in text and _is_clean(octets) and not _has_long_line(octets):
         return "us-ascii"
     # Choose the shorter encoding. Quoted-printable triples each octet that is not ASCII. Base64, the library's choice
@@ -265,7 +261,6 @@ def _has_long_line(octets: bytes) -> bool:
 
 
 def _attachment_head(file: OutgoingAttachment) -> str:
-    """The headers of an attachment's part."""
     content_type = checked_type(file.content_type)
     # Base64 protects the bytes from changes by servers. But RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for
     # multipart/* and message/*, so send such an attachment as application/octet-stream.
@@ -280,11 +275,9 @@ def _attachment_head(file: OutgoingAttachment) -> str:
 
 
 def _filename(name: str) -> tuple[str, str]:
-    """The parameters `name`, which only old mail programs read, and `filename`, each with a semicolon before it.
-
-    An ASCII name is one quoted string, because some mail programs read no sections, and needs no `name`. Any other name
-    is in `filename` as in RFC 2231, in sections if it is long, and in `name` as encoded words.
-    """
+    """The parameters `name`, which only old mail programs read, and `filename`, each with a semicolon before it. An
+    ASCII name is one quoted string, because some mail programs read no sections. Any other `filename` is as in RFC
+    2231, and its `name` has encoded words."""
     if name.isascii() and "=?" not in name:
         return "", f";{FOLD}filename={quoted(name)}"
     encoded = encode_rfc2231(name, "utf-8", "")

@@ -165,10 +165,8 @@ class SignedPoster:
 
 
 def _retry_after(response: h11.Response) -> float:
-    """How many seconds the header Retry-After asks us to wait, as a number or a date (RFC 9110, section 10.2.3).
-
-    At most LONGEST_RETRY_AFTER_SECONDS; 0 if the header is missing or invalid.
-    """
+    """The seconds of Retry-After, a number or a date (RFC 9110, section 10.2.3), at most LONGEST_RETRY_AFTER_SECONDS; 0
+    if the header is missing or invalid."""
     text = next((value.decode("latin-1") for name, value in response.headers if name == b"retry-after"), "").strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
         return min(float(text), LONGEST_RETRY_AFTER_SECONDS)

@@ -47,11 +47,8 @@ class Tls(asyncio.Protocol, asyncio.Transport):
     """
 
     def __init__(self, context: ssl.SSLContext, above: asyncio.Protocol, *, server_hostname: str | None = None) -> None:
-        """
-        Args:
-            above: The protocol that reads and writes the decrypted data.
-            server_hostname: The name that the certificate must have; None on the server's side.
-        """
+        """`above` reads and writes the decrypted data. `server_hostname`: the certificate's name; None on the server's
+        side."""
         super().__init__()
         self.handshake_done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._above = above

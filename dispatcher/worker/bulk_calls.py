@@ -67,10 +67,7 @@ class BulkSender:
     """A provider that sends its emails in bulk calls; see `contract.Provider`."""
 
     def __init__(self, provider: BulkProvider, most_emails: int) -> None:
-        """
-        Args:
-            most_emails: The most emails per call. The provider's own limit may be lower.
-        """
+        """`most_emails`: the most emails per call. The provider's own limit may be lower."""
         limits = provider.limits
         self._provider = provider
         self._limits = BulkLimits(min(most_emails, limits.emails), limits.recipients, limits.octets)

@@ -124,13 +124,9 @@ class ContentLoader:
     def __init__(
         self, store: LeaseStore, outage: StoreOutage, window: Window, *, octets: int, copies: int, prefetch: int
     ) -> None:
-        """
-        Args:
-            window: Its method `wake` is called when an email waits, so that the worker leases other emails meanwhile.
-            octets: The most memory that content may take, together with its encoded copies.
-            copies: How many copies of an email's content are in memory while the email is sent.
-            prefetch: How many emails the worker sends at the same time.
-        """
+        """`window.wake` is called when an email waits, so that the worker leases other emails meanwhile. `octets`: the
+        most memory that content may take, together with its encoded copies. `copies`: how many copies of an email's
+        content are in memory while the email is sent. `prefetch`: how many emails the worker sends at the same time."""
         light = octets // LIGHT_SHARE
         self._store = store
         self._outage = outage
@@ -185,12 +181,8 @@ class ContentLoader:
         email.on(EmailEvent.RESUME)
 
     async def _read_with_retries(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Calls `read` until PostgreSQL answers, and returns the result. Waits between the calls.
-
-        Raises:
-            AnswerTooLarge: This process has not enough memory for the content.
-            StatementRefused: PostgreSQL cannot read the content.
-        """
+        """Calls `read` until PostgreSQL answers. Raises AnswerTooLarge if this process has not enough memory, and
+        StatementRefused if PostgreSQL cannot read the content."""
         while True:
             try:
                 async with self._read_lock:

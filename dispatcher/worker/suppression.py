@@ -175,11 +175,7 @@ class SuppressedRecipients:
 
     async def _answer_with_retries(self, questions: Sequence[Question]) -> None:
         """Answers the questions, and retries until PostgreSQL answers. Until then, the emails of these questions are
-        not sent.
-
-        Raises:
-            StatementRefused: PostgreSQL refuses the query for these emails.
-        """
+        not sent. Raises StatementRefused if PostgreSQL refuses the query for these emails."""
         while True:
             try:
                 found = await self._store.find({question.email_id: question.hashes for question in questions})

@@ -18,11 +18,8 @@ class UnsubscribeHeaders:
     """Adds the List-Unsubscribe headers to emails from the configured senders."""
 
     def __init__(self, url: str, senders: Collection[str]) -> None:
-        """
-        Args:
-            url: The base URL of the HTTP API, as recipients reach it.
-            senders: The addresses, and the domains, of the senders whose emails get the headers.
-        """
+        """`url`: the base URL of the HTTP API for recipients. `senders`: the addresses and domains whose emails get the
+        headers."""
         self._prefix = f"{url.rstrip('/')}/v1/unsubscribe/"
         self._senders = frozenset(normalised(sender) for sender in senders)
 

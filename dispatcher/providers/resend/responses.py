@@ -107,10 +107,7 @@ def _code(response: HttpResponse) -> str:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response on one line, without addresses and credentials.
-
-    The line has the status, Resend's name of the error, and the message or a description of the body.
-    """
+    """The status, Resend's name of the error, and its message or a description of the body, on one line, scrubbed."""
     words = _message(response)
     if not words:
         octets, kind = len(response.body), response.headers.get("content-type", "no type")[:60]

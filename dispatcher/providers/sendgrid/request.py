@@ -304,10 +304,7 @@ def _common(sender: str, reply_to: tuple[str, ...], template_id: str, tags: tupl
 
 
 def _own(email: OutgoingEmail) -> dict[str, object]:
-    """The email's own headers and subject.
-
-    In a bulk call, they are inside the personalization. In a request for a single email, they are outside.
-    """
+    """The email's own headers and subject: in a bulk call, they are inside the personalization, otherwise outside."""
     own: dict[str, object] = {"headers": headers_of(email)}
     if email.subject:
         own["subject"] = checked_text("subject", email.subject)

@@ -140,11 +140,8 @@ def _blames_sender(complaint: _Complaint) -> bool:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response on one line, without addresses and credentials.
-
-    The line has the status, the name of the exception that python-sendgrid raises for this status (such as
-    `UnauthorizedError`), and SendGrid's errors or a description of the body.
-    """
+    """The status, the name of python-sendgrid's exception for it (such as `UnauthorizedError`), and SendGrid's errors
+    or a description of the body, on one line, scrubbed."""
     from python_http_client.exceptions import err_dict  # imported here, because the import takes 100 ms
 
     known = err_dict.get(response.status)
@@ -188,11 +185,8 @@ def _throttled_for(response: HttpResponse) -> float | None:
 
 
 def _suspects(fields: Collection[str], parts: Sequence[BulkEntry]) -> frozenset[int]:
-    """The positions in `parts` of the emails that caused a refusal.
-
-    Args:
-        fields: The fields that SendGrid's response names, such as `personalizations.0.to.0.email`.
-    """
+    """The positions in `parts` of the emails that caused a refusal. `fields`: such as
+    `personalizations.0.to.0.email`."""
     owners = [position for position, part in enumerate(parts) for _ in part.content.personalizations]
     named = [int(found[1]) for field in fields if (found := _NAMED.match(field))]
     return frozenset(owners[number] for number in named if number < len(owners))

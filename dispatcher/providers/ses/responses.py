@@ -287,10 +287,7 @@ def is_denied(response: HttpResponse) -> bool:
 
 
 def _refined(verdict: Verdict, code: str, message: str, *, has_template: bool, sender: str = "") -> Verdict:
-    """Returns the verdict for an error code, or a more exact verdict if SES's message names the cause.
-
-    SES uses some codes for several causes. For example, MessageRejected can also mean that the sender is not verified.
-    """
+    """SES uses some codes for several causes. For example, MessageRejected can also mean an unverified sender."""
     if verdict is _CREDENTIALS:
         return _CLOCK if _SIGNED_AT.search(message) else verdict
     if verdict not in (_THROTTLED, _CONTENT):

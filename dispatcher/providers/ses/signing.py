@@ -145,10 +145,7 @@ class Signer:
         headers: Mapping[str, str],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """
-        Args:
-            headers: The headers that all requests have, including `Host`.
-        """
+        """`headers`: the headers that all requests have, including `Host`."""
         self.credentials = credentials
         self._botocore = SigV4Auth(credentials, service, region)
         self._scope_after_day = f"{region}/{service}/aws4_request"
