@@ -41,11 +41,7 @@ unused."""
 
 
 class DomainFull(Exception):
-    """The ceiling of a recipient domain is reached. Caught inside the worker.
-
-    Attributes:
-        pace: How many waiting emails of the domain may become due per second.
-    """
+    """The ceiling of a recipient domain is reached. `pace`: how many waiting emails may become due per second."""
 
     def __init__(self, domain: str, pace: float) -> None:
         super().__init__()
@@ -105,11 +101,8 @@ class DomainGate:
             return await self._wait()
 
     def leave(self, seconds: float | None) -> None:
-        """Frees the email's slot. The email's token stays used.
-
-        Args:
-            seconds: How long the attempt took; None if it raised an exception.
-        """
+        """Frees the email's slot; its token stays used. `seconds`: the attempt's length; None if it raised an
+        exception."""
         if seconds is not None:
             self._lengths.append(seconds)
         self._used -= 1

@@ -111,10 +111,7 @@ class RenderedEmail:
 
 
 async def rendered(email: OutgoingEmail) -> RenderedEmail:
-    """Renders an email like `render`, but in a thread if the texts are large.
-
-    Attachments are encoded only when they are written to a connection.
-    """
+    """Like `render`, but in a thread if the texts are large. Attachments are encoded when they are written."""
     octets = len(email.text or "") + len(email.html or "")
     return render(email) if octets < LARGE_OCTETS else await asyncio.to_thread(render, email)
 

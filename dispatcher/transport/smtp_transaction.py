@@ -95,11 +95,7 @@ class SmtpTransaction:
         return _outcome_of(reply, self.phase, connection.protocol)
 
     def outcome_without_reply(self, broke: SmtpConnectionLost | None) -> Deferred | Uncertain:
-        """The outcome if no reply arrived that can be trusted.
-
-        Args:
-            broke: The exception if the connection broke; None if the deadline passed.
-        """
+        """The outcome if no trusted reply arrived. `broke`: None if the connection is open, but the deadline passed."""
         detail = f"{broke or 'the deadline passed'} {self.phase}"
         if self.phase is SmtpPhase.FINAL:
             return Uncertain(detail)
@@ -217,10 +213,7 @@ class PipeliningBroken(InvalidReply):
 
 
 class CommandSequence:
-    """Sends commands, and returns their replies in order.
-
-    If the server supports PIPELINING (RFC 2920), sends all commands in one write.
-    """
+    """Sends commands, all in one write if the server supports PIPELINING (RFC 2920), and returns their replies."""
 
     def __init__(
         self, protocol: SmtpProtocol, commands: list[bytes], pipelining: bool, timeout_seconds: float | None
@@ -262,11 +255,7 @@ class CommandSequence:
         return reply
 
     async def read_reset_reply(self) -> None:
-        """Reads the reply to RSET.
-
-        Raises:
-            SmtpConnectionLost: The server refused RSET, so its state is unknown.
-        """
+        """Reads the reply to RSET. Raises SmtpConnectionLost if it is a refusal: the server's state is then unknown."""
         if not (await self.next()).is_positive:
             raise SmtpConnectionLost("the server refused RSET")
 
@@ -328,10 +317,7 @@ def _commands(email: RenderedEmail, connection: SmtpConnection, envelope_sender:
 
 
 def dot_stuffed(body: Body) -> Body:
-    """The body with a second dot before each dot that begins a line (RFC 5321, section 4.5.2).
-
-    Base64 contains no dots, so Base64 parts remain unchanged.
-    """
+    """The body with a second dot before each dot that begins a line (RFC 5321, section 4.5.2). Base64 has no dots."""
     return Body([_dot_stuffed(part) if isinstance(part, bytes) else part for part in body.parts])
 
 

@@ -74,11 +74,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._read()
 
     def eof_received(self) -> None:
-        """Ends the input, because the peer has closed the connection.
-
-        If TLS's closing message is missing, the connection ends with an error, because an attacker may have cut off
-        data.
-        """
+        """Ends the input, with an error if TLS's closing message is missing: an attacker may have cut off data."""
         self._incoming.write_eof()
         if self._is_established or self._handshake():
             self._read()

@@ -42,11 +42,7 @@ such a provider."""
 
 
 class NoRoute(Exception):
-    """Raised if none of the providers that can send the email may be tried now. Caught inside the worker.
-
-    Attributes:
-        delay_seconds: Seconds until the email is due again.
-    """
+    """Raised if none of the providers that can send the email may be tried before `delay_seconds`."""
 
     def __init__(self, delay_seconds: float = 0.0) -> None:
         super().__init__()
@@ -54,12 +50,7 @@ class NoRoute(Exception):
 
 
 class TryLater(Exception):
-    """Raised if the email was not sent, and this worker must try to send it later. This try does not count as one of
-    the email's attempts. Caught inside the worker.
-
-    Attributes:
-        seconds: The wait before the next try.
-    """
+    """Raised if the email was not sent, and this worker must try again after `seconds`. This try does not count."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -67,19 +58,12 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """Raised if the breaker opened, or the provider was paused, before the email was sent.
-
-    `connection_acquired` raises this exception inside the adapter's call, and this file catches it.
-    """
+    """Raised in the adapter's call if the breaker opened, or the provider was paused, before the email was sent."""
 
 
 class LedgerAttempt(Attempt):
-    """One attempt to send an email. When the adapter reports its progress, this object changes the email's state and
-    writes the in-flight ledger.
-
-    Attributes:
-        trial: The number that the breaker gave to this attempt.
-    """
+    """One attempt to send an email: reports the adapter's progress to the email's state and the in-flight ledger.
+    `trial`: the breaker's number of the attempt."""
 
     __slots__ = ("_ledger", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
 
@@ -215,10 +199,8 @@ class Attempts:
         return BulkAttempt(attempt, outcome)
 
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
-        """The outcome of a bulk attempt that has ended, if the provider accepted the email.
-
-        Returns None for every other outcome, which is rare. The caller then passes `bulk` to `make`, which handles it.
-        """
+        """The outcome of a bulk attempt that has ended, if the provider accepted the email; None for every other
+        outcome, which is rare. The caller then passes `bulk` to `make`, which handles it."""
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
             return None
@@ -305,19 +287,11 @@ class Attempts:
         return ended
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
-        """The outcome of an email whose content PostgreSQL cannot read.
-
-        Args:
-            why: PostgreSQL's error.
-        """
+        """The outcome of an email whose content PostgreSQL cannot read. `why`: PostgreSQL's error."""
         return self._refused(email, Reason.CONTENT_UNREADABLE, why)
 
     def suppressed(self, email: InFlightEmail, reasons: Mapping[int, str]) -> Outcome:
-        """The outcome of an email whose recipients are all suppressed.
-
-        Args:
-            reasons: Why each recipient is suppressed, by position from 1 over To, Cc and Bcc.
-        """
+        """The outcome if all recipients are suppressed. `reasons`: why, by position from 1 over To, Cc and Bcc."""
         why = ", ".join(dict.fromkeys(reasons.values()))
         other = "other " if email.lease.recipient_outcomes else ""
         return self._refused(email, Reason.SUPPRESSED, f"Every {other}recipient is suppressed: {why}.")

@@ -37,12 +37,8 @@ MAX_DELAY_SECONDS: Final = 60.0
 
 
 class NoMemory(Exception):
-    """Raised if an email gets no memory for its content: too many emails already wait for memory, or the host has too
-    little memory. Caught inside the worker.
-
-    Attributes:
-        delay_seconds: Seconds until the email is due again.
-    """
+    """Raised if an email gets no memory for its content, and must be due again after `delay_seconds`: too many emails
+    already wait for memory, or the host has too little memory. Caught inside the worker."""
 
     def __init__(self, delay_seconds: float) -> None:
         super().__init__()
@@ -107,11 +103,8 @@ class MemoryBudget:
                 self._given_at = now
 
     def next_delay(self) -> float:
-        """After how many seconds an email that got no memory should be due again.
-
-        Each call returns a later time than the previous call: the emails become due one after another, as fast as
-        requests were granted recently.
-        """
+        """After how many seconds an email without memory should be due again: later at each call, so that the emails
+        become due one after another, as fast as requests were granted recently."""
         now = self._loop.time()
         self._back_at = max(self._back_at + self._seconds_each, now + MIN_DELAY_SECONDS)
         self._back_at = min(self._back_at, now + MAX_DELAY_SECONDS)

@@ -68,11 +68,8 @@ class RecordStage:
         self.finished_count = 0
 
     async def run(self, prefetch: int) -> None:
-        """Records results until cancelled.
-
-        Args:
-            prefetch: The size of the window, in emails. Half of the window is a full batch.
-        """
+        """Records results until cancelled. `prefetch`: the size of the window, in emails. Half of it is a full
+        batch."""
         await self._inbox.run(self._record, full=prefetch // FULL_SHARE, is_urgent=self._window.is_scarce)
 
     async def _record(self, batch: list[EndedAttempt]) -> None:

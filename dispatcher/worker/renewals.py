@@ -83,8 +83,8 @@ class Renewals:
             return
 
     async def _renew(self, tokens: dict[UUID, int]) -> set[UUID]:
-        """Renews these leases, and stops emails whose lease this worker has lost. Skips, and returns, emails whose row
-        is locked or for which PostgreSQL refuses the statement: the caller tries them again later."""
+        """Renews these leases, and stops emails whose lease this worker has lost. Returns emails whose row is locked.
+        Skips these, and emails for which PostgreSQL refuses the statement: the caller tries them again later."""
         asked_at = steady_clock()
         emails = {email_id: self._window.emails[email_id] for email_id in tokens}
         outcome = await self._store.locked.execute_unlocked(

@@ -131,12 +131,8 @@ class SuppressedRecipients:
         return False
 
     async def find(self, email: OutgoingEmail) -> Positions:
-        """Which recipients of the email are suppressed, and why, by position from 1 over To, Cc and Bcc. Reads the
-        database.
-
-        Raises:
-            StatementRefused: PostgreSQL refuses the query.
-        """
+        """The suppressed recipients and why, by position from 1 over To, Cc and Bcc. Reads the database. Raises
+        StatementRefused if PostgreSQL refuses the query."""
         await self._is_read.wait()
         assert self._hasher is not None
         hashes = [

@@ -24,11 +24,8 @@ class UnsubscribeHeaders:
         self._senders = frozenset(normalised(sender) for sender in senders)
 
     def added_to(self, email: OutgoingEmail, hasher: AddressHasher) -> OutgoingEmail:
-        """The email with the headers added.
-
-        Returns the email unchanged if its sender is not one of `senders`, if it has or had several recipients, if the
-        application has set a List-Unsubscribe header, or if it is an SMS.
-        """
+        """The email with the headers. Unchanged if its sender is not one of `senders`, if it has or had several
+        recipients, if the application has set a List-Unsubscribe header, or if it is an SMS."""
         if email.channel != EMAIL_CHANNEL or email.shown is not None:
             return email
         sender = normalised(email.sender)

@@ -38,11 +38,8 @@ _RECIPIENT: Final = re.compile(r"`(?:to|cc|bcc)`", re.IGNORECASE)
 
 
 def outcome_of(response: HttpResponse) -> Outcome:
-    """The outcome for a response to `POST /emails`.
-
-    Raises:
-        ProviderFault: The account or the settings are at fault, and Resend accepted no email.
-    """
+    """The outcome for a response to `POST /emails`. Raises ProviderFault if the account or the settings are at
+    fault."""
     status, code = response.status, _code(response)
     if status == 200 and (accepted := message_name(response.document.get("id"))):
         return Accepted(accepted)

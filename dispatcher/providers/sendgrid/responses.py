@@ -55,11 +55,7 @@ _RECIPIENT: Final = re.compile(r"personalizations(?:[.\[]\d+\]?)?\.(?:to|cc|bcc)
 
 @dataclass(frozen=True, slots=True)
 class _Complaint:
-    """One entry of SendGrid's error list.
-
-    Attributes:
-        field: The field at fault, such as `personalizations.0.to.0.email`; empty if SendGrid reports none.
-    """
+    """One entry of SendGrid's error list. `field`: such as `personalizations.0.to.0.email`, or empty."""
 
     field: str
     message: str
@@ -91,13 +87,8 @@ def outcome_of(response: HttpResponse, *, sandbox: bool = False) -> Outcome:
 def bulk_outcomes_of(
     response: HttpResponse, parts: Sequence[BulkEntry], *, sandbox: bool
 ) -> list[Outcome] | BulkCallRefused:
-    """The outcome of each email of a bulk call.
-
-    Returns `BulkCallRefused` if SendGrid refused the call, probably because of some of its emails.
-
-    Raises:
-        ProviderFault: See `outcome_of`.
-    """
+    """The outcome of each email of a bulk call; `BulkCallRefused` if SendGrid refused the call, probably because of
+    some of its emails. Raises ProviderFault as `outcome_of` does."""
     outcome = outcome_of(response, sandbox=sandbox)
     if not isinstance(outcome, Rejected):
         return [outcome] * len(parts)

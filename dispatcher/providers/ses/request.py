@@ -87,11 +87,8 @@ class SesRequest:
 
     @property
     def body(self) -> bytes | Body:
-        """The parameters as JSON. A body with files is in parts, so the files are not copied in memory.
-
-        Raises:
-            UnrenderableEmail: The parameters cannot be encoded as JSON.
-        """
+        """The parameters as JSON, in parts, so the files are not copied in memory. Raises UnrenderableEmail if JSON
+        cannot contain the parameters."""
         try:
             encoded = orjson.dumps(self.parameters)
         except orjson.JSONEncodeError as error:
