@@ -137,36 +137,26 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     everyone = (*to, *cc, *bcc)
     if email.shown is not None:
         to, cc = (addresses("to or cc", each, Reason.REJECTED_RECIPIENT) for each in email.shown)
-    recipients = _once(everyone)
+    places = _places(everyone)
     mailboxes = {"From": sender, "To": to, "Cc": cc, "Reply-To": reply_to}
     headers = "".join((*_address_fields(mailboxes), *_other_fields(email, sender[0].domain)))
     return RenderedEmail(
         body=_with_attachments(headers.encode(), _body(email).as_bytes(policy=_POLICY), email),
         sender=ascii_spec(sender[0]),
-        recipients=recipients,
+        recipients=tuple(ascii_spec(everyone[positions[0] - 1]) for positions in places),
         needs_smtputf8=not all(address.local.isascii() for address in (*sender, *to, *cc, *bcc, *reply_to)),
-        positions=None if len(recipients) == len(everyone) else _positions(everyone),
+        positions=None if len(places) == len(everyone) else places,
     )
 
 
-def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
-    """Each address once, in its first spelling."""
-    specs: dict[tuple[str, str], str] = {}
-    for address in addresses:
-        specs.setdefault(_identity(address), ascii_spec(address))
-    return tuple(specs.values())
-
-
-def _identity(address: Address) -> tuple[str, str]:
-    """Equal for upper and lower case of a domain (RFC 5321, 2.4), and for composed and decomposed characters."""
-    return normalize("NFC", address.local), ascii_domain(address.domain).lower()
-
-
-def _positions(addresses: Iterable[Address]) -> tuple[tuple[int, ...], ...]:
-    found: dict[tuple[str, str], tuple[int, ...]] = {}
+def _places(addresses: Iterable[Address]) -> tuple[tuple[int, ...], ...]:
+    """The positions of each address. Upper and lower case of a domain are equal (RFC 5321, section 2.4), and so are
+    composed and decomposed characters."""
+    found: dict[tuple[str, str], list[int]] = {}
     for position, address in enumerate(addresses, 1):
-        found[_identity(address)] = (*found.get(_identity(address), ()), position)
-    return tuple(found.values())
+        identity = normalize("NFC", address.local), ascii_domain(address.domain).lower()
+        found.setdefault(identity, []).append(position)
+    return tuple(map(tuple, found.values()))
 
 
 def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:
