@@ -42,7 +42,11 @@ such a provider."""
 
 
 class NoRoute(Exception):
-    """Raised if none of the providers that can send the email may be tried before `delay_seconds`."""
+    """Raised if none of the providers that can send the email may be tried now. Caught inside the worker.
+
+    Attributes:
+        delay_seconds: Seconds until the email is due again.
+    """
 
     def __init__(self, delay_seconds: float = 0.0) -> None:
         super().__init__()
