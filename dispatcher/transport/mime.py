@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email import quoprimime
@@ -137,26 +137,28 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     everyone = (*to, *cc, *bcc)
     if email.shown is not None:
         to, cc = (addresses("to or cc", each, Reason.REJECTED_RECIPIENT) for each in email.shown)
-    places = _places(everyone)
+    positions = _positions(everyone)
+    once = everyone if positions is None else [everyone[each[0] - 1] for each in positions]
     mailboxes = {"From": sender, "To": to, "Cc": cc, "Reply-To": reply_to}
     headers = "".join((*_address_fields(mailboxes), *_other_fields(email, sender[0].domain)))
     return RenderedEmail(
         body=_with_attachments(headers.encode(), _body(email).as_bytes(policy=_POLICY), email),
         sender=ascii_spec(sender[0]),
-        recipients=tuple(ascii_spec(everyone[positions[0] - 1]) for positions in places),
+        recipients=tuple(map(ascii_spec, once)),
         needs_smtputf8=not all(address.local.isascii() for address in (*sender, *to, *cc, *bcc, *reply_to)),
-        positions=None if len(places) == len(everyone) else places,
+        positions=positions,
     )
 
 
-def _places(addresses: Iterable[Address]) -> tuple[tuple[int, ...], ...]:
-    """The positions of each address. Upper and lower case of a domain are equal (RFC 5321, section 2.4), and so are
-    composed and decomposed characters."""
+def _positions(addresses: Sequence[Address]) -> tuple[tuple[int, ...], ...] | None:
+    """The positions of each address; None if none is repeated. Upper and lower case of a domain are equal (RFC 5321,
+    section 2.4), and so are composed and decomposed characters."""
     found: dict[tuple[str, str], list[int]] = {}
-    for position, address in enumerate(addresses, 1):
-        identity = normalize("NFC", address.local), ascii_domain(address.domain).lower()
-        found.setdefault(identity, []).append(position)
-    return tuple(map(tuple, found.values()))
+    if len(addresses) > 1:
+        for position, address in enumerate(addresses, 1):
+            identity = normalize("NFC", address.local), ascii_domain(address.domain).lower()
+            found.setdefault(identity, []).append(position)
+    return tuple(map(tuple, found.values())) if 0 < len(found) < len(addresses) else None
 
 
 def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:

@@ -105,8 +105,8 @@ class SmtpProtocol(asyncio.Protocol):
         return self._outstanding
 
     def check(self) -> None:
-        """Checks that the caller may write. Raises SmtpConnectionLost if the connection is closed, or a reply was not
-        read."""
+        """Checks that the caller may write. Raises SmtpConnectionLost if the connection is closed, or a reply is
+        unread."""
         if self._fault is not None:
             raise self._fault
         if self._transport.is_closing():

@@ -218,8 +218,7 @@ class CommandSequence:
     def __init__(
         self, protocol: SmtpProtocol, commands: list[bytes], pipelining: bool, timeout_seconds: float | None
     ) -> None:
-        """Sends all commands now if `pipelining` is true. `timeout_seconds`: the limit for the first reply; None for
-        none."""
+        """Sends all commands now if `pipelining` is true. `timeout_seconds`: the limit for the first reply, if any."""
         self._protocol = protocol
         self._is_group = pipelining
         self._unsent = deque(commands)
