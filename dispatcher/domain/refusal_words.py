@@ -61,7 +61,7 @@ _OF_RECIPIENT: Final = re.compile(r"[45]\.(?:1\.[12346]|1\.10|2\.\d+)$")
 
 _NO: Final = r"(?:not |no longer|does(?: not|n't)|un(?:known|verified|available|routeable|auth)|invalid|inactive|disab)"
 _MAY: Final = r"(?:allowed|permitted|authori[sz]ed|enabled|approved)"
-_STOP: Final = r"(?:suspend|paus|disabl|deactivat|restrict|block|lock|frozen|terminat)"
+_STOP: Final = r"(?:suspend|paus|disab|deactivat|restrict|block|lock|frozen|terminat)"
 _REFUSED: Final = r"(?:reject|den[iy]|block|ban|refus|prohibit|forbid|disallow|not )"
 _PERIOD: Final = r"(?:the |last |past |an? |one |\d+ ?)*(?:second|minute|min|hour|day|week|month|24)"
 _RULES: Final = rf"""

@@ -98,11 +98,9 @@ class BounceMailbox:
         return len(messages), waiting
 
     def _email_id_in(self, message: NewMessage) -> UUID | None:
-        """The id of the email that the message is about; None if the message contains no valid token of an email.
-
-        The token is part of the email's envelope sender (see `BounceAddress`). It is usually in the message's header.
-        In a feedback report, it is in a quoted part, so the whole message is searched, too.
-        """
+        """The email's id by the token in its envelope sender (see `BounceAddress`); None without a valid token. The
+        token is usually in the message's header. In a feedback report, it is in a quoted part, so the whole message is
+        searched, too."""
         octets = message.octets or b""
         header = _END_OF_HEADER.split(octets, maxsplit=1)[0]
         return self._address.find(header.decode("latin-1")) or self._address.find(octets.decode("latin-1"))

@@ -195,11 +195,8 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
 
 
 def _code(finding: _Finding) -> str | None:
-    """Returns the first enhanced status code that is not vague.
-
-    Searches the servers' words, then the notice's status. If all these codes are vague, returns the first of them. If
-    there are none, returns the first SMTP reply code of a bounce or a deferral.
-    """
+    """The first enhanced status code that is not vague, of the servers' words, then of the notice's status. If there is
+    none, the first vague code; then the first SMTP reply code of a bounce or a deferral."""
     codes = [*ENHANCED.findall(finding.words), *([finding.status] if finding.status else [])]
     replies = REPLY.findall(finding.words) if finding.kind in (EventKind.BOUNCED, EventKind.DEFERRED) else []
     return next((code for code in codes if not is_vague(code)), None) or next(iter((*codes, *replies)), None)
@@ -283,12 +280,8 @@ def _of_block(block: Message, explanation: Explanation, known: Known, *, is_only
 
 
 def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
-    """Returns the recipient that a block of a delivery status is about, and `is_sent_to` (see `_Finding`).
-
-    A block names an original and a final address. If they differ, a server has forwarded the email to the final
-    address, and the block reports what became of it there. The recipient is None if the email was sent to neither
-    address.
-    """
+    """The recipient that a block is about, or None, and `is_sent_to` (see `_Finding`). If a block's original and final
+    address differ, a server has forwarded the email, and the block reports what became of it there."""
     original, final = (_address_in(field(block, f"{name}-Recipient"), known) for name in ("Original", "Final"))
     if final in known:
         return final, original in ("", final)

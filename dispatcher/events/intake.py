@@ -136,10 +136,8 @@ class EventIntake:
         ]
 
     async def _settle(self, email_ids: Collection[UUID]) -> int:
-        """Settles emails immediately. Returns how many changed their status.
-
-        If this fails, the leading relay settles the emails later, because `store_events` has marked them as proven.
-        """
+        """Settles emails now, and returns how many changed their status. On failure, the leading relay settles them
+        later."""
         with suppress(StoreUnavailable):
             outcome = await self._locked.execute_unlocked(email_ids, lambda free: settle_proven(self._pool, free))
             report_settled(settled := outcome.rows())

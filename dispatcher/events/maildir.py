@@ -36,10 +36,7 @@ class Maildir:
     """Reads new messages. A message stays in `new` until the caller calls `put_away` or `set_aside`."""
 
     def __init__(self, folder: Path, *, keeps: bool) -> None:
-        """
-        Args:
-            keeps: Whether `put_away` moves a message to `cur`; otherwise it deletes the message.
-        """
+        """`keeps`: whether `put_away` moves a message to `cur`; otherwise it deletes the message."""
         self.folder = folder
         self._keeps = keeps
 

@@ -175,11 +175,8 @@ def _unsubscribed(notice: _Notice, make: _Make) -> list[ProviderEvent] | Skipped
 
 
 def _of_destinations(kind: EventKind, *texts: str) -> _Read:
-    """A function that reads notices about the whole email, and returns one event for each recipient.
-
-    Args:
-        texts: The fields of the notice whose texts become the detail of the events.
-    """
+    """Reads notices about the whole email: one event per recipient. `texts`: the notice's fields that become the
+    detail."""
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         detail = fields.detail(*(notice.facts.get(text) for text in texts))
@@ -215,11 +212,8 @@ _READERS: Final[Mapping[str, tuple[str, _Read]]] = {
 
 
 def _recipients(notice: _Notice, field: str) -> list[_Recipient]:
-    """The recipients in a field of a notice. The field contains objects or plain addresses.
-
-    If the field names no recipient, returns one recipient: the email's only recipient, or, if the email has several, a
-    recipient without an address.
-    """
+    """The recipients in a field, which contains objects or plain addresses. If the field names none, returns the
+    email's only recipient, or, if the email has several, a recipient without an address."""
     found = [_recipient(each) for each in fields.items(notice.facts.get(field))]
     return found or [_Recipient(_only_destination(notice))]
 

@@ -36,11 +36,7 @@ class Freshness:
     """
 
     def __init__(self, max_age_seconds: float, clock: Callable[[], float]) -> None:
-        """
-        Args:
-            max_age_seconds: How old a signature may be; 0 for any age.
-            clock: Returns the current Unix time.
-        """
+        """`max_age_seconds`: how old a signature may be; 0 for any age. `clock`: returns the current Unix time."""
         self._max_age_seconds = max_age_seconds
         self._clock = clock
 

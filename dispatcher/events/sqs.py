@@ -128,11 +128,8 @@ class QueuePoller:
         topics: Collection[str] = (),
         first_wait_seconds: float = FIRST_WAIT_SECONDS,
     ) -> None:
-        """
-        Args:
-            topics: The allowed topics of SNS; empty to allow all topics. See `ses.events_of_message`.
-            first_wait_seconds: The wait before a failed call is repeated. The wait doubles with each further failure.
-        """
+        """`topics`: the allowed topics of SNS; empty for all (see `ses.events_of_message`). `first_wait_seconds`: the
+        wait before a failed call is repeated; it doubles with each further failure."""
         self._queue = queue
         self._sink = sink
         self._topics = frozenset(topics)

@@ -39,10 +39,7 @@ class TwilioVerifier:
     """Verifies that Twilio signed a request."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
-        """
-        Args:
-            secrets: The account's auth token, and the secrets of its shared keys for webhooks.
-        """
+        """`secrets`: the account's auth token, and the secrets of its shared keys for webhooks."""
         self._secrets = [secret.encode() for secret in secrets]
 
     def verify(self, headers: Mapping[str, str], url: str, body: bytes | bytearray) -> dict[str, str]:

@@ -266,11 +266,8 @@ async def _post_all(
     bodies: dict[UUID, bytes],
     concurrency: int,
 ) -> list[PostResult]:
-    """Posts events, several at the same time, until all are posted or the receiver fails.
-
-    Returns one result per posted event, in the order of `posts`. If the receiver fails, the last events are not posted.
-    Events of the same email are posted one after another.
-    """
+    """Posts events, several at once, those of one email in order, until all are posted or the receiver fails. Returns
+    one result per posted event, in the order of `posts`; the last events are missing if the receiver fails."""
     results: dict[int, PostResult] = {}
     latest: dict[UUID, asyncio.Future[None]] = {}
     waiting: Iterator[tuple[int, EventPost]] = iter(enumerate(posts))
@@ -378,11 +375,8 @@ def _refused(result: PostResult, now: datetime, draw: float) -> RefusedEvent:
 def _handled(
     position: Position, posts: Sequence[EventPost], results: Sequence[PostResult], end: Position, *, is_working: bool
 ) -> Position:
-    """The new cursor of the webhook.
-
-    If the receiver works, the cursor also passes refused events, which are stored for a retry. Otherwise the cursor
-    stops before the first event that was not delivered.
-    """
+    """The webhook's new cursor. It passes refused events, which are stored for a retry, if the receiver works.
+    Otherwise it stops before the first event that was not delivered."""
     for result in results:
         if result.reaction is not Reaction.DELIVERED and not is_working and result.post.position is not None:
             return position

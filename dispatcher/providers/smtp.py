@@ -117,16 +117,10 @@ class SmtpProvider:
     def __init__(
         self, own: SmtpSettings, *, ca_file: Path | None = None, trusted_idle_seconds: float = TRUSTED_IDLE_SECONDS
     ) -> None:
-        """Creates the adapter without connecting.
-
-        Args:
-            ca_file: Certificates to trust instead of the system's.
-            trusted_idle_seconds: A connection that was idle for longer is tested before the next email.
-
-        Raises:
-            ConfigurationError: DISPATCHER_SMTP_URL is not set.
-            ssl.SSLError, OSError: The CA file cannot be used.
-        """
+        """Creates the adapter without connecting. `ca_file`: certificates to trust instead of the system's. A
+        connection that was idle for longer than `trusted_idle_seconds` is tested before the next email. Raises
+        ConfigurationError if DISPATCHER_SMTP_URL is not set, and ssl.SSLError or OSError if the CA file cannot be
+        used."""
         if own.url is None:
             raise ConfigurationError(["DISPATCHER_SMTP_URL is not set: set it to a URL such as smtp://host:587."])
         self._server = own.url
@@ -164,11 +158,7 @@ class SmtpProvider:
             return Rejected(error.reason, error.message)
 
     async def check(self) -> str:
-        """Connects and logs in. Returns a report for `dispatcher doctor`. Sends no email.
-
-        Raises:
-            ProviderFault: The server cannot be used.
-        """
+        """Connects and logs in; sends no email. Raises ProviderFault if the server cannot be used."""
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 connection = await self._open()

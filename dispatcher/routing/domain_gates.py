@@ -41,11 +41,7 @@ unused."""
 
 
 class DomainFull(Exception):
-    """The ceiling of a recipient domain is reached. Caught inside the worker.
-
-    Attributes:
-        pace: How many waiting emails of the domain may become due per second.
-    """
+    """The ceiling of a recipient domain is reached. `pace`: how many waiting emails may become due per second."""
 
     def __init__(self, domain: str, pace: float) -> None:
         super().__init__()
@@ -64,10 +60,7 @@ class DomainGate:
     """One worker's tokens and slots of a domain. Emails get tokens and slots in order of arrival."""
 
     def __init__(self, store: DomainStore, limit: DomainLimit, waits: asyncio.Semaphore) -> None:
-        """
-        Args:
-            waits: Limits how many emails may wait in this worker, for all domains together.
-        """
+        """`waits`: limits how many emails may wait in this worker, for all domains together."""
         self._store = store
         self.domain = limit.domain
         self._limit: DomainLimit | None = limit
@@ -108,11 +101,8 @@ class DomainGate:
             return await self._wait()
 
     def leave(self, seconds: float | None) -> None:
-        """Frees the email's slot. The email's token stays used.
-
-        Args:
-            seconds: How long the attempt took; None if it raised an exception.
-        """
+        """Frees the email's slot; its token stays used. `seconds`: the attempt's length; None if it raised an
+        exception."""
         if seconds is not None:
             self._lengths.append(seconds)
         self._used -= 1
@@ -236,11 +226,8 @@ class DomainGates:
     """The gates of all domains that have ceilings, in one worker."""
 
     def __init__(self, store: DomainStore | None = None, *, most_waiting: int = 0) -> None:
-        """
-        Args:
-            store: None if the worker has no provider to which ceilings of recipient domains apply.
-            most_waiting: The most emails that may wait for slots in this worker at the same time.
-        """
+        """`store`: None if no provider of the worker has ceilings. `most_waiting`: how many emails may wait for slots
+        here."""
         self._store = store
         self._waits = asyncio.Semaphore(most_waiting)
         self._gates: dict[str, DomainGate] = {}

@@ -43,10 +43,7 @@ class RateLimit:
     """One worker's tokens of a provider's rate limit. Within a lane, requests get tokens in order of arrival."""
 
     def __init__(self, store: ProviderStore, provider: str, ceiling: float, weights: LaneWeights | None = None) -> None:
-        """
-        Args:
-            ceiling: Emails per second over all workers and hosts.
-        """
+        """`ceiling`: emails per second over all workers and hosts."""
         self._store = store
         self._provider = provider
         self._ceiling = ceiling
@@ -64,12 +61,8 @@ class RateLimit:
         return self._ceiling
 
     async def take(self, is_wanted: Callable[[], bool] = lambda: True, lane: str = NORMAL) -> bool:
-        """Waits for a token. Returns True when one email may be sent, or False if `is_wanted` returns False first.
-
-        Args:
-            is_wanted: Returns whether the provider may still be tried. Without this check, 256 waiting emails would use
-                256 tokens, only to find out that the provider's breaker has opened.
-        """
+        """Waits for a token. Returns False if the provider may no longer be tried: without `is_wanted`, 256 waiting
+        emails would use 256 tokens, only to find out that the provider's breaker has opened."""
         if self._granting is None and self._tokens >= 1 and is_wanted():
             self._tokens -= 1
             return True
@@ -110,10 +103,8 @@ class RateLimit:
         return list(self._waiting)
 
     def slow_down(self) -> None:
-        """Halves the rate for all hosts when this worker next needs tokens. Then the rate slowly rises again.
-
-        To halve the rate at once would be useless: the rate would have risen again before the provider's pause is over.
-        """
+        """Halves the rate for all hosts when this worker next needs tokens; then it slowly rises again. At once would
+        be useless: the rate would have risen again before the provider's pause is over."""
         self._tokens = 0
         self._is_throttled = True
 

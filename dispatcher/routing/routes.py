@@ -176,11 +176,8 @@ class Route:
         )
 
     def record_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
-        """Records that the provider could not be used, for example because of its credentials. Returns whether the
-        provider or the email is at fault.
-
-        Opens the breaker, unless only this email is at fault.
-        """
+        """Records that the provider could not be used, for example because of its credentials. Opens the breaker,
+        unless only this email is at fault. Returns whether the provider or the email is at fault."""
         return self.breaker.open(trial, str(fault), email, seconds=fault.seconds)
 
 
@@ -213,11 +210,8 @@ class Routes:
         self._jitter = jitter
 
     def choose(self, email: OutgoingEmail, left_out: Collection[str] = ()) -> Route | None:
-        """The first route that can send the email and may be tried now; None if there is none.
-
-        Args:
-            left_out: Providers that have just refused this email, or cannot send it.
-        """
+        """The first route that can send the email and may be tried now. `left_out`: providers that have just refused
+        this email, or cannot send it."""
         for route in self._routes:
             if (
                 route.name not in left_out
@@ -256,11 +250,8 @@ class Routes:
         return any(route.capabilities.channel == channel for route in self._routes)
 
     def capable(self, email: OutgoingEmail, unable: Collection[str] = ()) -> list[Route]:
-        """The routes that could send the email, now or later.
-
-        Args:
-            unable: Providers whose adapters found that they cannot send the email.
-        """
+        """The routes that could send the email, now or later. `unable`: providers whose adapters found that they
+        cannot."""
         return [
             route
             for route in self._routes
@@ -337,11 +328,8 @@ class Routes:
         return all(route.is_paused for route in self._routes)
 
     def window(self, most: int, seconds: float) -> int:
-        """The prefetch window in emails: at most `most`, and at most what the rate ceilings allow in `seconds`.
-
-        More emails would only wait for tokens while their leases are renewed. RabbitMQ also closes a channel if a
-        delivery stays unacked for half an hour.
-        """
+        """The prefetch window: at most `most` emails, and what the rate ceilings allow in `seconds`. More would only
+        wait for tokens, and RabbitMQ closes a channel if a delivery stays unacked for half an hour."""
         ceilings = [route.limit.ceiling for route in self._routes if route.limit]
         return most if len(ceilings) < len(self._routes) else max(1, min(most, math.ceil(sum(ceilings) * seconds)))
 

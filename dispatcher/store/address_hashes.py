@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from contextlib import suppress
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
@@ -14,6 +13,7 @@ from unicodedata import normalize
 from uuid import UUID
 
 from dispatcher.domain.phone import comparable_number
+from dispatcher.store.comparable_address import comparable_domain
 from dispatcher.store.statements import Source, fetch
 
 HASH_OCTETS: Final = 16
@@ -104,9 +104,5 @@ def normalised(address: str) -> str:
         address = address.replace('"', "")
     if address.isascii():
         return comparable_number(address) if address.startswith("+") else address
-    import idna  # imported here, because most processes see only ASCII addresses
-
     local, at, domain = address.rpartition("@")
-    with suppress(idna.IDNAError):
-        domain = idna.encode(domain, uts46=True).decode("ascii")
-    return f"{normalize('NFC', local)}{at}{domain}"
+    return f"{normalize('NFC', local)}{at}{comparable_domain(domain)}"

@@ -27,11 +27,8 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class NoAnswer(Exception):
-    """A receiver was not reached, or sent no valid answer in time; a retry might succeed.
-
-    Attributes:
-        reason: The reason, without addresses, secrets or the receiver's own text.
-    """
+    """A receiver was not reached, or sent no valid answer in time; a retry might succeed. `reason` contains no
+    addresses, secrets or text of the receiver."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -67,10 +64,8 @@ async def addresses_of(host: str, port: int, *, private_setting: str | None, res
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is public, that is, reachable from the internet.
-
-    An IPv6 address that contains an IPv4 address (IPv4-mapped, 6to4) is public if the IPv4 address is.
-    """
+    """Whether an address is reachable from the internet. An IPv6 address that contains an IPv4 address (IPv4-mapped,
+    6to4) is public if the IPv4 address is."""
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is not None:

@@ -122,11 +122,7 @@ class HttpTransport:
             self._slots.release()
 
     async def get(self, url: str, headers: Mapping[str, str], deadline: float) -> HttpResponse:
-        """Sends one GET and returns its response.
-
-        Raises:
-            NoFreeConnection, RequestNotSent, NoResponse: There is no response.
-        """
+        """Sends one GET and returns its response. Raises NoFreeConnection, RequestNotSent or NoResponse."""
         await self._acquire(deadline)
         try:
             connection = self._idle_connection() or await self._new_connection(_target(url), deadline)

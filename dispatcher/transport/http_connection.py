@@ -38,10 +38,7 @@ class HttpConnection(asyncio.Protocol):
     """
 
     def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
-        """
-        Args:
-            on_end: Called once, with this connection, when it has closed. Not called if it was never open.
-        """
+        """`on_end`: called once, with this connection, when it has closed. Not called if it was never open."""
         self.loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
@@ -64,20 +61,14 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another request may be written: the connection is open, and has no unread input.
-
-        Between two requests, unread input means that the server has closed the connection, or sent data that belongs to
-        no request.
-        """
+        """Whether another request may be written: the connection is open, and has no unread input, which would mean
+        that the server has closed it, or sent data that belongs to no request."""
         return self.can_write and not self._socket.poll(0)
 
     @property
     def is_usable_when_new(self) -> bool:
-        """Whether a request may be written to a new connection.
-
-        Unlike `is_reusable`, allows unread input, because a server can send TLS data (session tickets) after the
-        handshake.
-        """
+        """Like `is_reusable`, for a new connection: a server can send TLS data (session tickets) after the
+        handshake."""
         return self.can_write and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
 
     @property
@@ -103,10 +94,8 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(octets)
 
     async def write_pieces(self, pieces: Iterable[bytes]) -> None:
-        """Writes more of a request, as fast as the kernel accepts the octets.
-
-        Returns when all pieces are written, a response arrives, or the connection closes.
-        """
+        """Writes more of a request, as fast as the kernel accepts the octets. Returns when all pieces are written, a
+        response arrives, or the connection closes."""
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=1, low=0)
         for piece in pieces:
@@ -169,10 +158,8 @@ class HttpConnection(asyncio.Protocol):
         self._transport = None
 
     def eof_received(self) -> None:
-        """Marks the connection as closed, because the server will send no more.
-
-        asyncio calls `connection_lost` later.
-        """
+        """Marks the connection as closed, because the server will send no more. asyncio calls `connection_lost`
+        later."""
         self._set_closed()
 
     def pause_writing(self) -> None:
@@ -183,10 +170,8 @@ class HttpConnection(asyncio.Protocol):
         self._resume_pieces()
 
     def on_message_begin(self) -> None:
-        """Called at the start of a response. Closes the connection if the response has no request.
-
-        If the connection stayed open, later responses could be assigned to the wrong requests.
-        """
+        """Closes the connection if the response has no request: otherwise, later responses could be assigned to the
+        wrong requests."""
         if not self.is_busy:
             self.abort()
 
@@ -225,10 +210,8 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _ends_with_connection(self) -> bool:
-        """Whether the response has neither a length nor chunks, so that it ends when the server closes the connection.
-
-        See RFC 9112, section 6.3.
-        """
+        """Whether the response ends when the server closes the connection: no length, no chunks (RFC 9112, section
+        6.3)."""
         return self.status is not None and not self.headers.keys() & {"content-length", "transfer-encoding"}
 
     def _complete(self) -> None:

@@ -25,11 +25,7 @@ class ProxyRefused(OSError):
 
 @dataclass(frozen=True, slots=True)
 class HttpProxy:
-    """An HTTP proxy. We connect to the proxy itself without TLS.
-
-    Attributes:
-        login: `user:password` from the proxy's URL; None if the URL has none.
-    """
+    """An HTTP proxy, to which we connect without TLS. `login`: `user:password` from its URL, or None."""
 
     host: str
     port: int
@@ -66,14 +62,8 @@ def proxy_for(url: str) -> HttpProxy | None:
 
 
 async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> None:
-    """Opens a tunnel to a host and port through the proxy. Closes the socket if that fails.
-
-    Args:
-        connected: A socket that is connected to the proxy.
-
-    Raises:
-        ProxyRefused, OSError: The tunnel could not be opened.
-    """
+    """Opens a tunnel to a host and port through a connected socket. Raises ProxyRefused or OSError, and closes the
+    socket, if that fails."""
     try:
         answer = await _asked(proxy, connected, host, port)
         if not (_GRANTED.match(answer) and answer.endswith(_END)):
@@ -90,10 +80,8 @@ async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, por
 
 
 async def _asked(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> bytes:
-    """Sends CONNECT, and returns the head of the proxy's response.
-
-    Returns only what arrived if the proxy closes the connection early. Does not check the response.
-    """
+    """Sends CONNECT. Returns the head of the response, unchecked; only what arrived if the proxy closes the
+    connection."""
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connected, _request(proxy, host, port))
     answer = b""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email import quoprimime
@@ -111,10 +111,7 @@ class RenderedEmail:
 
 
 async def rendered(email: OutgoingEmail) -> RenderedEmail:
-    """Renders an email like `render`, but in a thread if the texts are large.
-
-    Attachments are encoded only when they are written to a connection.
-    """
+    """Like `render`, but in a thread if the texts are large. Attachments are encoded when they are written."""
     octets = len(email.text or "") + len(email.html or "")
     return render(email) if octets < LARGE_OCTETS else await asyncio.to_thread(render, email)
 
@@ -140,36 +137,28 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     everyone = (*to, *cc, *bcc)
     if email.shown is not None:
         to, cc = (addresses("to or cc", each, Reason.REJECTED_RECIPIENT) for each in email.shown)
-    recipients = _once(everyone)
+    positions = _positions(everyone)
+    once = everyone if positions is None else [everyone[each[0] - 1] for each in positions]
     mailboxes = {"From": sender, "To": to, "Cc": cc, "Reply-To": reply_to}
     headers = "".join((*_address_fields(mailboxes), *_other_fields(email, sender[0].domain)))
     return RenderedEmail(
         body=_with_attachments(headers.encode(), _body(email).as_bytes(policy=_POLICY), email),
         sender=ascii_spec(sender[0]),
-        recipients=recipients,
+        recipients=tuple(map(ascii_spec, once)),
         needs_smtputf8=not all(address.local.isascii() for address in (*sender, *to, *cc, *bcc, *reply_to)),
-        positions=None if len(recipients) == len(everyone) else _positions(everyone),
+        positions=positions,
     )
 
 
-def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
-    """Each address once, in its first spelling."""
-    specs: dict[tuple[str, str], str] = {}
-    for address in addresses:
-        specs.setdefault(_identity(address), ascii_spec(address))
-    return tuple(specs.values())
-
-
-def _identity(address: Address) -> tuple[str, str]:
-    """Equal for upper and lower case of a domain (RFC 5321, 2.4), and for composed and decomposed characters."""
-    return normalize("NFC", address.local), ascii_domain(address.domain).lower()
-
-
-def _positions(addresses: Iterable[Address]) -> tuple[tuple[int, ...], ...]:
-    found: dict[tuple[str, str], tuple[int, ...]] = {}
-    for position, address in enumerate(addresses, 1):
-        found[_identity(address)] = (*found.get(_identity(address), ()), position)
-    return tuple(found.values())
+def _positions(addresses: Sequence[Address]) -> tuple[tuple[int, ...], ...] | None:
+    """The positions of each address; None if none is repeated. Upper and lower case of a domain are equal (RFC 5321,
+    section 2.4), and so are composed and decomposed characters."""
+    found: dict[tuple[str, str], list[int]] = {}
+    if len(addresses) > 1:
+        for position, address in enumerate(addresses, 1):
+            identity = normalize("NFC", address.local), ascii_domain(address.domain).lower()
+            found.setdefault(identity, []).append(position)
+    return tuple(map(tuple, found.values())) if 0 < len(found) < len(addresses) else None
 
 
 def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:
@@ -194,7 +183,6 @@ def _utc(instant: datetime) -> datetime:
 
 
 def _body(email: OutgoingEmail) -> Message:
-    """The email's texts as one MIME part, which may contain further parts."""
     body: Message
     if email.html is None:
         body = _text_part("plain", "text", email.text or "")
@@ -207,7 +195,6 @@ def _body(email: OutgoingEmail) -> Message:
 
 
 def _with_attachments(headers: bytes, body: bytes, email: OutgoingEmail) -> Body:
-    """The message: the headers and the body, or multipart/mixed with the body and the attachments."""
     if not email.attachments:
         return Body((headers + body,))
     boundary = _boundary("mixed", email)
@@ -245,10 +232,8 @@ def _with_line_ends(text: str) -> str:
 
 
 def _charset_for(text: str, octets: bytes) -> str | Charset:
-    """Chooses the charset of a text, and with it the transfer encoding.
-
-    With the chosen encoding, no server changes the text on the way, and the text never contains a MIME boundary.
-    """
+    """The charset, and with it the transfer encoding: no server changes the text, which never contains a MIME
+    boundary."""
     if text.isascii() and "--=_" not in text and _is_clean(octets) and not _has_long_line(octets):
         return "us-ascii"
     # Choose the shorter encoding. Quoted-printable triples each octet that is not ASCII. Base64, the library's choice
@@ -265,7 +250,6 @@ def _has_long_line(octets: bytes) -> bool:
 
 
 def _attachment_head(file: OutgoingAttachment) -> str:
-    """The headers of an attachment's part."""
     content_type = checked_type(file.content_type)
     # Base64 protects the bytes from changes by servers. But RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for
     # multipart/* and message/*, so send such an attachment as application/octet-stream.
@@ -280,11 +264,9 @@ def _attachment_head(file: OutgoingAttachment) -> str:
 
 
 def _filename(name: str) -> tuple[str, str]:
-    """The parameters `name`, which only old mail programs read, and `filename`, each with a semicolon before it.
-
-    An ASCII name is one quoted string, because some mail programs read no sections, and needs no `name`. Any other name
-    is in `filename` as in RFC 2231, in sections if it is long, and in `name` as encoded words.
-    """
+    """The parameters `name`, which only old mail programs read, and `filename`, each with a semicolon before it. An
+    ASCII name is one quoted string, because some mail programs read no sections. Any other `filename` is as in RFC
+    2231, and its `name` has encoded words."""
     if name.isascii() and "=?" not in name:
         return "", f";{FOLD}filename={quoted(name)}"
     encoded = encode_rfc2231(name, "utf-8", "")

@@ -42,11 +42,7 @@ _FIELD_NAME: Final = re.compile(r"[!-9;-~]{1,76}")
 
 
 class UnrenderableEmail(DispatcherError):
-    """An email cannot be rendered, as MIME or for a provider's API.
-
-    Attributes:
-        reason: The reason that the adapter reports when it rejects the email.
-    """
+    """An email cannot be rendered, as MIME or for a provider's API. `reason` is that of the rejection."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -54,12 +50,8 @@ class UnrenderableEmail(DispatcherError):
 
 
 def checked_text(field: str, text: str) -> str:
-    """Returns the text if a header may contain it.
-
-    Raises:
-        UnrenderableEmail: The text contains a control character, or an encoded word (RFC 2047), which could hide a
-            control character.
-    """
+    """Returns the text if a header may contain it. Raises UnrenderableEmail if it contains a control character, or an
+    encoded word (RFC 2047), which could hide a control character."""
     if fault := header_fault(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"{field} {fault}")
     return text
@@ -110,10 +102,7 @@ def checked_type(content_type: str) -> str:
 
 
 def addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
-    """Parses a field's addresses.
-
-    Raises UnrenderableEmail with the given reason if a header cannot contain one of the addresses.
-    """
+    """Parses a field's addresses. Raises UnrenderableEmail with the given reason if a header cannot contain one."""
     found = []
     for text in texts:
         try:
@@ -145,21 +134,14 @@ def _named(name: str, text: str) -> str:
 
 
 def ascii_spec(address: Address) -> str:
-    """`local@domain` with the domain in ASCII.
-
-    Raises:
-        ValueError: The domain has no ASCII form.
-    """
+    """`local@domain` with the domain in ASCII. Raises ValueError if the domain has no ASCII form."""
     return f"{address.local}@{ascii_domain(address.domain)}"
 
 
 @lru_cache(maxsize=4096)
 def ascii_domain(domain: str) -> str:
-    """The domain in ASCII. A domain that is not ASCII is encoded with IDNA 2008, after the mappings of UTS 46.
-
-    Raises:
-        ValueError: IDNA does not allow the domain. The error does not contain the domain.
-    """
+    """The domain in ASCII, encoded with IDNA 2008 after the mappings of UTS 46. Raises ValueError, without the domain,
+    if IDNA does not allow it."""
     if domain.isascii():
         return domain
     try:

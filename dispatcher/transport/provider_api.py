@@ -53,11 +53,7 @@ class ProviderApi:
             return error.outcome
 
     async def check(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Sends a GET for `dispatcher doctor`, and returns the response.
-
-        Raises:
-            ProviderFault: There is no response.
-        """
+        """Sends a GET for `dispatcher doctor`, and returns the response. Raises ProviderFault if there is none."""
         deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
         try:
             return await self.transport.get(url, headers, deadline)

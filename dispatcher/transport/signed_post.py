@@ -32,11 +32,7 @@ _MAX_HEAD_OCTETS: Final = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PostAnswer:
-    """A receiver's answer.
-
-    Attributes:
-        retry_after_seconds: How long the receiver asks us to wait; 0 if it does not ask.
-    """
+    """A receiver's answer. `retry_after_seconds`: how long it asks us to wait; 0 if it does not ask."""
 
     status: int
     retry_after_seconds: float = 0.0
@@ -48,11 +44,8 @@ class PostAnswer:
 
 
 def trusting_context(ca_file: Path | None) -> ssl.SSLContext:
-    """A TLS context for posts. It trusts the system's certificates and the certificates in `ca_file`.
-
-    Raises:
-        ConfigurationError: The CA file contains no readable certificate.
-    """
+    """A TLS context that trusts the system's certificates and those in `ca_file`. Raises ConfigurationError if the file
+    contains no readable certificate."""
     context = client_context()
     if ca_file is not None:
         try:
@@ -165,10 +158,8 @@ class SignedPoster:
 
 
 def _retry_after(response: h11.Response) -> float:
-    """How many seconds the header Retry-After asks us to wait, as a number or a date (RFC 9110, section 10.2.3).
-
-    At most LONGEST_RETRY_AFTER_SECONDS; 0 if the header is missing or invalid.
-    """
+    """The seconds of Retry-After, a number or a date (RFC 9110, section 10.2.3), at most LONGEST_RETRY_AFTER_SECONDS; 0
+    if the header is missing or invalid."""
     text = next((value.decode("latin-1") for name, value in response.headers if name == b"retry-after"), "").strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
         return min(float(text), LONGEST_RETRY_AFTER_SECONDS)

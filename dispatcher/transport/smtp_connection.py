@@ -32,13 +32,8 @@ _SIGNED_IN: Final = 235
 
 
 class NotConnected(Exception):
-    """No connection could be opened; no email was sent.
-
-    Attributes:
-        outcome: The outcome for the email that needed the connection.
-        is_full: Whether the server answered 421, because it accepts no further connections now.
-        remedy: What an operator can do.
-    """
+    """No connection could be opened; no email was sent. `outcome` is for the email that needed the connection.
+    `is_full`: the server answered 421, because it accepts no further connections now."""
 
     def __init__(self, outcome: Deferred, remedy: str = "Check that the server is running and reachable.") -> None:
         super().__init__(outcome.detail)

@@ -50,11 +50,9 @@ async def _plain(send: Send, user: bytes, password: bytes) -> SmtpReply:
 
 
 async def _login(send: Send, user: bytes, password: bytes) -> SmtpReply:
-    """Sends the user name and the password to one prompt each. Never sends the password to a prompt for the user name.
-
-    Prompts can be in any language. By their order, the first prompt is for the user name. AUTH LOGIN never contains the
-    user name, because some servers ignore it there, and ask for it once more.
-    """
+    """Prompts can be in any language. By their order, the first prompt is for the user name, and never gets the
+    password. AUTH LOGIN never contains the user name, because some servers ignore it there, and ask for it once
+    more."""
     first = await send("AUTH LOGIN")
     if first.code != _GO_ON or (_names(_PASSWORD, first) and not _names(_USER, first)):
         return first

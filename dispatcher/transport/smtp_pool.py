@@ -63,10 +63,8 @@ class ConnectionPool:
         return self._open_count > 0 and len(self._withheld) < self._max_withheld
 
     def release_slot_later(self) -> None:
-        """Releases a slot, but only after FULL_SECONDS. Until then, the pool has one connection less.
-
-        Call this instead of `release_slot` if the server has refused a new connection.
-        """
+        """Releases a slot after FULL_SECONDS, because the server has refused a new connection. Until then, the pool has
+        one connection less."""
         timer: asyncio.TimerHandle = asyncio.get_running_loop().call_later(FULL_SECONDS, lambda: self._restore(timer))
         self._withheld.add(timer)
 
@@ -82,22 +80,15 @@ class ConnectionPool:
         return None
 
     async def open(self) -> SmtpConnection:
-        """Opens a connection. The caller must have acquired a slot.
-
-        Raises:
-            NotConnected, ProviderFault: See `open_connection`.
-        """
+        """Opens a connection; the caller must have acquired a slot. Raises NotConnected and ProviderFault."""
         connection = await self._connect()
         self._open_count += 1
         connection.protocol.closed.add_done_callback(self._on_closed)
         return connection
 
     def put_back(self, connection: SmtpConnection) -> None:
-        """Keeps a connection for the next email.
-
-        Closes the connection instead if it is broken, if a reply is unread or missing, or if it has carried the maximum
-        number of emails.
-        """
+        """Keeps a connection for the next email. Closes it instead if it is broken, if a reply is unread or missing, or
+        if it has carried the maximum number of emails."""
         if not connection.protocol.is_sound:
             connection.protocol.abort()
         elif connection.emails >= self._emails_per_connection:

@@ -43,11 +43,7 @@ class UnexpectedReply(InvalidReply):
 
 
 class ServerClosing(SmtpConnectionLost):
-    """The server closed the connection with 421 before the email was sent.
-
-    Attributes:
-        reply: The reply 421.
-    """
+    """The server closed the connection with `reply`, a 421, before the email was sent."""
 
     def __init__(self, reply: SmtpReply) -> None:
         super().__init__("the server is closing the connection")
@@ -55,13 +51,8 @@ class ServerClosing(SmtpConnectionLost):
 
 
 class SmtpProtocol(asyncio.Protocol):
-    """Writes commands to one connection, and reads the replies in the order of the commands.
-
-    Only one task at a time may use the object.
-
-    Attributes:
-        closed: A future that is done when the connection has closed.
-    """
+    """Writes commands to one connection, and reads the replies in the order of the commands, for one task at a time.
+    `closed`: a future that is done when the connection has closed."""
 
     _transport: asyncio.Transport
 
@@ -81,10 +72,8 @@ class SmtpProtocol(asyncio.Protocol):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the connection can be reused: it is open, no reply is outstanding, and no surplus reply has arrived.
-
-        Replies that are still unread in the socket count as arrived.
-        """
+        """Whether the connection can be reused: it is open, no reply is outstanding, and no surplus reply has arrived,
+        not even into the socket."""
         return (
             self._fault is None
             and not self._outstanding
@@ -116,11 +105,8 @@ class SmtpProtocol(asyncio.Protocol):
         return self._outstanding
 
     def check(self) -> None:
-        """Checks that the caller may write: the connection is open, and the caller has read all replies that arrived.
-
-        Raises:
-            SmtpConnectionLost: The connection is closed, or a surplus reply has arrived.
-        """
+        """Checks that the caller may write. Raises SmtpConnectionLost if the connection is closed, or a reply is
+        unread."""
         if self._fault is not None:
             raise self._fault
         if self._transport.is_closing():
@@ -136,10 +122,8 @@ class SmtpProtocol(asyncio.Protocol):
             await asyncio.sleep(0)
 
     def contradicts(self, reply: SmtpReply) -> bool:
-        """Whether another reply of a different class (2xx, 4xx, 5xx) arrived after this reply.
-
-        Ignores a later 421, because it only announces that the server closes the connection.
-        """
+        """Whether another reply of a different class (2xx, 4xx, 5xx) arrived after this reply. Ignores a later 421,
+        because it only announces that the server closes the connection."""
         return any(other.code // 100 != reply.code // 100 and not other.closes for other in self._replies)
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
@@ -213,10 +197,8 @@ class SmtpProtocol(asyncio.Protocol):
         self._transport.abort()
 
     def quit(self) -> None:
-        """Sends QUIT, and does not wait for the reply.
-
-        The connection ends when the server closes it, or at the latest after QUIT_SECONDS. Wait for this with `closed`.
-        """
+        """Sends QUIT. The connection ends (see `closed`) when the server closes it, or at the latest after
+        QUIT_SECONDS."""
         if self._transport.is_closing() or self._fault is not None:
             self._transport.abort()
             return

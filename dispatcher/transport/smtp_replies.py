@@ -46,13 +46,8 @@ class SmtpPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SmtpReply:
-    """One reply with all of its lines.
-
-    Attributes:
-        code: The basic code, 200 to 599.
-        enhanced: The enhanced code, such as `5.1.1`; empty if there is none.
-        text: The text after the codes, as the server sent it. It can have any length, and contain addresses.
-    """
+    """One reply with all of its lines. `enhanced`: such as `5.1.1`, or empty. `text`: what follows the codes, of any
+    length; it can contain addresses."""
 
     code: int
     enhanced: str
@@ -82,10 +77,8 @@ class SmtpReply:
 
     @property
     def blames_our_setup(self) -> bool:
-        """Whether the server refuses every email until our credentials, TLS settings or name in EHLO are corrected.
-
-        See RFC 4954, section 6, and RFC 3207.
-        """
+        """Whether the server refuses every email until our credentials, TLS settings or name in EHLO are corrected (RFC
+        4954, section 6; RFC 3207)."""
         return self.code in (530, 534, 535, 538) or self.blames_our_name
 
     @property

@@ -55,10 +55,7 @@ class SmtpTransaction:
     """
 
     def __init__(self, call: Call, envelope_sender: str | None = None) -> None:
-        """
-        Args:
-            envelope_sender: The address to which servers return bounces; None for the email's sender.
-        """
+        """`envelope_sender`: the address to which servers return bounces; None for the email's sender."""
         self._call = call
         self._envelope_sender = envelope_sender
         self._loop = asyncio.get_running_loop()
@@ -98,11 +95,7 @@ class SmtpTransaction:
         return _outcome_of(reply, self.phase, connection.protocol)
 
     def outcome_without_reply(self, broke: SmtpConnectionLost | None) -> Deferred | Uncertain:
-        """The outcome if no reply arrived that can be trusted.
-
-        Args:
-            broke: The exception if the connection broke; None if the deadline passed.
-        """
+        """The outcome if no trusted reply arrived. `broke`: None if the connection is open, but the deadline passed."""
         detail = f"{broke or 'the deadline passed'} {self.phase}"
         if self.phase is SmtpPhase.FINAL:
             return Uncertain(detail)
@@ -119,11 +112,8 @@ class SmtpTransaction:
     async def _envelope(
         self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool, pipelines: bool
     ) -> list[tuple[int, SmtpReply]] | Outcome:
-        """Sends MAIL, RCPT and DATA.
-
-        If the server then waits for the body, returns the recipients that the server refused: their positions, from 1,
-        and the replies. If the server refuses the email, returns the outcome.
-        """
+        """Sends MAIL, RCPT and DATA. If the server then waits for the body, returns the recipients that the server
+        refused: their positions, from 1, and the replies. If the server refuses the email, returns the outcome."""
         self.phase = SmtpPhase.MAIL
         timeout_seconds = min(REUSED_REPLY_SECONDS, (self._call.deadline - self._loop.time()) / 2) if reused else None
         commands = CommandSequence(
@@ -159,14 +149,9 @@ class SmtpTransaction:
         return refused if data.code == START_INPUT else self._refusal(data, connection.protocol)
 
     async def _content(self, content: Body, protocol: SmtpProtocol) -> SmtpReply:
-        """Sends the body and the final dot, and returns the reply.
-
-        If the server replies while a large body is being sent, returns this early reply, and does not send the dot.
-
-        Raises:
-            SmtpConnectionLost: The connection broke, a reply arrived before the first byte of the body, or two replies
-                after the dot contradict each other.
-        """
+        """Sends the body and the final dot, and returns the reply. If the server replies while a large body is being
+        sent, returns this early reply, and does not send the dot. Raises SmtpConnectionLost also if a reply arrived
+        before the first byte of the body, or if two replies after the dot contradict each other."""
         await protocol.read_available()
         protocol.check()
         body, owed = b"", 0
@@ -212,11 +197,8 @@ class SmtpTransaction:
             await protocol.flush()
 
     def _refusal(self, reply: SmtpReply, protocol: SmtpProtocol) -> Outcome:
-        """The outcome if the server refuses MAIL, RCPT or DATA.
-
-        Raises:
-            ProviderFault: The server requires credentials or TLS, or refuses our name.
-        """
+        """The outcome if MAIL, RCPT or DATA is refused. Raises ProviderFault if our credentials, TLS or name are the
+        cause."""
         if reply.blames_our_setup:
             what = "our name in EHLO" if reply.blames_our_name else "every email, and requires credentials or TLS,"
             raise setup_fault(f"refuses {what} {self.phase}", reply)
@@ -231,19 +213,12 @@ class PipeliningBroken(InvalidReply):
 
 
 class CommandSequence:
-    """Sends commands, and returns their replies in order.
-
-    If the server supports PIPELINING (RFC 2920), sends all commands in one write.
-    """
+    """Sends commands, all in one write if the server supports PIPELINING (RFC 2920), and returns their replies."""
 
     def __init__(
         self, protocol: SmtpProtocol, commands: list[bytes], pipelining: bool, timeout_seconds: float | None
     ) -> None:
-        """Sends all commands now if `pipelining` is true; otherwise, sends nothing yet.
-
-        Args:
-            timeout_seconds: The time limit for the first reply; None for no limit.
-        """
+        """Sends all commands now if `pipelining` is true. `timeout_seconds`: the limit for the first reply, if any."""
         self._protocol = protocol
         self._is_group = pipelining
         self._unsent = deque(commands)
@@ -279,11 +254,7 @@ class CommandSequence:
         return reply
 
     async def read_reset_reply(self) -> None:
-        """Reads the reply to RSET.
-
-        Raises:
-            SmtpConnectionLost: The server refused RSET, so its state is unknown.
-        """
+        """Reads the reply to RSET. Raises SmtpConnectionLost if it is a refusal: the server's state is then unknown."""
         if not (await self.next()).is_positive:
             raise SmtpConnectionLost("the server refused RSET")
 
@@ -314,17 +285,14 @@ def _acceptance(reply: SmtpReply, refused: list[tuple[int, SmtpReply]], email: R
 
 
 def _outcome_of(reply: SmtpReply, phase: SmtpPhase, protocol: SmtpProtocol) -> Outcome:
-    """The outcome for an unexpected reply.
-
-    Closes the connection if the reply is not a refusal, because then the server's replies do not match our commands.
-    """
+    """Closes the connection unless the reply is a refusal, because then the server's replies do not match our
+    commands."""
     if reply.code < 400:
         protocol.abort()
     return refusal(reply, phase)
 
 
 def _unsupported(email: RenderedEmail, connection: SmtpConnection) -> Rejected | None:
-    """The rejection if the email exceeds what this server supports (size, SMTPUTF8); None if it does not."""
     octets = len(email.body)
     if 0 < connection.size_limit < octets:
         words = f"the email has {octets} octets, and the server accepts at most {connection.size_limit}"
@@ -348,10 +316,7 @@ def _commands(email: RenderedEmail, connection: SmtpConnection, envelope_sender:
 
 
 def dot_stuffed(body: Body) -> Body:
-    """The body with a second dot before each dot that begins a line (RFC 5321, section 4.5.2).
-
-    Base64 contains no dots, so Base64 parts remain unchanged.
-    """
+    """The body with a second dot before each dot that begins a line (RFC 5321, section 4.5.2). Base64 has no dots."""
     return Body([_dot_stuffed(part) if isinstance(part, bytes) else part for part in body.parts])
 
 

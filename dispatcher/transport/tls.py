@@ -47,11 +47,8 @@ class Tls(asyncio.Protocol, asyncio.Transport):
     """
 
     def __init__(self, context: ssl.SSLContext, above: asyncio.Protocol, *, server_hostname: str | None = None) -> None:
-        """
-        Args:
-            above: The protocol that reads and writes the decrypted data.
-            server_hostname: The name that the certificate must have; None on the server's side.
-        """
+        """`above` reads and writes the decrypted data. `server_hostname`: the certificate's name; None on the server's
+        side."""
         super().__init__()
         self.handshake_done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._above = above
@@ -77,11 +74,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._read()
 
     def eof_received(self) -> None:
-        """Ends the input, because the peer has closed the connection.
-
-        If TLS's closing message is missing, the connection ends with an error, because an attacker may have cut off
-        data.
-        """
+        """Ends the input, with an error if TLS's closing message is missing: an attacker may have cut off data."""
         self._incoming.write_eof()
         if self._is_established or self._handshake():
             self._read()

@@ -58,12 +58,7 @@ class NoRoute(Exception):
 
 
 class TryLater(Exception):
-    """Raised if the email was not sent, and this worker must try to send it later. This try does not count as one of
-    the email's attempts. Caught inside the worker.
-
-    Attributes:
-        seconds: The wait before the next try.
-    """
+    """Raised if the email was not sent, and this worker must try again after `seconds`. This try does not count."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -71,19 +66,12 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """Raised if the breaker opened, or the provider was paused, before the email was sent.
-
-    `connection_acquired` raises this exception inside the adapter's call, and this file catches it.
-    """
+    """Raised in the adapter's call if the breaker opened, or the provider was paused, before the email was sent."""
 
 
 class LedgerAttempt(Attempt):
-    """One attempt to send an email. When the adapter reports its progress, this object changes the email's state and
-    writes the in-flight ledger.
-
-    Attributes:
-        trial: The number that the breaker gave to this attempt.
-    """
+    """One attempt to send an email: reports the adapter's progress to the email's state and the in-flight ledger.
+    `trial`: the breaker's number of the attempt."""
 
     __slots__ = ("_ledger", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
 
@@ -128,7 +116,6 @@ class LedgerAttempt(Attempt):
         email.on(EmailEvent.SEND)
 
     def _may_send(self) -> bool:
-        """Whether the lease is valid, and the email has not expired."""
         email = self.email
         now = steady_clock()
         return email.confirmed_at > self._ledger.voided_at and now < email.leased_until and now < email.expires_at
@@ -188,13 +175,9 @@ class Attempts:
         allowed_headers: Collection[str] = (),
         sms_segments: int = 10,
     ) -> None:
-        """
-        Args:
-            timeout_seconds: The longest time that an attempt may take.
-            allowed_headers: The names of headers that control a provider (see `domain.header_names`), and that the
-                operator allows.
-            sms_segments: The most segments that an SMS may have.
-        """
+        """`timeout_seconds`: the longest time that an attempt may take. `allowed_headers`: the names of headers that
+        control a provider (see `domain.header_names`), and that the operator allows. `sms_segments`: the most segments
+        of an SMS."""
         self.has_bulk_calls = any(isinstance(provider, BulkSender) for provider in routes.providers)
         self._routes = routes
         self._ledger = ledger
@@ -224,10 +207,8 @@ class Attempts:
         return BulkAttempt(attempt, outcome)
 
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
-        """The outcome of a bulk attempt that has ended, if the provider accepted the email.
-
-        Returns None for every other outcome, which is rare. The caller then passes `bulk` to `make`, which handles it.
-        """
+        """The outcome of a bulk attempt that has ended, if the provider accepted the email; None for every other
+        outcome, which is rare. The caller then passes `bulk` to `make`, which handles it."""
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
             return None
@@ -280,10 +261,8 @@ class Attempts:
     async def _try(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        """Makes an attempt at the route's provider as soon as the provider's rate limit and connections allow.
-
-        Returns the attempt, and what `_outcome` returned for it. Returns None if the provider may no longer be tried.
-        """
+        """Makes an attempt as soon as the provider's rate limit and connections allow. Returns the attempt, and what
+        `_outcome` returned for it; None if the provider may no longer be tried."""
         if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
             return None
         if (gate := route.gate) is not None and not gate.try_acquire():
@@ -298,11 +277,8 @@ class Attempts:
     async def _try_within_ceilings(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        """Like `_try`, but first waits a short time for the ceilings of the email's recipient domains.
-
-        Raises:
-            DomainFull: The ceiling of a recipient domain is reached. The worker must release the email.
-        """
+        """Like `_try`, but first waits a short time for the ceilings of the email's recipient domains. Raises
+        DomainFull if a ceiling is reached; the worker must then release the email."""
         gates = await self._routes.domains.enter(content)
         began_at = asyncio.get_running_loop().time()
         try:
@@ -319,19 +295,11 @@ class Attempts:
         return ended
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
-        """The outcome of an email whose content PostgreSQL cannot read.
-
-        Args:
-            why: PostgreSQL's error.
-        """
+        """The outcome of an email whose content PostgreSQL cannot read. `why`: PostgreSQL's error."""
         return self._refused(email, Reason.CONTENT_UNREADABLE, why)
 
     def suppressed(self, email: InFlightEmail, reasons: Mapping[int, str]) -> Outcome:
-        """The outcome of an email whose recipients are all suppressed.
-
-        Args:
-            reasons: Why each recipient is suppressed, by position from 1 over To, Cc and Bcc.
-        """
+        """The outcome if all recipients are suppressed. `reasons`: why, by position from 1 over To, Cc and Bcc."""
         why = ", ".join(dict.fromkeys(reasons.values()))
         other = "other " if email.lease.recipient_outcomes else ""
         return self._refused(email, Reason.SUPPRESSED, f"Every {other}recipient is suppressed: {why}.")
@@ -392,10 +360,8 @@ class Attempts:
         return Rejected(reason, why)
 
     def _unsendable(self, email: InFlightEmail) -> Outcome | None:
-        """The outcome of an email that must not be sent to any provider; None if it may be sent.
-
-        If the email is pinned to a provider, this method also adds all other providers to `email.unable`.
-        """
+        """The outcome of an email that must not be sent to any provider; None if it may be sent. If the email is pinned
+        to a provider, this method also adds all other providers to `email.unable`."""
         if email.content is None:
             return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
         if why := self._forbidden(email.content):
@@ -408,11 +374,8 @@ class Attempts:
         return None
 
     def _forbidden(self, content: OutgoingEmail) -> str | None:
-        """Why the email must not be sent to any provider; None if it may be sent.
-
-        Checks the headers and the length of an SMS a second time: the host that enqueued the email may allow more than
-        this host.
-        """
+        """Checks the headers and the length of an SMS a second time: the host that enqueued the email may allow
+        more."""
         if content.channel == SMS_CHANNEL and (why := too_long(content.text or "", self._sms_segments)):
             return f"The text {why}."
         return headers_fault(content.headers, self._allowed_headers) if content.headers else None
@@ -442,7 +405,6 @@ class Attempts:
         return route
 
     def _no_provider(self, email: InFlightEmail, content: OutgoingEmail) -> Rejected:
-        """The outcome if no provider could ever send the email."""
         why = self._routes.capability_gap(content)
         assert why is not None, "if adapters refused, the outcome is the last adapter's refusal"
         return self._refused(email, why.reason, str(why))

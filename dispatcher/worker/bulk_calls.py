@@ -39,11 +39,7 @@ class _CallAborted(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """An email in a bulk call, and a future of the email's outcome.
-
-    Attributes:
-        seconds: The longest time that the email's call may take.
-    """
+    """An email in a bulk call, a future of its outcome, and the most seconds that its call may take."""
 
     email: OutgoingEmail
     part: BulkEntry
@@ -67,10 +63,7 @@ class BulkSender:
     """A provider that sends its emails in bulk calls; see `contract.Provider`."""
 
     def __init__(self, provider: BulkProvider, most_emails: int) -> None:
-        """
-        Args:
-            most_emails: The most emails per call. The provider's own limit may be lower.
-        """
+        """`most_emails`: the most emails per call. The provider's own limit may be lower."""
         limits = provider.limits
         self._provider = provider
         self._limits = BulkLimits(min(most_emails, limits.emails), limits.recipients, limits.octets)
@@ -93,11 +86,8 @@ class BulkSender:
         return await (self._provider.send(email, attempt) if outcome is None else outcome)
 
     def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
-        """Adds the email to a bulk call, and returns a future of the email's outcome. Returns None if the email must be
-        sent alone.
-
-        The caller needs no asyncio task for the email. To stop the email before it is on the wire, cancel the future.
-        """
+        """Adds the email to a bulk call, and returns a future of its outcome; None if the email must be sent alone. No
+        task is needed. To stop the email before it is on the wire, cancel the future."""
         with attempt.rendering:
             part = self._provider.bulk_entry_of(email)
         if part is None:
@@ -177,12 +167,8 @@ class _CallAttempt(Attempt):
         self._seconds = seconds
 
     def mark_on_wire(self) -> None:
-        """Marks every email as on the wire.
-
-        Raises:
-            _CallAborted: Some of the emails must not be sent. No email is marked any more. The caller must make a new
-                call, without these emails.
-        """
+        """Marks every email as on the wire. Raises _CallAborted if some of the emails must not be sent: then no email
+        is marked, and the caller must make a new call without these emails."""
         allowed = [member for member in self._members if _may_leave(member)]
         if len(allowed) < len(self._members):
             for member in allowed:

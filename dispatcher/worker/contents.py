@@ -37,12 +37,8 @@ MAX_DELAY_SECONDS: Final = 60.0
 
 
 class NoMemory(Exception):
-    """Raised if an email gets no memory for its content: too many emails already wait for memory, or the host has too
-    little memory. Caught inside the worker.
-
-    Attributes:
-        delay_seconds: Seconds until the email is due again.
-    """
+    """Raised if an email gets no memory for its content, and must be due again after `delay_seconds`: too many emails
+    already wait for memory, or the host has too little memory. Caught inside the worker."""
 
     def __init__(self, delay_seconds: float) -> None:
         super().__init__()
@@ -107,11 +103,8 @@ class MemoryBudget:
                 self._given_at = now
 
     def next_delay(self) -> float:
-        """After how many seconds an email that got no memory should be due again.
-
-        Each call returns a later time than the previous call: the emails become due one after another, as fast as
-        requests were granted recently.
-        """
+        """After how many seconds an email without memory should be due again: later at each call, so that the emails
+        become due one after another, as fast as requests were granted recently."""
         now = self._loop.time()
         self._back_at = max(self._back_at + self._seconds_each, now + MIN_DELAY_SECONDS)
         self._back_at = min(self._back_at, now + MAX_DELAY_SECONDS)
@@ -124,13 +117,9 @@ class ContentLoader:
     def __init__(
         self, store: LeaseStore, outage: StoreOutage, window: Window, *, octets: int, copies: int, prefetch: int
     ) -> None:
-        """
-        Args:
-            window: Its method `wake` is called when an email waits, so that the worker leases other emails meanwhile.
-            octets: The most memory that content may take, together with its encoded copies.
-            copies: How many copies of an email's content are in memory while the email is sent.
-            prefetch: How many emails the worker sends at the same time.
-        """
+        """`window.wake` is called when an email waits, so that the worker leases other emails meanwhile. `octets`: the
+        most memory that content may take, together with its encoded copies. `copies`: how many copies of an email's
+        content are in memory while the email is sent. `prefetch`: how many emails the worker sends at the same time."""
         light = octets // LIGHT_SHARE
         self._store = store
         self._outage = outage
@@ -185,12 +174,8 @@ class ContentLoader:
         email.on(EmailEvent.RESUME)
 
     async def _read_with_retries(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Calls `read` until PostgreSQL answers, and returns the result. Waits between the calls.
-
-        Raises:
-            AnswerTooLarge: This process has not enough memory for the content.
-            StatementRefused: PostgreSQL cannot read the content.
-        """
+        """Calls `read` until PostgreSQL answers. Raises AnswerTooLarge if this process has not enough memory, and
+        StatementRefused if PostgreSQL cannot read the content."""
         while True:
             try:
                 async with self._read_lock:

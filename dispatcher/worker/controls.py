@@ -97,12 +97,8 @@ class OperatorControls:
             await asyncio.sleep(READ_SECONDS)
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
-        """Which of these emails belong to a tenant or lane that was paused after the lease statement was sent. If
-        PostgreSQL does not answer, returns all of these emails.
-
-        Args:
-            pauses: The pauses when the statement was sent. If they have not changed, the result is empty.
-        """
+        """Which of these emails belong to a tenant or lane that was paused after the lease statement was sent: none if
+        `pauses`, read then, have not changed; all if PostgreSQL does not answer."""
         if self.current.pauses == pauses:
             return NOTHING
         try:

@@ -211,11 +211,7 @@ class InFlightEmail:
         return self.lease.email_id
 
     def on(self, event: EmailEvent) -> None:
-        """Moves the email to the next state.
-
-        Raises:
-            NotAllowed: The table has no transition for this event in the current state.
-        """
+        """Moves the email to the next state. Raises NotAllowed if the table has no transition for this event."""
         try:
             self.state = TRANSITIONS[self.state, event]
         except KeyError:
@@ -250,22 +246,14 @@ class InFlightEmail:
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:
-        """Notes that PostgreSQL confirmed the lease. Never shortens the lease.
-
-        Args:
-            at: When the statement that confirmed the lease was sent (`clock.steady_clock`).
-            seconds: How long the lease lasts after `at`, at least.
-        """
+        """Notes that PostgreSQL confirmed the lease: it lasts at least `seconds` after `at`, when the statement was
+        sent (`clock.steady_clock`). Never shortens the lease."""
         self.confirmed_at = max(self.confirmed_at, at)
         self.leased_until = max(self.leased_until, at + seconds)
 
 
 class EndedAttempt(NamedTuple):
-    """An email whose attempt has ended and must be recorded.
-
-    Attributes:
-        retry_seconds: How long to wait before the next attempt, if the result is a deferral.
-    """
+    """An email whose attempt has ended and must be recorded. `retry_seconds`: the wait after a deferral."""
 
     email: InFlightEmail
     result: Result

@@ -64,10 +64,7 @@ class LeaseStage:
         inbox: LaneInbox,
         leased: SendStage,
     ) -> None:
-        """
-        Args:
-            leased: The next stage, which gets the leased emails.
-        """
+        """`leased`: the next stage, which gets the leased emails."""
         self._settings = settings
         self._store = store
         self._broker = broker
@@ -162,22 +159,15 @@ class LeaseStage:
             await self._settle(without_lease)
 
     def _is_first(self, arrival: Arrival, waiting: dict[UUID, Arrival]) -> bool:
-        """Whether to lease the email of this message. If so, adds the message to `waiting`.
-
-        Returns False if `waiting` already contains a message about the email, or if the email is in flight in this
-        worker. If an email in flight were leased again and PostgreSQL's reply were lost, the worker would release the
-        email while it is on the wire.
-        """
+        """Whether to lease the email of this message. If so, adds the message to `waiting`. If an email in flight were
+        leased again and PostgreSQL's reply were lost, the worker would release the email while it is on the wire."""
         email_id = arrival.pointer.email_id
         return email_id not in self._window.emails and waiting.setdefault(email_id, arrival) is arrival
 
     async def _lease_with_retries(self, keys_by_id: dict[UUID, str]) -> tuple[list[Lease], set[UUID], float] | None:
-        """Leases emails, and retries until PostgreSQL answers. Leases no email whose row is locked.
-
-        Returns:
-            The leases, the emails that PostgreSQL refuses to lease, and when the statement was sent (`steady_clock`).
-            None if the stage was stopped before the statement was sent again; nothing is leased.
-        """
+        """Leases emails, except those whose rows are locked, and retries until PostgreSQL answers. Returns the leases,
+        the emails that PostgreSQL refuses to lease, and when the statement was sent (`steady_clock`); None if the stage
+        was stopped before the statement was sent again."""
         if not keys_by_id:
             return [], set(), 0.0
         answer_lost = False
@@ -235,12 +225,9 @@ class LeaseStage:
             self._reject(delivery, pointer.email_id)
 
     def _reject(self, delivery: Delivery, email_id: UUID) -> None:
-        """Rejects the message of an email that PostgreSQL cannot lease. RabbitMQ moves the message to the DLQ for an
-        operator.
-
-        Rejects only the first message about the email, and acks later messages. They arrive because the email stays
-        pending, so the relay publishes it again and again.
-        """
+        """Rejects the message of an email that PostgreSQL cannot lease; RabbitMQ moves it to the DLQ for an operator.
+        Acks later messages about the email: they arrive because the email stays pending, and is published again and
+        again."""
         if email_id in self._rejected:
             self._broker.ack([delivery])
             return
@@ -269,11 +256,8 @@ class LeaseStage:
         self._broker.ack([each.delivery for each in arrivals if self._is_done(each, unleased, put_back)])
 
     async def _put_back(self, unleased: dict[UUID, UnleasedEmail]) -> set[UUID]:
-        """Makes the emails of paused tenants due again after PUT_BACK_SECONDS. Returns the ids of these emails, whose
-        messages can be acked.
-
-        If the messages went back to the queue instead, RabbitMQ would deliver them again and again during the pause.
-        """
+        """Makes the emails of paused tenants due again after PUT_BACK_SECONDS, and returns their ids. If their messages
+        went back to the queue instead, RabbitMQ would deliver them again and again during the pause."""
         tenants = self._controls.current.paused_tenants
         pending = [i for i, found in unleased.items() if found.status is Status.PENDING and not found.is_left_out]
         return await self._store.put_back(pending, tenants, PUT_BACK_SECONDS) if tenants and pending else set()

@@ -55,11 +55,8 @@ class Pipeline:
         ledger: Ledger,
         process_slot: ProcessSlot,
     ) -> None:
-        """
-        Args:
-            breakers: The listener that created the breakers of `routes`.
-            process_slot: Where the worker reports to the parent: its acks, and its waits for commits.
-        """
+        """`breakers` created the breakers of `routes`. `process_slot`: here the worker reports its acks and waits for
+        commits."""
         arrivals = LaneInbox(routes.weights)
         outcomes: BatchQueue[EndedAttempt] = BatchQueue()
         releases: BatchQueue[ReleaseRequest] = BatchQueue()

@@ -169,12 +169,8 @@ async def _dispatch(
     ledger: Ledger,
     process_slot: ProcessSlot,
 ) -> None:
-    """Consumes messages until `stop` is set, then drains.
-
-    Raises:
-        ConfigurationError: RabbitMQ refused the first connection. If this process is a replacement, the old worker
-            keeps running.
-    """
+    """Consumes messages until `stop` is set, then drains. Raises ConfigurationError if RabbitMQ refused the first
+    connection; if this process is a replacement, the old worker keeps running."""
     refusals: list[BrokerRefused] = []
 
     def note_refusal(refusal: BrokerRefused) -> None:
@@ -214,11 +210,7 @@ async def _dispatch(
 
 
 def _prefetch_count(window: int, settings: Settings) -> int:
-    """How many unacked messages RabbitMQ may deliver.
-
-    Args:
-        window: How many emails are sent at the same time.
-    """
+    """How many unacked messages RabbitMQ may deliver. `window`: how many emails are sent at the same time."""
     emails = window + int(window * PREFETCH_HEADROOM)
     if window < settings.prefetch:
         # A provider's ceiling has reduced the window. Assume full bundles, so that RabbitMQ does not deliver more
@@ -230,13 +222,8 @@ def _prefetch_count(window: int, settings: Settings) -> int:
 
 
 async def _ask_for_successor(process_slot: ProcessSlot, pipeline: Pipeline, ledger: Ledger, after_emails: int) -> None:
-    """Requests a replacement worker from the parent, after about `after_emails` emails or if the ledger file is lost.
-
-    The worker keeps running until the parent stops it.
-
-    Args:
-        after_emails: The approximate number of emails; 0 for no limit.
-    """
+    """Requests a replacement worker after about `after_emails` emails (0: no limit), or if the ledger file is lost. The
+    worker keeps running until the parent stops it."""
     spread = random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
     enough = after_emails * spread if after_emails else math.inf
     # Poll once a second, which costs less than a check per email.

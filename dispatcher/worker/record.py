@@ -55,10 +55,7 @@ class RecordStage:
         inbox: BatchQueue[EndedAttempt],
         deferred: SendStage,
     ) -> None:
-        """
-        Args:
-            deferred: The stage that retries deferred emails, or releases them.
-        """
+        """`deferred`: the stage that retries deferred emails, or releases them."""
         self._store = store
         self._broker = broker
         self._outage = outage
@@ -71,11 +68,8 @@ class RecordStage:
         self.finished_count = 0
 
     async def run(self, prefetch: int) -> None:
-        """Records results until cancelled.
-
-        Args:
-            prefetch: The size of the window, in emails. Half of the window is a full batch.
-        """
+        """Records results until cancelled. `prefetch`: the size of the window, in emails. Half of it is a full
+        batch."""
         await self._inbox.run(self._record, full=prefetch // FULL_SHARE, is_urgent=self._window.is_scarce)
 
     async def _record(self, batch: list[EndedAttempt]) -> None:
@@ -87,10 +81,8 @@ class RecordStage:
                 await self._record_or_split(certain)
 
     async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
-        """Records results. If PostgreSQL refuses a result, removes the provider's texts from it and tries again.
-
-        If PostgreSQL refuses the shorter result, too, queues it again for later.
-        """
+        """If PostgreSQL refuses a result, removes the provider's texts from it and tries again; then queues it for
+        later."""
         _, culprits = await bisect_batch(batch, self._record_with_retries)
         for ended, error in culprits:
             self._log.error("email.statement_failed", email_id=str(ended.email.email_id), reason=error.message)
@@ -104,11 +96,8 @@ class RecordStage:
             asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._inbox.add, ended)
 
     async def _record_with_retries(self, part: Sequence[EndedAttempt]) -> None:
-        """Records results, and retries until PostgreSQL answers. Queues results of locked rows again for later.
-
-        Raises:
-            StatementRefused: PostgreSQL refuses the statement; nothing is recorded.
-        """
+        """Records results, and retries until PostgreSQL answers. Queues results of locked rows again for later. Raises
+        StatementRefused if PostgreSQL refuses the statement; nothing is recorded."""
         batch, is_busy = list(part), False
         while True:
             try:
@@ -153,11 +142,8 @@ class RecordStage:
 
     def _close(self, batch: list[EndedAttempt], ours: Collection[UUID], asked_at: float) -> None:
         """Finishes recorded emails: clears ledger slots, acks messages, and passes deferred emails to the send stage.
-
-        Args:
-            ours: The emails whose leases this worker still had when it recorded their results.
-            asked_at: When the statement that recorded the results was sent (`steady_clock`).
-        """
+        `ours`: the emails whose leases this worker still had. `asked_at`: when the statement was sent
+        (`steady_clock`)."""
         self._outage.end()
         finished: list[Delivery] = []
         for email, result, retry_seconds in batch:

@@ -34,10 +34,7 @@ class Renewals:
         inbox: BatchQueue[InFlightEmail],
         lease_seconds: float,
     ) -> None:
-        """
-        Args:
-            inbox: Emails whose wait is over.
-        """
+        """`inbox`: emails whose wait is over."""
         self._store = store
         self._outage = outage
         self._window = window
@@ -69,11 +66,8 @@ class Renewals:
         await self._inbox.run(self._retry)
 
     async def _retry(self, batch: list[InFlightEmail]) -> None:
-        """Renews the leases of these emails, and then begins their next attempts.
-
-        If an event has proven during the wait that a provider accepted the email, the lease is not renewed, and the
-        email is stopped.
-        """
+        """Renews the leases of these emails, and then begins their next attempts. Stops an email instead if an event
+        has proven during the wait that a provider accepted it."""
         while waiting := [email for email in batch if email.state is EmailState.WAITING]:
             try:
                 locked = await self._renew({email.email_id: email.lease.token for email in waiting})
@@ -90,10 +84,7 @@ class Renewals:
 
     async def _renew(self, tokens: dict[UUID, int]) -> set[UUID]:
         """Renews these leases, and stops emails whose lease this worker has lost. Returns emails whose row is locked.
-
-        Skips emails whose row is locked, and emails for which PostgreSQL refuses the statement. The caller tries them
-        again later.
-        """
+        Skips these, and emails for which PostgreSQL refuses the statement: the caller tries them again later."""
         asked_at = steady_clock()
         emails = {email_id: self._window.emails[email_id] for email_id in tokens}
         outcome = await self._store.locked.execute_unlocked(

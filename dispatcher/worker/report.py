@@ -19,12 +19,8 @@ ACCEPTED: Final = "accepted"
 
 
 def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finished_at: float) -> None:
-    """Logs an attempt that has ended, and adds a span if tracing is on.
-
-    Args:
-        status: The email's status after the attempt.
-        finished_at: When the attempt ended, in Unix seconds.
-    """
+    """Logs an attempt that has ended, and adds a span if tracing is on. `status`: the email's status after the attempt.
+    `finished_at`: in Unix seconds."""
     refusal = None if isinstance(outcome, Accepted) else outcome
     name = outcome_name(outcome)
     quick_log.log.info(
@@ -56,12 +52,7 @@ def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finis
 
 
 def report_lease(emails: int, seconds: float) -> None:
-    """Adds a lease statement to the metrics.
-
-    Args:
-        emails: How many emails the statement tried to lease.
-        seconds: How long the statement took.
-    """
+    """Adds a lease statement to the metrics: how many emails it tried to lease, and how long it took."""
     metrics.LEASE_EMAILS.observe(emails)
     metrics.LEASE_SECONDS.observe(seconds)
 

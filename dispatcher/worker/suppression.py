@@ -131,12 +131,8 @@ class SuppressedRecipients:
         return False
 
     async def find(self, email: OutgoingEmail) -> Positions:
-        """Which recipients of the email are suppressed, and why, by position from 1 over To, Cc and Bcc. Reads the
-        database.
-
-        Raises:
-            StatementRefused: PostgreSQL refuses the query.
-        """
+        """The suppressed recipients and why, by position from 1 over To, Cc and Bcc. Reads the database. Raises
+        StatementRefused if PostgreSQL refuses the query."""
         await self._is_read.wait()
         assert self._hasher is not None
         hashes = [
@@ -175,11 +171,7 @@ class SuppressedRecipients:
 
     async def _answer_with_retries(self, questions: Sequence[Question]) -> None:
         """Answers the questions, and retries until PostgreSQL answers. Until then, the emails of these questions are
-        not sent.
-
-        Raises:
-            StatementRefused: PostgreSQL refuses the query for these emails.
-        """
+        not sent. Raises StatementRefused if PostgreSQL refuses the query for these emails."""
         while True:
             try:
                 found = await self._store.find({question.email_id: question.hashes for question in questions})

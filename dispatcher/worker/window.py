@@ -32,11 +32,8 @@ class Window:
     """
 
     def __init__(self, routes: Routes, prefetch: int, waiting: Wakeable) -> None:
-        """
-        Args:
-            prefetch: How many emails may be sent at the same time.
-            waiting: Woken whenever more emails may be leased.
-        """
+        """`prefetch`: how many emails may be sent at the same time. `waiting`: woken whenever more emails may be
+        leased."""
         self.emails: dict[UUID, InFlightEmail] = {}
         self.is_held = False
         self.wake = waiting.wake

@@ -68,15 +68,8 @@ class ResendProvider:
     settings = ResendSettings
 
     def __init__(self, own: ResendSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
-        """Creates the adapter without connecting.
-
-        Args:
-            connections: The maximum number of concurrent requests.
-            ca_file: Certificates to trust in addition to the system's.
-
-        Raises:
-            ssl.SSLError, OSError: The CA file cannot be used.
-        """
+        """Creates the adapter without connecting. `connections`: the most concurrent requests. `ca_file`: certificates
+        to trust in addition to the system's. Raises ssl.SSLError or OSError if the file cannot be used."""
         transport = HttpTransport(connections=connections, ca_file=ca_file)
         self._api = ProviderApi(transport, NAME, "Resend", "DISPATCHER_RESEND_URL")
         self._send_url = f"{own.url}/emails"
@@ -95,10 +88,7 @@ class ResendProvider:
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Makes one attempt; see `contract.Provider.send`.
-
-        ProviderFault is also possible after `mark_on_wire`: Resend then answered, and accepted no email.
-        """
+        """See `contract.Provider.send`. Raises ProviderFault also if Resend has answered, and accepted no email."""
         try:
             with attempt.rendering:
                 body = body_of(email)
@@ -110,11 +100,7 @@ class ResendProvider:
         return outcome_of(result) if isinstance(result, HttpResponse) else result
 
     async def check(self) -> str:
-        """Checks the API key for `dispatcher doctor`. Sends no email.
-
-        Raises:
-            ProviderFault: Resend cannot be reached, or refuses the key.
-        """
+        """Checks the API key; sends no email. Raises ProviderFault if Resend is not reached, or refuses the key."""
         response = await self._api.check(self._domains_url, self._headers)
         if response.status == 401 and response.document.get("name") == RESTRICTED_KEY:
             return "Resend accepts the API key, which may only send; emails are delivered."

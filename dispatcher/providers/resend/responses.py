@@ -38,11 +38,8 @@ _RECIPIENT: Final = re.compile(r"`(?:to|cc|bcc)`", re.IGNORECASE)
 
 
 def outcome_of(response: HttpResponse) -> Outcome:
-    """The outcome for a response to `POST /emails`.
-
-    Raises:
-        ProviderFault: The account or the settings are at fault, and Resend accepted no email.
-    """
+    """The outcome for a response to `POST /emails`. Raises ProviderFault if the account or the settings are at
+    fault."""
     status, code = response.status, _code(response)
     if status == 200 and (accepted := message_name(response.document.get("id"))):
         return Accepted(accepted)
@@ -107,10 +104,7 @@ def _code(response: HttpResponse) -> str:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response on one line, without addresses and credentials.
-
-    The line has the status, Resend's name of the error, and the message or a description of the body.
-    """
+    """The status, Resend's name of the error, and its message or a description of the body, on one line, scrubbed."""
     words = _message(response)
     if not words:
         octets, kind = len(response.body), response.headers.get("content-type", "no type")[:60]

@@ -72,15 +72,8 @@ class SendGridProvider:
     limits = LIMITS
 
     def __init__(self, own: SendGridSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
-        """Creates the adapter without connecting.
-
-        Args:
-            connections: The maximum number of concurrent requests.
-            ca_file: Certificates to trust in addition to the system's.
-
-        Raises:
-            ssl.SSLError, OSError: The CA file cannot be used.
-        """
+        """Creates the adapter without connecting. `connections`: the most concurrent requests. `ca_file`: certificates
+        to trust in addition to the system's. Raises ssl.SSLError or OSError if the file cannot be used."""
         from sendgrid import SendGridAPIClient  # imported here, because the import takes 120 ms
 
         # At DEBUG, the logger of python-sendgrid's HTTP client writes the API key and whole emails. We do not use this
@@ -101,10 +94,7 @@ class SendGridProvider:
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Makes one attempt; see `contract.Provider.send`.
-
-        ProviderFault is also possible after `mark_on_wire`: SendGrid then answered, and accepted no email.
-        """
+        """See `contract.Provider.send`. Raises ProviderFault also if SendGrid has answered, and accepted no email."""
         try:
             with attempt.rendering:
                 body = body_of(email, sandbox=self._sandbox)
@@ -118,21 +108,15 @@ class SendGridProvider:
         return bulk_entry_of(email, sandbox=self._sandbox)
 
     async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
-        """See `contract.BulkProvider.send_bulk`.
-
-        ProviderFault is also possible after `mark_on_wire`: SendGrid then answered, and accepted no email.
-        """
+        """See `contract.BulkProvider.send_bulk`. Raises ProviderFault as `send` does."""
         result = await self._api.post(self._send_url, self._headers, bulk_body_of(parts), attempt)
         if isinstance(result, HttpResponse):
             return bulk_outcomes_of(result, parts, sandbox=self._sandbox)
         return [result] * len(parts)
 
     async def check(self) -> str:
-        """Checks the API key's permissions for `dispatcher doctor`. Sends no email.
-
-        Raises:
-            ProviderFault: SendGrid cannot be reached, or the key may not send.
-        """
+        """Checks the API key's permissions for `dispatcher doctor`; sends no email. Raises ProviderFault if SendGrid
+        cannot be reached, or the key may not send."""
         response = await self._api.check(self._scopes_url, self._headers)
         if response.status != 200:
             raise fault_of(response)

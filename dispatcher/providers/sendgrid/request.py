@@ -118,14 +118,8 @@ def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address
 
 
 def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]:
-    """The email's personalizations, and the email's addresses.
-
-    There is one personalization for all recipients. If all recipients are bcc, there is one for each recipient. The
-    addresses are in lower case, because SendGrid ignores case when it searches for repeated addresses.
-
-    Raises:
-        UnrenderableEmail: See `body_of`.
-    """
+    """One personalization for all recipients, or one for each if all are bcc; and the addresses, in lower case, because
+    SendGrid ignores case when it searches for repeated addresses. Raises UnrenderableEmail as `body_of` does."""
     common: Document = {"custom_args": {"email_id": email.email_id}}  # no `str(…)`: orjson encodes a UUID faster
     if email.template_id is not None and email.template_data:
         common["dynamic_template_data"] = dict(email.template_data)
@@ -304,10 +298,7 @@ def _common(sender: str, reply_to: tuple[str, ...], template_id: str, tags: tupl
 
 
 def _own(email: OutgoingEmail) -> dict[str, object]:
-    """The email's own headers and subject.
-
-    In a bulk call, they are inside the personalization. In a request for a single email, they are outside.
-    """
+    """The email's own headers and subject: in a bulk call, they are inside the personalization, otherwise outside."""
     own: dict[str, object] = {"headers": headers_of(email)}
     if email.subject:
         own["subject"] = checked_text("subject", email.subject)

@@ -55,11 +55,7 @@ _RECIPIENT: Final = re.compile(r"personalizations(?:[.\[]\d+\]?)?\.(?:to|cc|bcc)
 
 @dataclass(frozen=True, slots=True)
 class _Complaint:
-    """One entry of SendGrid's error list.
-
-    Attributes:
-        field: The field at fault, such as `personalizations.0.to.0.email`; empty if SendGrid reports none.
-    """
+    """One entry of SendGrid's error list. `field`: such as `personalizations.0.to.0.email`, or empty."""
 
     field: str
     message: str
@@ -91,13 +87,8 @@ def outcome_of(response: HttpResponse, *, sandbox: bool = False) -> Outcome:
 def bulk_outcomes_of(
     response: HttpResponse, parts: Sequence[BulkEntry], *, sandbox: bool
 ) -> list[Outcome] | BulkCallRefused:
-    """The outcome of each email of a bulk call.
-
-    Returns `BulkCallRefused` if SendGrid refused the call, probably because of some of its emails.
-
-    Raises:
-        ProviderFault: See `outcome_of`.
-    """
+    """The outcome of each email of a bulk call; `BulkCallRefused` if SendGrid refused the call, probably because of
+    some of its emails. Raises ProviderFault as `outcome_of` does."""
     outcome = outcome_of(response, sandbox=sandbox)
     if not isinstance(outcome, Rejected):
         return [outcome] * len(parts)
@@ -140,11 +131,8 @@ def _blames_sender(complaint: _Complaint) -> bool:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response on one line, without addresses and credentials.
-
-    The line has the status, the name of the exception that python-sendgrid raises for this status (such as
-    `UnauthorizedError`), and SendGrid's errors or a description of the body.
-    """
+    """The status, the name of python-sendgrid's exception for it (such as `UnauthorizedError`), and SendGrid's errors
+    or a description of the body, on one line, scrubbed."""
     from python_http_client.exceptions import err_dict  # imported here, because the import takes 100 ms
 
     known = err_dict.get(response.status)
@@ -188,11 +176,8 @@ def _throttled_for(response: HttpResponse) -> float | None:
 
 
 def _suspects(fields: Collection[str], parts: Sequence[BulkEntry]) -> frozenset[int]:
-    """The positions in `parts` of the emails that caused a refusal.
-
-    Args:
-        fields: The fields that SendGrid's response names, such as `personalizations.0.to.0.email`.
-    """
+    """The positions in `parts` of the emails that caused a refusal. `fields`: such as
+    `personalizations.0.to.0.email`."""
     owners = [position for position, part in enumerate(parts) for _ in part.content.personalizations]
     named = [int(found[1]) for field in fields if (found := _NAMED.match(field))]
     return frozenset(owners[number] for number in named if number < len(owners))

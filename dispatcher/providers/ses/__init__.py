@@ -92,11 +92,7 @@ class SesSettings(ProviderSettings):
 
 
 def region_of(own: SesSettings) -> str:
-    """The region of SES, from our settings or, if it is not set there, from botocore's settings.
-
-    Raises:
-        ConfigurationError: No region is set.
-    """
+    """The region of SES, from our or botocore's settings. Raises ConfigurationError if neither sets one."""
     from dispatcher.providers.ses.endpoint import default_region
 
     region = own.region or default_region()
@@ -125,13 +121,8 @@ class SesProvider:
 
     def __init__(self, own: SesSettings, *, ca_file: Path | None = None) -> None:
         """Creates the adapter. The first email starts the search for credentials and opens the first connection.
-
-        Args:
-            ca_file: Certificates to trust instead of botocore's.
-
-        Raises:
-            ConfigurationError: AWS's settings, the proxy or the certificates cannot be used.
-        """
+        `ca_file`: certificates to trust instead of botocore's. Raises ConfigurationError if AWS's settings, the proxy
+        or the certificates cannot be used."""
         from dispatcher.providers.ses.endpoint import endpoint_of, new_session
         from dispatcher.providers.ses.signing import AwsCredentials
 
@@ -159,10 +150,7 @@ class SesProvider:
         return cls(replace(own, region=region_of(own)), ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Makes one attempt; see `contract.Provider.send`.
-
-        ProviderFault is also possible after `mark_on_wire`: SES then answered, and accepted no email.
-        """
+        """See `contract.Provider.send`. Raises ProviderFault also if SES has answered, and accepted no email."""
         build = partial(request_for, email, self._configuration_set)
         try:
             with attempt.rendering:
@@ -191,11 +179,8 @@ class SesProvider:
         return bulk_outcomes_of(result, len(parts)) if isinstance(result, HttpResponse) else [result] * len(parts)
 
     async def check(self) -> str:
-        """Returns a report about the SES account for `dispatcher doctor`. Sends no email.
-
-        Raises:
-            ProviderFault: SES cannot be used.
-        """
+        """A report about the account for `dispatcher doctor`; sends no email. Raises ProviderFault if SES cannot be
+        used."""
         deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
         url = self._account_url
         try:

@@ -87,11 +87,8 @@ class SesRequest:
 
     @property
     def body(self) -> bytes | Body:
-        """The parameters as JSON. A body with files is in parts, so the files are not copied in memory.
-
-        Raises:
-            UnrenderableEmail: The parameters cannot be encoded as JSON.
-        """
+        """The parameters as JSON, in parts, so the files are not copied in memory. Raises UnrenderableEmail if JSON
+        cannot contain the parameters."""
         try:
             encoded = orjson.dumps(self.parameters)
         except orjson.JSONEncodeError as error:
@@ -182,14 +179,8 @@ def bulk_request_for(parts: Sequence[BulkEntry], configuration_set: str | None) 
 
 
 def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
-    """The email as an entry of SendBulkEmail.
-
-    Args:
-        data: The template data, as JSON.
-
-    Raises:
-        UnrenderableEmail: The email is not valid, or SES would refuse it.
-    """
+    """The email as an entry of SendBulkEmail. `data`: the template data, as JSON. Raises UnrenderableEmail if the email
+    is not valid, or SES would refuse it."""
     entry: Parameters = {
         "Destination": _destination(email, mailbox),
         "ReplacementTags": _tags(email),
@@ -209,10 +200,8 @@ def _common(sender: str, reply_to: Sequence[str]) -> Parameters:
 
 
 def _tags(email: OutgoingEmail) -> list[dict[str, str]]:
-    """SES's tags for an email: `email_id`, then `tag_1`, `tag_2` … with the email's own tags as values.
-
-    SES allows few characters in a value, so `_` replaces the others.
-    """
+    """SES's tags: `email_id`, then `tag_1`, `tag_2` … with the email's own tags; `_` replaces characters that SES
+    refuses."""
     tags = [{"Name": EMAIL_ID_TAG, "Value": str(email.email_id)}]
     for number, tag in enumerate(email.tags, 1):
         tags.append({"Name": f"tag_{number}", "Value": _NOT_IN_TAGS.sub("_", tag)})

@@ -25,12 +25,7 @@ NAME: Final = "ses"
 
 @dataclass(frozen=True, slots=True)
 class SetupFault:
-    """The verdict that the account or the settings are at fault, not the email.
-
-    Attributes:
-        remedy: What an operator can do.
-        seconds: How long SES should not be tried; None if this is unknown.
-    """
+    """The account or the settings are at fault, not the email. `seconds`: how long not to try SES; None if unknown."""
 
     remedy: str
     seconds: float | None = None
@@ -167,13 +162,8 @@ def outcome_of(response: HttpResponse, *, has_template: bool, sender: str = "") 
 
 
 def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
-    """The outcome of each email of a SendBulkEmail with `count` emails.
-
-    If the response does not report on every email, all outcomes are uncertain.
-
-    Raises:
-        ProviderFault: The account or the settings are at fault, and SES accepted no email.
-    """
+    """The outcome of each email of a SendBulkEmail with `count` emails; all are uncertain if the response does not
+    report on every email. Raises ProviderFault as `outcome_of` does."""
     if response.status >= 300:
         return _bulk_refusal(refusal_of(response, has_template=True), count)
     results = response.document.get("BulkEmailEntryResults")
@@ -238,11 +228,7 @@ def refusal_of(response: HttpResponse, *, has_template: bool = False, sender: st
 
 
 def unsent_outcome(error: RequestNotSent) -> Deferred:
-    """The outcome for a request that was not sent.
-
-    Raises:
-        ProviderFault: TLS with the endpoint cannot succeed (see `tls_fault`).
-    """
+    """The outcome for a request that was not sent. Raises ProviderFault if TLS cannot succeed (see `tls_fault`)."""
     if fault := tls_fault(NAME, "the endpoint", error.__cause__, url="DISPATCHER_SES_ENDPOINT_URL"):
         raise fault from error
     return error.outcome
@@ -287,10 +273,7 @@ def is_denied(response: HttpResponse) -> bool:
 
 
 def _refined(verdict: Verdict, code: str, message: str, *, has_template: bool, sender: str = "") -> Verdict:
-    """Returns the verdict for an error code, or a more exact verdict if SES's message names the cause.
-
-    SES uses some codes for several causes. For example, MessageRejected can also mean that the sender is not verified.
-    """
+    """SES uses some codes for several causes. For example, MessageRejected can also mean an unverified sender."""
     if verdict is _CREDENTIALS:
         return _CLOCK if _SIGNED_AT.search(message) else verdict
     if verdict not in (_THROTTLED, _CONTENT):

@@ -145,10 +145,7 @@ class Signer:
         headers: Mapping[str, str],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """
-        Args:
-            headers: The headers that all requests have, including `Host`.
-        """
+        """`headers`: the headers that all requests have, including `Host`."""
         self.credentials = credentials
         self._botocore = SigV4Auth(credentials, service, region)
         self._scope_after_day = f"{region}/{service}/aws4_request"
@@ -162,14 +159,8 @@ class Signer:
         self._key = b""
 
     def sign(self, method: str, url: str, digest: str) -> dict[str, str]:
-        """The headers of a request that is sent now, including the time and the signature.
-
-        Args:
-            digest: The body's SHA-256, from `sha256_of`.
-
-        Raises:
-            ProviderFault: The installed version of botocore signs requests differently from this module.
-        """
+        """The headers of a request that is sent now. `digest`: the body's SHA-256. Raises ProviderFault if the
+        installed version of botocore signs requests differently."""
         form = self._forms.get((method, url)) or self._learn(method, url)
         second = int(self._clock())
         if second != self._second:

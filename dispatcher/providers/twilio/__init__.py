@@ -93,15 +93,8 @@ class TwilioProvider:
     settings = TwilioSettings
 
     def __init__(self, own: TwilioSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
-        """Creates the adapter without connecting.
-
-        Args:
-            connections: The maximum number of concurrent requests.
-            ca_file: Certificates to trust in addition to the system's.
-
-        Raises:
-            ssl.SSLError, OSError: The CA file cannot be used.
-        """
+        """Creates the adapter without connecting. `connections`: the most concurrent requests. `ca_file`: certificates
+        to trust in addition to the system's. Raises ssl.SSLError or OSError if the file cannot be used."""
         transport = HttpTransport(connections=connections, ca_file=ca_file)
         self._api = ProviderApi(transport, NAME, "Twilio", "DISPATCHER_TWILIO_URL")
         self._own = own
@@ -123,10 +116,7 @@ class TwilioProvider:
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Makes one attempt; see `contract.Provider.send`.
-
-        ProviderFault is also possible after `mark_on_wire`: Twilio then answered, and accepted no email.
-        """
+        """See `contract.Provider.send`. Raises ProviderFault also if Twilio has answered, and accepted no SMS."""
         try:
             with attempt.rendering:
                 form = form_of(email, self._own.sender, self._own.callback_url, attempt.expires_in)
@@ -136,11 +126,7 @@ class TwilioProvider:
         return outcome_of(result) if isinstance(result, HttpResponse) else result
 
     async def check(self) -> str:
-        """Checks the credentials for `dispatcher doctor`. Sends nothing.
-
-        Raises:
-            ProviderFault: Twilio cannot be reached, or refuses the credentials.
-        """
+        """Checks the credentials; sends nothing. Raises ProviderFault if Twilio is not reached, or refuses them."""
         response = await self._api.check(f"{self._account_url}.json", self._headers)
         if response.status != 200:
             raise fault_of(response)

@@ -42,11 +42,8 @@ def list_path_of(traits: Traits) -> str:
 
 
 def document_of(response: HttpResponse) -> Message | None:
-    """The JSON document of a response; None if Twilio has no such message.
-
-    Raises:
-        PollRefused: Twilio refuses the request or fails.
-    """
+    """The JSON document; None if Twilio has no such message. Raises PollRefused if Twilio refuses the request or
+    fails."""
     if response.status == 200:
         return response.document
     if response.status == 404:

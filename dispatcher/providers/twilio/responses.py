@@ -62,11 +62,8 @@ _OF_THE_ACCOUNT_BY_CODE: Final = frozenset({20003, 20005, 20006, 20008, 30002, 3
 
 
 def outcome_of(response: HttpResponse) -> Outcome:
-    """The outcome for a response to `POST /Messages.json`.
-
-    Raises:
-        ProviderFault: The account or the settings are at fault, and Twilio accepted no SMS.
-    """
+    """The outcome for a response to `POST /Messages.json`. Raises ProviderFault if the account or the settings are at
+    fault."""
     status, error, code = response.status, _error(response), code_of(response)
     if status == 201 and (sid := message_name(response.document.get("sid"))):
         return Accepted(sid)
