@@ -54,7 +54,7 @@ class WaitReason(StrEnum):
     QUEUED = "queued"
     """Other emails are ahead of this email."""
     LEASED = "leased"
-    """A worker has leased the email and is sending it."""
+    """A worker has leased the email. It sends the email, or waits to try it again."""
     WORKER_LOST = "worker_lost"
     """The worker that leased the email has ended; a relay will recover the email."""
 
@@ -193,7 +193,7 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
             "The worker that leased the email has ended; a relay will recover the email.",
             settled_at,
         )
-    words = f"A worker has leased the email and is sending it.{_last(facts)}{_also(facts)}"
+    words = f"A worker has leased the email. It sends the email, or waits to try it again.{_last(facts)}{_also(facts)}"
     return WaitExplanation(WaitReason.LEASED, words, facts.locked_until)
 
 
