@@ -389,7 +389,8 @@ def _check_consumer_timeout(settings: Settings, management: Management) -> Findi
     words = f"{seconds:g} s ({source}); a worker may keep a message unacked for {held:g} s"
     remedy = (
         "Raise consumer_timeout, or lower DISPATCHER_MAX_ATTEMPTS, DISPATCHER_RETRY_CAP_SECONDS, "
-        "DISPATCHER_SEND_TIMEOUT_SECONDS, DISPATCHER_LEASE_SECONDS or DISPATCHER_DRAIN_SECONDS. Otherwise RabbitMQ closes the worker's channel and redelivers the worker's messages."
+        "DISPATCHER_SEND_TIMEOUT_SECONDS, DISPATCHER_LEASE_SECONDS or DISPATCHER_DRAIN_SECONDS. Otherwise RabbitMQ "
+        "closes the worker's channel and redelivers the worker's messages."
     )
     return passed_if(held < seconds, "RabbitMQ consumer timeout", words, remedy, CheckState.WARNING)
 
