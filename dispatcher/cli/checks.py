@@ -376,14 +376,21 @@ def _check_consumer_timeout(settings: Settings, management: Management) -> Findi
     reports = [management.queue(queue) or {} for queue in Topology.of(settings).send_queues.values()]
     found = min((timeout for each in reports if (timeout := consumer_timeout_in(each)) is not None), default=None)
     seconds = CONSUMER_TIMEOUT_SECONDS if found is None else found
-    # A message stays unacked while its worker waits for a send slot, for the provider's answer and, if PostgreSQL is
-    # unreachable, for the commit of the result.
-    held = 2 * settings.send_timeout_seconds + settings.lease_seconds + settings.drain_seconds
+    # A message stays unacked while its worker waits for a send slot, for the provider's answers, for the retries and,
+    # if PostgreSQL is unreachable, for the commit of the result.
+    tries = settings.max_attempts
+    held = (
+        (tries + 1) * settings.send_timeout_seconds
+        + sum(min(settings.retry_cap_seconds, settings.retry_base_seconds * 2.0**retry) for retry in range(tries - 1))
+        + settings.lease_seconds
+        + settings.drain_seconds
+    )
     source = "RabbitMQ's default; rabbitmq.conf may change it" if found is None else "set on the queue"
     words = f"{seconds:g} s ({source}); a worker may keep a message unacked for {held:g} s"
     remedy = (
-        "Raise consumer_timeout, or lower DISPATCHER_SEND_TIMEOUT_SECONDS, DISPATCHER_LEASE_SECONDS or "
-        "DISPATCHER_DRAIN_SECONDS. Otherwise RabbitMQ closes the worker's channel and redelivers the worker's messages."
+        "Raise consumer_timeout, or lower DISPATCHER_MAX_ATTEMPTS, DISPATCHER_RETRY_CAP_SECONDS, "
+        "DISPATCHER_SEND_TIMEOUT_SECONDS, DISPATCHER_LEASE_SECONDS or DISPATCHER_DRAIN_SECONDS. Otherwise RabbitMQ "
+        "closes the worker's channel and redelivers the worker's messages."
     )
     return passed_if(held < seconds, "RabbitMQ consumer timeout", words, remedy, CheckState.WARNING)
 

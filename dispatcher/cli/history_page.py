@@ -109,7 +109,9 @@ def _explained_fields(row: Record) -> dict[str, Any]:
     """The fields that the page explains in words. Leaves out fields that do not apply to this email."""
     fields: dict[str, Any] = {"attempts": f"{row['attempt_count']:,}"}
     if row["attempt_base"]:
-        fields["attempts"] += f", {row['attempt_count'] - row['attempt_base']:,} since the last replay or recovery"
+        fields["attempts"] += (
+            f", {row['attempt_count'] - row['attempt_base']:,} since the last replay, recovery or partial delivery"
+        )
     if row["redelivery_count"]:
         fields["redeliveries"] = f"{row['redelivery_count']:,}"
     if row["was_uncertain"]:

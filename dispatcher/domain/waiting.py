@@ -20,6 +20,8 @@ within half a minute after the confirm."""
 OPERATOR: Final = "paused_by_operator"
 """The state of a provider that an operator paused."""
 _REASONS: Final = frozenset(Reason)
+_FAILURES: Final = frozenset({Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND})
+"""Reasons that a code and words may follow, although the provider refuses nothing."""
 _NO_RELAY: Final = "No relay runs for this database: start `dispatcher run` on a host."
 
 
@@ -54,7 +56,7 @@ class WaitReason(StrEnum):
     QUEUED = "queued"
     """Other emails are ahead of this email."""
     LEASED = "leased"
-    """A worker has leased the email and is sending it."""
+    """A worker has leased the email. It sends the email, or waits to try it again."""
     WORKER_LOST = "worker_lost"
     """The worker that leased the email has ended; a relay will recover the email."""
 
@@ -67,8 +69,8 @@ class ProviderProblem:
         state: The worst state of the provider's circuit breaker in any worker: `open` (worst), `half_open` or `paused`
             (the provider throttles us). `OPERATOR` if an operator paused the provider.
         workers: How many workers cannot use the provider.
-        reason: The reason that the worker with the worst state reports: a `Reason`, or the provider's error text,
-            scrubbed. None if unknown.
+        reason: The reason that the worker with the worst state reports: a `Reason`, alone or with code and words, or
+            the provider's error text, scrubbed. None if unknown.
         seconds_left: How long the state lasts; None if unknown.
     """
 
@@ -193,7 +195,7 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
             "The worker that leased the email has ended; a relay will recover the email.",
             settled_at,
         )
-    words = f"A worker has leased the email and is sending it.{_last(facts)}{_also(facts)}"
+    words = f"A worker has leased the email. It sends the email, or waits to try it again.{_last(facts)}{_also(facts)}"
     return WaitExplanation(WaitReason.LEASED, words, facts.locked_until)
 
 
@@ -276,8 +278,14 @@ def _wait_reason(problem: ProviderProblem) -> WaitReason:
         return WaitReason.PAUSED
     if problem.state == "paused":
         return WaitReason.PROVIDER_PAUSED
-    is_ours = problem.reason is None or problem.reason in _REASONS
-    return WaitReason.PROVIDER_FAILS if is_ours else WaitReason.PROVIDER_REFUSES
+    return WaitReason.PROVIDER_FAILS if _is_failure(problem.reason) else WaitReason.PROVIDER_REFUSES
+
+
+def _is_failure(words: str | None) -> bool:
+    """Whether these words are a reason of ours, or say that the provider cannot be reached or answers with errors."""
+    if words is None or words in _REASONS:
+        return True
+    return words.partition(":")[0].partition(" (")[0] in _FAILURES
 
 
 def describe_problem(problem: ProviderProblem) -> str:

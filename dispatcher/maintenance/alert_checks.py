@@ -139,7 +139,7 @@ class AlertChecks:
         )
         states[Kind.WEBHOOK_DISABLED] = _State(bool(tables.webhooks), len(tables.webhooks), reason=disabled or None)
         strange = "; ".join(
-            f"{count} events of {provider} in the last day, such as about email {email_id}"
+            f"{count} event{'' if count == 1 else 's'} of {provider} in the last day, such as about email {email_id}"
             for provider, count, email_id in tables.impossible_events
         )
         states[Kind.IMPOSSIBLE_EVENTS] = _State(bool(strange), reason=strange or None)

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from dispatcher.domain.status import Status
 
 Record = Mapping[str, Any]
+
+_DOUBTS: Final = MappingProxyType(
+    {
+        "impossible": "without effect, because no worker sent the email through this provider",
+        "recipient": "suppresses nobody, because nothing proves that it is about this recipient",
+    }
+)
+"""What an event that proves less than it says does not do, by its doubt (docs/events.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ def _attempt(attempt: Record) -> Moment:
 def _event(event: Record) -> Moment:
     kind = f"{event['kind']} ({event['bounce']})" if event["bounce"] else event["kind"]
     whom = f"recipient {event['recipient']}" if event.get("recipient") else None
-    doubt = f"doubt: {event['doubt']}" if event.get("doubt") else None
+    doubt = _DOUBTS.get(event.get("doubt") or "")
     return Moment(event["happened_at"], kind, _joined(event["provider"], whom, doubt, event["code"], event["detail"]))
 
 

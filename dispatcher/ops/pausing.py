@@ -49,8 +49,9 @@ async def resume(session: AsyncSession, scope: PauseScope, name: str, act: Act) 
     ended = await controls.end_pause(session, scope, name, actor=act.actor, reason=act.reason)
     if ended is None:
         words = f"{scope} {name}".rstrip()
+        also = ", and no worker waits for the provider" if scope is PauseScope.PROVIDER else ""
         raise NotPaused(
-            f'No pause "{words}" is in force.',
+            f'No pause "{words}" is in force{also}.',
             remedy="`dispatcher pause list` lists what is paused.",
         )
     return ended

@@ -147,7 +147,7 @@ class Route:
             is_unreached = refusal.reason is not Reason.SERVER_ERROR and witness is None
             blame = self.breaker.fail(
                 trial,
-                f"{refusal.reason}: {refusal.detail}" if is_unreached and refusal.detail else refusal.reason,
+                _words_of(refusal) if witness is None else refusal.reason,
                 witness,
                 in_a_row=UNREACHED_IN_A_ROW if is_unreached else FAILURES_IN_A_ROW,
                 by_recipient=refusal.reason is Reason.RECIPIENT_DEFERRED,
@@ -337,6 +337,12 @@ class Routes:
         """Closes the idle connections of every provider."""
         for route in self._routes:
             await route.provider.close()
+
+
+def _words_of(refusal: Deferred) -> str:
+    """The reason, code and words of a refusal that concerns no email, such as `server_error (421 4.3.2): too busy`."""
+    code = f" ({refusal.code})" if refusal.code else ""
+    return f"{refusal.reason}{code}: {refusal.detail}" if refusal.detail else f"{refusal.reason}{code}"
 
 
 def _asks_for_long_wait(outcome: Deferred) -> bool:

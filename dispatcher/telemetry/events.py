@@ -18,6 +18,9 @@ EVENTS: Final = MappingProxyType(
         # Events about emails and messages.
         "email.attempted": "An attempt ended. Fields: email_id, attempt, provider, outcome, status, error_type, "
         "provider_code, duration_ms, correlation_id, trace_id.",
+        "email.refusal_undecided": "A provider refused an email, or could not be reached, and no other email "
+        "shows yet whether the email or the provider is at fault. The worker keeps the lease and tries the email "
+        "again; nothing is recorded. Fields: email_id, provider, error_type, provider_code, reason, retry_in_seconds.",
         "email.lease_lost": "A worker has a result for an email, but no longer has the email's lease. The attempt is "
         "recorded. The email's status can change only if recovery had made the email held. Fields: email_id, attempt, "
         "outcome.",

@@ -457,9 +457,23 @@ class Attempts:
         attempt.mark_not_sent()
         asked = outcome.retry_after if isinstance(outcome, Deferred) else None
         seconds = min(max(breaker.single_email_wait_seconds(content), asked or 0.0), LONGEST_OPEN_SECONDS)
+        self._log_undecided(email, attempt.route.name, outcome, seconds)
         if isinstance(outcome, Rejected) and seconds >= OTHER_WORKERS_SECONDS:
             raise NoRoute(seconds)
         raise TryLater(seconds)
+
+    def _log_undecided(self, email: InFlightEmail, provider: str, outcome: Outcome, seconds: float) -> None:
+        """Logs why the email waits, because PostgreSQL has no record of an undecided refusal."""
+        assert isinstance(outcome, Deferred | Rejected)  # only a refusal can be undecided
+        self._log.warning(
+            "email.refusal_undecided",
+            email_id=str(email.email_id),
+            provider=provider,
+            error_type=outcome.reason,
+            provider_code=outcome.code,
+            reason=outcome.detail,
+            retry_in_seconds=round(seconds, 1),
+        )
 
     async def _judged(self, email: InFlightEmail, content: OutgoingEmail, answer: Awaitable[Outcome]) -> Outcome:
         """Awaits the adapter's outcome. Turns an unexpected exception into an outcome: uncertain if sending had begun,

@@ -216,13 +216,15 @@ def test_a_consumer_timeout_that_is_too_short_for_the_settings_is_a_warning(
             DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url,
             DISPATCHER_SEND_TIMEOUT_SECONDS="600",
             DISPATCHER_DRAIN_SECONDS="900",
-            DISPATCHER_RETRY_CAP_SECONDS="3600",
+            DISPATCHER_MAX_ATTEMPTS="5",
+            DISPATCHER_RETRY_BASE_SECONDS="100",
+            DISPATCHER_RETRY_CAP_SECONDS="300",
         ),
         code=0,
     )
 
     assert found["RabbitMQ consumer timeout"]["state"] == "warning"
-    assert "a worker may keep a message unacked for 2160 s" in found["RabbitMQ consumer timeout"]["detail"]
+    assert "a worker may keep a message unacked for 5460 s" in found["RabbitMQ consumer timeout"]["detail"]
 
 
 def test_a_limit_of_open_files_below_a_workers_needs_is_a_warning(settled: CommandLine) -> None:

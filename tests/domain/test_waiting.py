@@ -14,6 +14,7 @@ NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 REFUSES = ProviderProblem("smtp", "open", 2, "SMTP refuses our credentials (535).", 25.0)
 FAILS = ProviderProblem("smtp", "half_open", 2, "connection_failed", None)
+BUSY = ProviderProblem("smtp", "open", 2, "server_error (421 4.3.2): too busy", None)
 THROTTLES = ProviderProblem("ses", "paused", 2, "throttled", 90.0)
 
 
@@ -46,6 +47,7 @@ def facts(**changes: Any) -> Facts:
         ({"due_at": NOW + 20 * SECOND}, WaitReason.QUEUED, None),  # the HTTP API has published it
         ({"troubles": [REFUSES]}, WaitReason.PROVIDER_REFUSES, NOW + 25 * SECOND),
         ({"troubles": [FAILS]}, WaitReason.PROVIDER_FAILS, None),
+        ({"troubles": [BUSY]}, WaitReason.PROVIDER_FAILS, None),
         ({"troubles": [THROTTLES]}, WaitReason.PROVIDER_PAUSED, NOW + 90 * SECOND),
         ({"troubles": [REFUSES, THROTTLES]}, WaitReason.PROVIDER_REFUSES, NOW + 25 * SECOND),
         ({"troubles": [REFUSES], "workers": 3}, WaitReason.QUEUED, None),  # the third worker can still use it

@@ -328,8 +328,8 @@ async def test_events_about_emails_that_no_worker_sent_raise_an_alert_for_a_day(
             assert one.checks.alerts[Kind.IMPOSSIBLE_EVENTS].is_firing is False
             connection.execute(
                 "insert into email_event (email_id, event_key, provider, kind, doubt, happened_at) "
-                "select email_id, number::text::bytea, 'sendgrid', 'delivered', 'impossible', now() "
-                "from email_log, generate_series(1, 2) as number"
+                "select email_id, number::text::bytea, reporter, 'delivered', 'impossible', now() from email_log, "
+                "(values (1, 'sendgrid'), (2, 'sendgrid'), (3, 'ses')) as reported (number, reporter)"
             )
             await one.check()
             await accepts(channel, "impossible_events raised")
@@ -339,7 +339,8 @@ async def test_events_about_emails_that_no_worker_sent_raise_an_alert_for_a_day(
 
     assert summary(channel.accepted[0]) == (
         "events arrive about emails that no worker sent: "
-        f"2 events of sendgrid in the last day, such as about email {email_id}"
+        f"2 events of sendgrid in the last day, such as about email {email_id}; "
+        f"1 event of ses in the last day, such as about email {email_id}"
     )
 
 

@@ -157,6 +157,13 @@ async def test_resume_ends_an_operators_pause_and_the_workers_waits_together(
     assert books.count("operator_audit") == 2
 
 
+async def test_a_provider_that_needs_no_resume_is_neither_paused_nor_awaited_by_workers(session: AsyncSession) -> None:
+    with pytest.raises(
+        pausing.NotPaused, match='No pause "provider smtp" is in force, and no worker waits for the pro'
+    ):
+        await pausing.resume(session, PauseScope.PROVIDER, "smtp", ACT)
+
+
 async def test_a_worker_takes_a_resume_once_and_a_closed_breaker_needs_none(
     session: AsyncSession, books: Books, pool: Pool
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import pytest
+
 from dispatcher.domain.status import Status
 from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import find_history
@@ -78,3 +80,27 @@ async def test_a_cancelled_email_has_the_instant_of_its_cancellation(session: As
     await cancel(session, [email_id], ACT)
 
     assert sorted(await words(session, email_id)) == ["cancel", "cancelled", "enqueued"]
+
+
+@pytest.mark.parametrize(
+    ("doubt", "words"),
+    [
+        ("impossible", "without effect, because no worker sent the email through this provider"),
+        ("recipient", "suppresses nobody, because nothing proves that it is about this recipient"),
+    ],
+)
+async def test_an_event_in_doubt_says_in_words_what_it_does_not_do(
+    session: AsyncSession, books: Books, doubt: str, words: str
+) -> None:
+    email_id = books.enqueue_one()
+    books.connection.execute(
+        "insert into email_event (event_key, provider, email_id, kind, bounce, doubt, happened_at)"
+        " values (uuid_send(gen_random_uuid()), 'smtp', %s, 'bounced', 'hard', %s, now())",
+        [email_id, doubt],
+    )
+
+    history = await find_history(session, email_id)
+
+    assert history is not None
+    (moment,) = [moment for moment in history.timeline if moment.what == "bounced (hard)"]
+    assert moment.detail == f"smtp: {words}"

@@ -167,14 +167,29 @@ def test_a_failed_connection_for_a_bulk_call_is_no_emails_fault() -> None:
     assert blame is Blame.UNKNOWN
 
 
-def test_the_reason_of_a_pause_says_why_the_provider_is_unreachable() -> None:
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (
+            Deferred(Reason.CONNECTION_FAILED, "the host name mx.example cannot be resolved"),
+            "connection_failed: the host name mx.example cannot be resolved",
+        ),
+        (
+            Deferred(Reason.SERVER_ERROR, "too busy", "421 4.3.2", known_concern=Concern.PROVIDER),
+            "server_error (421 4.3.2): too busy",
+        ),
+        (Deferred(Reason.SERVER_ERROR, "ann.example says no", "451"), "server_error"),
+    ],
+    ids=["no connection", "greeting", "about an email"],
+)
+def test_the_reason_of_a_pause_has_the_servers_words_unless_they_are_about_an_email(
+    refusal: Deferred, reason: str
+) -> None:
     scene = Scene()
 
-    scene.hear(
-        "a", Deferred(Reason.CONNECTION_FAILED, "the host name mx.example cannot be resolved"), UNREACHED_IN_A_ROW
-    )
+    scene.hear("a", refusal, FAILURES_IN_A_ROW)
 
-    assert scene.by_name["a"].breaker.reason == "connection_failed: the host name mx.example cannot be resolved"
+    assert scene.by_name["a"].breaker.reason == reason
 
 
 def test_one_throttling_or_one_fault_is_enough() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, Step
@@ -116,6 +117,22 @@ async def test_three_refused_emails_are_enough(case: str, bench: Bench, tmp_path
 
         await bench.settled({"pending": 3})
         assert bench.books.select("select * from email_attempt") == []
+
+
+async def test_the_log_says_why_an_email_waits_whose_refusal_is_undecided(bench: Bench, tmp_path: Path) -> None:
+    async with smtp_place(tmp_path / "sink", SmtpBehaviour(script=dict(FAULTS["RCPT, relay"][0]))) as place:
+        await bench.start([place.provider])
+        with capture_logs() as logs:
+            (email_id,) = await bench.enqueue(to="ann@shop.example")
+
+            await until(lambda: any(each["event"] == "email.refusal_undecided" for each in logs))
+
+        line = next(each for each in logs if each["event"] == "email.refusal_undecided")
+        assert (line["email_id"], line["provider"]) == (str(email_id), "smtp")
+        assert (line["error_type"], line["provider_code"]) == (Reason.REFUSED, "554 5.7.1")
+        assert line["reason"] == "Relay access denied"
+        assert line["retry_in_seconds"] > 0
+        assert bench.books.statuses() == {"sending": 1}
 
 
 async def test_when_the_server_recovers_every_email_is_sent_once(bench: Bench, tmp_path: Path) -> None:

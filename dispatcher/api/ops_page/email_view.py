@@ -37,7 +37,7 @@ _WAITS: Final[Mapping[WaitReason, str]] = {
     WaitReason.SCHEDULED: "it is scheduled for later",
     WaitReason.REDELIVERY: "the provider deferred it, and it is tried again later",
     WaitReason.QUEUED: "other emails are ahead of it",
-    WaitReason.LEASED: "a worker is sending it",
+    WaitReason.LEASED: "a worker is sending it, or waits to try it again",
 }
 """How the page explains a wait to a tenant's visitor. All other reasons are about the whole service, and get one
 general explanation."""
@@ -154,7 +154,9 @@ def ids(email: Record) -> list[tuple[str, str]]:
 def _attempts(email: Record) -> str:
     text = f"{email['attempt_count']:,}"
     if email["attempt_base"]:
-        text += f", {email['attempt_count'] - email['attempt_base']:,} since the last replay or recovery"
+        text += (
+            f", {email['attempt_count'] - email['attempt_base']:,} since the last replay, recovery or partial delivery"
+        )
     if email["redelivery_count"]:
         text += f", {email['redelivery_count']:,} redeliveries"
     return text
