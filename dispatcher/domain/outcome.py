@@ -270,12 +270,18 @@ def _runs(codes: Mapping[int, str]) -> list[tuple[str, int, str]]:
 
 
 def of_whole_email(
-    outcome: Outcome, recipients: int, suppressed: Mapping[int, str], earlier: Mapping[int, str | None]
+    outcome: Outcome,
+    recipients: int,
+    suppressed: Mapping[int, str],
+    earlier: Mapping[int, str | None],
+    *,
+    is_in_doubt: bool = False,
 ) -> Outcome:
     """The outcome of an attempt without some of the email's recipients, as an outcome of the email as it was enqueued.
 
     If a provider has accepted the email for some recipients, the detail begins with their number. If the provider now
-    refuses all others for good, returns an acceptance, because no recipient needs a further attempt.
+    refuses all others for good, returns an acceptance, because no recipient needs a further attempt. If the email is in
+    doubt, returns no acceptance: the refusal does not show that the others have no copy.
 
     Args:
         outcome: Its positions count only the recipients of the attempt. Positions in the result count all recipients of
@@ -283,9 +289,10 @@ def of_whole_email(
         recipients: The number of recipients of the email as it was enqueued; 0 if its content was deleted.
         suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued.
         earlier: The recipients who needed no attempt any more; see `PartialDelivery.codes`.
+        is_in_doubt: Whether an earlier attempt for the others may have been accepted (see `domain.pin`).
     """
     absent = {**{position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}, **earlier}
-    if earlier and isinstance(outcome, Rejected) and outcome.reason in _BLAMES_RECIPIENTS:
+    if earlier and not is_in_doubt and isinstance(outcome, Rejected) and outcome.reason in _BLAMES_RECIPIENTS:
         detail, present = outcome.detail, recipients - len(absent)
         if present > 0 and left_out(detail) is None:
             codes = dict.fromkeys(range(1, present + 1), outcome.code or outcome.reason.value)

@@ -1,13 +1,15 @@
 """Removes our own passwords and keys from texts, because servers repeat what we sent.
 
-A server may repeat a secret in clear, percent-encoded, escaped for JSON or HTML, or in Base64: alone, or as a part of a
-longer text, such as `\\0user\\0password`. Base64 encodes three octets at a time, so a secret has three forms there.
+A server may repeat a secret in clear, percent-encoded, in xtext (RFC 3461), escaped for JSON or HTML, or in Base64:
+alone, or as a part of a longer text, such as `\\0user\\0password`. Base64 encodes three octets at a time, so a secret
+has three forms there.
 """
 
 from __future__ import annotations
 
 import base64
 import html
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
@@ -74,9 +76,13 @@ def _character(character: str) -> str:
     """A pattern for a character in clear and in its escaped forms."""
     if character.isascii() and character.isalnum():
         return character
-    percent = "".join(f"%{octet:02X}" for octet in character.encode("utf-8", "surrogateescape"))
-    forms = percent, html.escape(character), rf"\{character}", character
-    return f"(?:{'|'.join(map(re.escape, forms))})"
+    hexadecimal = [f"{octet:02X}" for octet in character.encode("utf-8", "surrogateescape")]
+    in_bytes = ["".join(f"{sign}{octet}" for octet in hexadecimal) for sign in "%+"]
+    in_html = html.escape(character), f"&#{ord(character)};"
+    in_json = json.dumps(character)[1:-1], rf"\{character}"
+    forms = [*in_bytes, *in_html, *in_json, "+" if character == " " else character, character]
+    # Each form once: with two equal forms, a secret of 30 such characters would be searched in 2**30 ways.
+    return f"(?:{'|'.join(map(re.escape, dict.fromkeys(forms)))})"
 
 
 def _base64_forms(secret: str) -> Iterator[str]:

@@ -118,6 +118,10 @@ _TRANSACTION_WORDS: Final = re.compile(
     r"|\b(?:one|single|per|another|separate|same)\b.{0,20}\b(?:transaction|message|session|envelope)\b",
     re.IGNORECASE,
 )
+MAX_TEXTS: Final = 8
+"""So many different texts are read in the replies to the recipients of one email."""
+_VARIES: Final = re.compile(r"[@\d]")
+"""Matches a word that can differ although the reason is the same: an address, an id or a number."""
 _GREYLISTED_WORDS: Final = re.compile(r"gr[ea]y.?list", re.IGNORECASE)
 _TOO_LARGE_CODES: Final = ("5.3.4", "5.2.3")
 _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9._-]{3,99})(?=$|[\s;,)])", re.IGNORECASE)
@@ -183,11 +187,12 @@ def acceptance(
     codes = {**dict.fromkeys(unsupported, "no SMTPUTF8"), **{position: each.codes for position, each in refused}}
     if codes:
         detail = f"{refused_recipients(codes)}; {detail}"
-    final = {position: each.codes for position, each in refused if isinstance(refusal(each, SmtpPhase.RCPT), Rejected)}
-    again = [each for position, each in refused if position not in final]
+    judged = _judged(refused)
+    final = {position: each.codes for position, each, outcome in judged if isinstance(outcome, Rejected)}
+    again = [each for position, each, _ in judged if position not in final]
     if not (again or unsupported):
         return Accepted(queue_id[1] if queue_id else None, detail)
-    may_follow = not again or any(each.limits_transaction for each in again)
+    may_follow = not again or any(each.limits_transaction for each in set(again))
     return Deferred(
         Reason.RECIPIENT_DEFERRED if again else Reason.REJECTED_RECIPIENT,
         detail,
@@ -200,12 +205,35 @@ def acceptance(
 
 def no_recipient_left(refused: Sequence[tuple[int, SmtpReply]]) -> Outcome:
     """The outcome if the server refused every recipient. Defers the email if at least one refusal is temporary."""
-    outcomes = [refusal(reply, SmtpPhase.RCPT) for _, reply in refused]
+    outcomes = [outcome for _, _, outcome in _judged(refused)]
     outcome = next((each for each in outcomes if not isinstance(each, Rejected)), outcomes[0])
     if len(refused) == 1 or isinstance(outcome, Accepted | Uncertain):
         return outcome
     detail = f"{_listed(refused)}; {outcome.detail}"
     return replace(outcome, detail=detail)
+
+
+def _judged(refused: Sequence[tuple[int, SmtpReply]]) -> list[tuple[int, SmtpReply, Outcome]]:
+    """The refused recipients' positions, replies and outcomes. Replies that say the same are replaced by the first.
+
+    A server may refuse 1,000 recipients, and to search a hostile text takes milliseconds. So after MAX_TEXTS different
+    texts, a reply counts as the first with the same codes, or as the first that defers, if there is one.
+    """
+    judged: list[tuple[int, SmtpReply, Outcome]] = []
+    by_words: dict[tuple[str, str], tuple[SmtpReply, Outcome]] = {}
+    by_codes: dict[str, tuple[SmtpReply, Outcome]] = {}
+    for position, reply in refused:
+        words = " ".join(word for word in reply.text[:1000].split() if not _VARIES.search(word))
+        found = by_words.get((reply.codes, words))
+        if found is None and len(by_words) >= MAX_TEXTS:
+            found = by_codes.get(reply.codes)
+        if found is None:
+            few = reply if len(by_words) < MAX_TEXTS else replace(reply, text="")
+            found = by_words[reply.codes, words] = few, refusal(few, SmtpPhase.RCPT)
+            if reply.codes not in by_codes or isinstance(by_codes[reply.codes][1], Rejected):
+                by_codes[reply.codes] = found
+        judged.append((position, *found))
+    return judged
 
 
 def _listed(refused: Sequence[tuple[int, SmtpReply]]) -> str:

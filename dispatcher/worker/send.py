@@ -264,7 +264,9 @@ class SendStage:
             return  # the drain timed out before this answer: the email is already uncertain or released
         done = email.lease.recipient_outcomes
         if email.suppressed or done or isinstance(outcome, Deferred):
-            outcome = of_whole_email(outcome, _recipients_of(email), email.suppressed or {}, done)
+            outcome = of_whole_email(
+                outcome, _recipients_of(email), email.suppressed or {}, done, is_in_doubt=email.pin is not None
+            )
         finished_at = email.attempted_until
         if email.ledger_slot is not None:
             self._ledger.mark_answered(email.ledger_slot, outcome, finished_at=finished_at)

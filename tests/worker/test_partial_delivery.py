@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outcome import Reason, Rejected, Uncertain
 from tests.providers.choosy_server import ChoosyServer, Rule, at_most, choosy_server
 from tests.store.suppressing import suppress
 from tests.waiting import until, until_answer
@@ -215,6 +215,25 @@ async def test_a_second_provider_gets_only_the_others(bench: Bench) -> None:
 
     assert server.recipients(email_id) == {ANN: 1, CEM: 1}
     assert seen == [(("jörg@example.com",), ())]
+
+
+async def test_a_refusal_after_an_unknown_outcome_does_not_say_that_the_others_have_no_copy(bench: Bench) -> None:
+    server = ChoosyServer(extensions=())
+    other = ScriptedProvider("other", Capabilities(copies=1, idempotency_key_seconds=3600.0))
+    outcomes = iter([Uncertain("no answer"), Rejected(Reason.REJECTED_RECIPIENT, "unknown", "422")])
+
+    async def act(_provider: ScriptedProvider, _email: Any, attempt: Any) -> Any:
+        attempt.mark_on_wire()
+        return next(outcomes)
+
+    other.always = act
+    async with choosy_server(server) as provider:
+        await bench.start([provider, other], RETRY_BASE_SECONDS="0.01")
+        (email_id,) = await bench.enqueue(to=[ANN, "jörg@example.com"])
+        await bench.settled({"held": 1})
+
+    assert server.recipients(email_id) == {ANN: 1}
+    assert bench.books.row(email_id)["last_error"] == "delivered to 1 of 2 recipients; unknown"
 
 
 async def test_a_replay_sends_only_to_the_others(bench: Bench) -> None:
