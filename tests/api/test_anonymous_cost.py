@@ -17,6 +17,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from dispatcher.api.large_json import MAX_VALUES
 from dispatcher.config import Settings
 from dispatcher.providers.twilio import TwilioSettings
 from tests.api.running_api import Api, make_key, running
@@ -29,7 +30,10 @@ FORM: Final = b"a="
 LIST: Final = b"["
 UNITS: Final = (
     *((FORM, unit) for unit in (b"a", b"%", b"%41", b"b%41", b"%C3%A4b", b"a=b&", b"&", b"\xc3\xa4", b"\xff")),
-    *((LIST, unit) for unit in (b"[", b"[],", b"{},", b'"",', b'{"":', b"1,", b'"\\n",', b"\xff")),
+    *(
+        (LIST, unit)
+        for unit in (b"[", b"[],", b"{},", b'"",', b'{"":', b'{"a":1},', b"1,", b"1.5e300,", b'"\\n",', b"\xff")
+    ),
 )
 """How a body begins, and what it repeats."""
 TEXTS: Final = (b"a", b",", b"\\u0000", b'\\"', b"\\ud83d\\ude00", b"\xc3\xa4")
@@ -63,11 +67,14 @@ def bodies(size: int) -> Iterator[bytes]:
     """Bodies of this size, each with another content."""
     for start, unit in UNITS:
         yield (start + unit * size)[:size]
+        marks = sum(unit.count(mark) for mark in (b"{", b"[", b",", b":"))
+        yield (start + unit * (MAX_VALUES // (marks or 1) - 100) + b"1]").ljust(size)[:size]
     before, after = dumped(Sns().message("@", Signature=None)).split(b"@")
     for text in TEXTS:
         yield b'["%b"]' % (text * ((size - 4) // len(text)))
         yield before + text * ((size - len(before + after)) // len(text)) + after
-    yield before + after[:-1] + b',"x":[' + b"[]," * ((size - len(before + after) - 16) // 3) + b"[]]}"
+    for unit in (b"[],", b'{"a":1},'):
+        yield (before + after[:-1] + b',"x":[' + unit * min(MAX_VALUES // 3 - 100, size // 9) + b"1]}").ljust(size)
 
 
 def signatures(operation: Mapping[str, Any]) -> dict[str, str]:
