@@ -37,29 +37,31 @@ class Caller(Protocol):
 class BodyReader:
     """Reads the bodies of requests. Each body's memory and request slot count against the limits of its caller."""
 
-    def __init__(
-        self, slots: FairLimiter, memory: FairLimiter, *, max_bytes: int, any_media_type: bool = False
-    ) -> None:
+    def __init__(self, slots: FairLimiter, memory: FairLimiter, *, max_bytes: int, for_providers: bool = False) -> None:
         """
         Args:
             slots: Limits the number of requests in progress.
             memory: Limits the bytes of bodies, and of the objects parsed from bodies.
             max_bytes: The size of the largest body that is accepted.
-            any_media_type: Whether to accept bodies whose Content-Type is not JSON. Amazon SNS posts JSON as
-                text/plain.
+            for_providers: Whether the bodies are those of providers, which need no API key. Any Content-Type is
+                accepted: Amazon SNS posts JSON as text/plain. Values are counted only roughly: the exact count of a
+                hostile body would take most of a second.
         """
         self._slots = slots
         self._memory = memory
         self._max_bytes = max_bytes
-        self._any_media_type = any_media_type
+        self._for_providers = for_providers
 
-    def read(self, request: Request, caller: Caller) -> _BodyContext:
+    def read(self, request: Request, caller: Caller, *, max_bytes: int | None = None) -> _BodyContext:
         """A context manager that reads the body.
 
         The body's memory and a request slot count against the caller's limits until the block ends. A request
         gets its slot only after its whole body has arrived, so a slow client occupies no slot.
+
+        Args:
+            max_bytes: A limit for this body that is lower than the reader's.
         """
-        return _BodyContext(self, request, caller.name)
+        return _BodyContext(self, request, caller.name, min(max_bytes or self._max_bytes, self._max_bytes))
 
     async def receive(self, context: _BodyContext) -> bytearray:
         """Reads a request's body.
@@ -68,15 +70,15 @@ class BodyReader:
             Problem: `unsupported-media-type`, `body-too-large` or `overloaded`.
         """
         request = context.request
-        _check_media_type(request, any_media_type=self._any_media_type)
+        _check_media_type(request, any_media_type=self._for_providers)
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > self._max_bytes:
-            raise self._too_large()
+        if declared.isdigit() and int(declared) > context.max_bytes:
+            raise _too_large(context.max_bytes)
         body = bytearray()  # grows in place: a list of chunks, joined at the end, would need twice the memory
         self._charge(context, min(MIN_CHARGED_BYTES, self._memory.max_per_caller))
         async for chunk in request.stream():
-            if len(body) + len(chunk) > self._max_bytes:
-                raise self._too_large()
+            if len(body) + len(chunk) > context.max_bytes:
+                raise _too_large(context.max_bytes)
             body += chunk
             if len(body) > context.charged:
                 self._charge(context, len(body))
@@ -84,7 +86,7 @@ class BodyReader:
         if length >= LARGE_BYTES:
             # Count and charge the values only of a large body. A smaller body is parsed without yielding to the event
             # loop, so only one such body is parsed at a time.
-            values = await run_off_loop(length, lambda: count_values(body))
+            values = await run_off_loop(length, lambda: count_values(body, exact=not self._for_providers))
             if values > MAX_VALUES:
                 detail = f"The body has more than {MAX_VALUES:,} JSON values. Send fewer emails per request."
                 raise Problem("body-too-large", detail)
@@ -107,19 +109,17 @@ class BodyReader:
             self._slots.release(context.name)
             context.has_slot = False
 
-    def _too_large(self) -> Problem:
-        return Problem("body-too-large", f"The limit is {self._max_bytes:,} bytes.", closes=True)
-
 
 class _BodyContext:
     """The memory and the request slot of one request's body, from its first byte to the response."""
 
-    __slots__ = ("_reader", "charged", "has_slot", "name", "request")
+    __slots__ = ("_reader", "charged", "has_slot", "max_bytes", "name", "request")
 
-    def __init__(self, reader: BodyReader, request: Request, name: str) -> None:
+    def __init__(self, reader: BodyReader, request: Request, name: str, max_bytes: int) -> None:
         self._reader = reader
         self.request = request
         self.name = name
+        self.max_bytes = max_bytes
         self.charged = 0
         self.has_slot = False
 
@@ -134,6 +134,10 @@ class _BodyContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._reader.release(self)
+
+
+def _too_large(max_bytes: int) -> Problem:
+    return Problem("body-too-large", f"The limit is {max_bytes:,} bytes.", closes=True)
 
 
 def _check_media_type(request: Request, *, any_media_type: bool) -> None:

@@ -34,8 +34,14 @@ from dispatcher.store.connections import Pool
 from dispatcher.telemetry.log import get_log
 
 MAX_BODY_BYTES: Final = 4 << 20
-"""The size of the largest body that is accepted. SendGrid posts up to 768 kB. Amazon SNS posts up to 256 KiB of text,
-which is escaped and wrapped in JSON."""
+"""The size of the largest body that is accepted. SendGrid posts up to 768 kB."""
+MAX_SNS_BYTES: Final = 1 << 20
+"""The size of the largest message of Amazon SNS that is accepted. Amazon SNS posts up to 256 KiB of text, which is
+escaped and wrapped in JSON. A message is parsed before its signature can be verified, so a forged one costs as much."""
+MAX_FORM_BYTES: Final = 64 << 10
+"""The size of the largest form of Twilio that is accepted. The longest SMS, with each character escaped, has 20 KB."""
+_BYTES_PER_ESCAPE: Final = 16
+"""How many other bytes of a form are parsed in the time of one escape, such as `%41`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ class EventEndpoints:
         """Handles one message of Amazon SNS: stores its events, or confirms the subscription to an allowed topic."""
         assert self.sns is not None
         with _as_problems(ses.NAME):
-            async with self.bodies.read(request, Providers()) as body:
+            async with self.bodies.read(request, Providers(), max_bytes=MAX_SNS_BYTES) as body:
                 message = await self.sns.verify(body)
                 match message.type:
                     case MessageType.NOTIFICATION:
@@ -150,11 +156,10 @@ class EventEndpoints:
         assert self.twilio is not None
         if request.url.query:
             url = f"{url}?{request.url.query}"
-        if not request.headers.get(twilio.SIGNATURE_HEADER):
-            # `verify` refuses a request without a signature. Call it here, before the body is read.
-            self.twilio.verify({}, url, b"")
-        async with self.bodies.read(request, Providers()) as body:
-            return self.twilio.verify(request.headers, url, body)
+        verifier, signature = self.twilio, self.twilio.check_headers(request.headers)
+        async with self.bodies.read(request, Providers(), max_bytes=MAX_FORM_BYTES) as body:
+            size = len(body) + _BYTES_PER_ESCAPE * body.count(b"%")
+            return await run_off_loop(size, lambda: verifier.verify(signature, url, body))
 
     async def _store(self, provider: str, parsed: ParsedEvents) -> None:
         await self.sink.store(parsed.events)

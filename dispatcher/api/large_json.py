@@ -59,14 +59,17 @@ def parse(body: bytearray) -> Any:
     return root[0]
 
 
-def count_values(body: bytes | bytearray) -> int:
+def count_values(body: bytes | bytearray, *, exact: bool = True) -> int:
     """Estimates without parsing how many values a JSON text has. Stops at MAX_VALUES + 1.
 
     The estimate is the number of the characters `{[,:` outside strings. If the whole text, with the strings, has at
     most MAX_VALUES such characters, returns their number instead, because counting them is quicker.
+
+    Args:
+        exact: False to count the characters inside strings even if there are more of them.
     """
     count = _count_marks(body, 0, len(body))
-    if count <= MAX_VALUES:
+    if count <= MAX_VALUES or not exact:
         return count
     count = texts = end = 0
     while count <= MAX_VALUES and texts <= MAX_VALUES + 1:

@@ -281,7 +281,7 @@ async def _event_endpoints(
     await pool.open()
     try:
         max_bytes = min(event_endpoints.MAX_BODY_BYTES, settings.api_max_body_bytes)
-        bodies = BodyReader(slots, memory, max_bytes=max_bytes, any_media_type=True)
+        bodies = BodyReader(slots, memory, max_bytes=max_bytes, for_providers=True)
         intake = EventIntake(pool, suppression_rules(settings))
         yield event_endpoints.EventEndpoints.of(settings, bodies, EventBatcher(intake), fetch, pool)
     finally:

@@ -1,7 +1,8 @@
 """One-click unsubscribe (RFC 8058): the page and the action behind the List-Unsubscribe header.
 
 A request needs no API key: the token in its path is signed. GET changes nothing, because mail scanners follow links. A
-forged token gets the same answer as the token of an email that does not exist.
+forged token gets the same answer as the token of an email that does not exist. A forged token takes no database
+session, because operators' requests use the same sessions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 from dispatcher.api.access import AccessControl
 from dispatcher.api.problems import Problem
 from dispatcher.ops.suppressions import unsubscribe
-from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.address_hashes import AddressHasher, is_unsubscribe_token
 from dispatcher.store.connections import Pool, session
 
 CALLER: Final = "unsubscribe"
@@ -36,26 +37,34 @@ _QUESTION: Final = _PAGE.format(
 _DONE: Final = _PAGE.format("<p>You are unsubscribed.</p>")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UnsubscribeEndpoints:
     """Serves the links of List-Unsubscribe headers: asks for confirmation, then suppresses the recipient."""
 
     access: AccessControl
     pool: Pool
+    _hasher: AddressHasher | None = None
 
     async def ask(self, request: Request) -> Response:
         """Returns a page with a button to unsubscribe. Changes nothing."""
         with self.access.slot(CALLER):
-            async with session(self.pool) as connection:
-                hasher = await AddressHasher.open(connection)
-            if hasher.read_unsubscribe_token(request.path_params["token"]) is None:
-                raise Problem("not-found")
+            await self._check(request.path_params["token"])
         return HTMLResponse(_QUESTION, headers=HEADERS)
 
     async def unsubscribe(self, request: Request) -> Response:
         """Suppresses the recipient of the token. Idempotent. Does not read the body."""
         with self.access.slot(CALLER):
+            await self._check(request.path_params["token"])
             async with session(self.pool) as connection:
                 if not await unsubscribe(connection, request.path_params["token"]):
                     raise Problem("not-found")
         return HTMLResponse(_DONE, headers=HEADERS)
+
+    async def _check(self, token: str) -> None:
+        """Raises the problem `not-found` if the token is malformed or forged."""
+        if is_unsubscribe_token(token):
+            if self._hasher is None:
+                self._hasher = await AddressHasher.open(self.pool)
+            if self._hasher.read_unsubscribe_token(token) is not None:
+                return
+        raise Problem("not-found")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import sha256
 from hmac import compare_digest
@@ -19,6 +20,7 @@ from dispatcher.store.statements import Source, fetch
 HASH_OCTETS: Final = 16
 TOKEN_CHARACTERS: Final = 4 * HASH_OCTETS
 """The length of an unsubscribe token: 48 bytes in base64. The bytes are an email's id, a hash and a signature."""
+_TOKEN: Final = re.compile(rf"[A-Za-z0-9_-]{{{TOKEN_CHARACTERS}}}", re.ASCII)
 BLOCK_OCTETS: Final = 64
 """The block size of SHA-256."""
 _DOTS: Final = ".\u3002\uff0e\uff61"
@@ -68,12 +70,9 @@ class AddressHasher:
 
     def read_unsubscribe_token(self, token: str) -> tuple[UUID, bytes] | None:
         """The id of the email and the hash of the recipient; None if the token is invalid or forged."""
-        if len(token) != TOKEN_CHARACTERS or not token.isascii():
+        if not is_unsubscribe_token(token):
             return None
-        try:
-            octets = urlsafe_b64decode(token)
-        except ValueError:
-            return None
+        octets = urlsafe_b64decode(token)
         content, signature = octets[: 2 * HASH_OCTETS], octets[2 * HASH_OCTETS :]
         if not compare_digest(signature, self._signature(content)):
             return None
@@ -89,6 +88,11 @@ class AddressHasher:
         inner.update(text.encode())
         outer.update(inner.digest())
         return outer.digest()[:HASH_OCTETS]
+
+
+def is_unsubscribe_token(text: str) -> bool:
+    """Whether a text has the form of an unsubscribe token. The token may be forged."""
+    return _TOKEN.fullmatch(text) is not None
 
 
 def normalised(address: str) -> str:

@@ -217,9 +217,17 @@ async def test_a_status_of_an_unknown_sms_is_answered_alike_and_suppresses_nobod
 
 
 async def test_a_callback_that_is_too_large_is_refused(sms_api: Api) -> None:
-    form = {"MessageSid": "SM" + "0" * 32, "Body": "x" * (5 << 20)}
+    form = {"MessageSid": "SM" + "0" * 32, "Body": "x" * (64 << 10)}
 
     assert (await post(sms_api, INBOUND_URL, form)).status == 413
+
+
+async def test_the_longest_sms_is_read(sms_api: Api, connection: psycopg.Connection) -> None:
+    form = {"MessageSid": "SM" + "0" * 32, "From": NUMBER, "OptOutType": "STOP", "Body": "\U0001f600" * 1600}
+
+    assert (await post(sms_api, INBOUND_URL, form)).status == 200
+
+    assert connection.execute("select reason from dispatcher.suppression").fetchall() == [("unsubscribe",)]
 
 
 async def test_an_email_and_an_sms_share_the_keys_of_a_tenant(sms_api: Api) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID, uuid4
 
 import psycopg
+import pytest
 
 from tests.api.running_api import EMAIL, Api
 from tests.store.suppressing import hasher_of
 
 ONE_CLICK = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.fixture
+def database_url(own_database_url: str) -> str:
+    """A database that only one test uses, because one test refuses connections to the database."""
+    return own_database_url
 
 
 def entries(connection: psycopg.Connection) -> list[tuple[str, str, str]]:
@@ -44,3 +52,24 @@ async def test_tokens_that_are_not_genuine_and_unknown_emails_get_the_same_answe
     assert {answer.status for answer in answers} == {404}
     assert len({answer.body for answer in answers}) == 1
     assert entries(connection) == []
+
+
+async def test_a_forged_token_needs_no_database_session(api: Api, connection: psycopg.Connection) -> None:
+    genuine = hasher_of(connection).unsubscribe_token(uuid4(), "ann@example.org")
+    assert (await api.call("GET", f"/v1/unsubscribe/{genuine}")).status == 200
+    url = urlsplit(api.settings.database_url)
+    with psycopg.connect(urlunsplit(url._replace(path="/postgres")), autocommit=True) as outside:
+        outside.execute(f'alter database "{url.path.removeprefix("/")}" with allow_connections false')
+        outside.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [url.path.removeprefix("/")]
+        )
+
+        forged = [
+            await api.call(method, f"/v1/unsubscribe/{token}")
+            for method in ("GET", "POST")
+            for token in ("x", "A" * 64, "A" * 63 + "=", "é" * 64)
+        ]
+        suppressing = await api.call("POST", f"/v1/unsubscribe/{genuine}")
+
+    assert {answer.code for answer in forged} == {"not-found"}
+    assert suppressing.code == "database-unavailable"

@@ -35,7 +35,8 @@ SIGNATURE = "RSOYDt4T1cUTdK1PDd93/VVr8B8="
 
 
 def verify(headers: dict[str, str], url: str = URL, form: Any = FORM, secrets: tuple[str, ...] = (TOKEN,)) -> Any:
-    return TwilioVerifier(secrets).verify(headers, url, form if isinstance(form, bytes) else urlencode(form).encode())
+    verifier, body = TwilioVerifier(secrets), form if isinstance(form, bytes) else urlencode(form).encode()
+    return verifier.verify(verifier.check_headers(headers), url, body)
 
 
 def test_the_documented_example_verifies() -> None:
@@ -82,6 +83,8 @@ def test_a_shared_key_signs_with_sha_256() -> None:
         ({SIGNATURE_HEADER: ""}, URL, FORM),
         ({SIGNATURE_HEADER: "?"}, URL, FORM),
         ({SIGNATURE_HEADER: "A" * 9999}, URL, FORM),
+        ({SIGNATURE_HEADER: "AAAA"}, URL, FORM),
+        ({SIGNATURE_HEADER: sign(TOKEN, URL, FORM, "sha256")}, URL, FORM),
         ({SIGNATURE_HEADER: sign("other", URL, FORM)}, URL, FORM),
         ({SIGNATURE_HEADER: SIGNATURE}, URL.replace("foo=1", "foo=2"), FORM),
         ({SIGNATURE_HEADER: SIGNATURE}, URL, {**FORM, "Digits": "1235"}),
@@ -96,7 +99,7 @@ def test_a_forged_request_is_refused(headers: dict[str, str], url: str, form: An
         verify(headers, url, form)
 
 
-@pytest.mark.parametrize("body", [b"\xff", b"a", b"&".join([b"a=1"] * 201)])
+@pytest.mark.parametrize("body", [b"\xff", b"a", b"&".join([b"a=1"] * 201), b"a=%", b"a=%4", b"a=%g1"])
 def test_a_body_that_is_no_form_is_unreadable(body: bytes) -> None:
     with pytest.raises(EventsUnreadable):
         verify({SIGNATURE_HEADER: SIGNATURE}, form=body)
