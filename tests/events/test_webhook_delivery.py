@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -28,7 +29,7 @@ from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outgoing_events import ALL_KINDS
 from dispatcher.store.webhooks import Webhook, insert_webhook, list_webhooks
 from dispatcher.transport.signed_post import trusting_context
-from tests.alerts.receiver import Posted, Receiver, receiving, write_ca
+from tests.alerts.receiver import Posted, Receiver, receiving, receiving_raw, write_ca
 from tests.store.books import Books
 from tests.store.results import result
 from tests.store.test_outgoing_events import announce, await_feed, disk_full
@@ -392,6 +393,27 @@ async def test_a_slow_receiver_delays_no_other_webhook(
     assert len(receiver.posted) == CONCURRENT_POSTS
     receiver.released.set()
     await asyncio.gather(*rounds)
+
+
+@pytest.mark.parametrize("head", ["HTTP/1.1 100 Continue", "HTTP/1.1 103 Early Hints" + "\r\nlink: x" * 600])
+async def test_a_hostile_receiver_delays_no_other_tenant(
+    deliverer: Deliverer, receiver: Receiver, books: Books, ca: trustme.CA, head: str
+) -> None:
+    hostile = f"{head}\r\n\r\n".encode()
+    with receiving_raw(ca, lambda: repeat(hostile)) as attacker:
+        for _ in range(5):
+            await deliverer.add(attacker.url, "attacker")
+        await deliverer.add(receiver.url)
+        announce(books.connection, "attacker", count=50)
+        events = announce(books.connection, count=50)
+
+        await deliverer.run()
+
+    assert sorted(ids(receiver.posted)) == sorted(events)
+    *attackers, shop = await list_webhooks(deliverer.session)
+    assert (shop.failing_since, shop.last_error) == (None, None)
+    assert all("answer" in (each.last_error or "") and each.failing_since for each in attackers)
+    assert not any("no answer" in (each.last_error or "") for each in attackers)
 
 
 async def test_a_receiver_that_does_not_answer_in_time_is_tried_again(
