@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -24,7 +25,7 @@ import h11
 
 from dispatcher.domain.webhook import LONGEST_RETRY_AFTER_SECONDS, signature
 from dispatcher.errors import ConfigurationError
-from dispatcher.transport.destination import NoAnswer, Resolve, addresses_of, cause_of, resolve
+from dispatcher.transport.destination import NoAnswer, Resolve, addresses_of, cause_of
 from dispatcher.transport.tls import client_context
 from dispatcher.version import VERSION
 
@@ -63,7 +64,7 @@ def trusting_context(ca_file: Path | None) -> ssl.SSLContext:
 
 
 class SignedPoster:
-    """Posts signed JSON to one URL."""
+    """Posts signed JSON to one URL. Resolves the host's name only once, so use a new object for each round of posts."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class SignedPoster:
         private_setting: str | None,
         context: ssl.SSLContext,
         total_seconds: float,
-        resolver: Resolve = resolve,
+        resolver: Resolve,
     ) -> None:
         """Opens no connection yet.
 
@@ -87,6 +88,7 @@ class SignedPoster:
         self._private_setting = private_setting
         self._context = context
         self._resolver = resolver
+        self._addresses: asyncio.Task[Sequence[str]] | None = None
         self._total_seconds = total_seconds
 
     async def post(self, message_id: str, secrets: list[str], body: bytes) -> PostAnswer:
@@ -107,9 +109,7 @@ class SignedPoster:
 
     async def _post(self, message_id: str, secrets: list[str], body: bytes) -> PostAnswer:
         """Posts to the receiver's first address; if there is no answer, to the next address, and so on."""
-        found = await addresses_of(
-            self._host, self._port, private_setting=self._private_setting, resolver=self._resolver
-        )
+        found = await self._find_addresses()
         if self._url.scheme != "https" and not (
             self._private_setting is None and all(ip_address(text.partition("%")[0]).is_loopback for text in found)
         ):
@@ -123,6 +123,13 @@ class SignedPoster:
                 # Try the next address: this address may be, for example, an IPv6 address on a host without IPv6.
                 fault = error
         raise NoAnswer(f"no answer: {cause_of(fault)}") from fault
+
+    async def _find_addresses(self) -> Sequence[str]:
+        if self._addresses is None:
+            found = addresses_of(self._host, self._port, private_setting=self._private_setting, resolver=self._resolver)
+            self._addresses = asyncio.create_task(found)
+        # Without the shield, the first post that times out would end the look-up for all posts.
+        return await asyncio.shield(self._addresses)
 
     async def _exchange(self, address: str, request: h11.Request, body: bytes) -> PostAnswer:
         is_https = self._url.scheme == "https"

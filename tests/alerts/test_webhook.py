@@ -15,6 +15,7 @@ from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.webhook import WebhookChannel
 from dispatcher.domain.alert import Notice
 from dispatcher.errors import ConfigurationError
+from dispatcher.transport.destination import MAX_ADDRESSES
 from dispatcher.transport.signed_post import MAX_HEAD_OCTETS, MAX_INFORMATIONAL
 from tests.alerts.receiver import SECRET, Receiver, receiving_raw
 from tests.waiting import DEADLINE_SECONDS, Overtime, until
@@ -113,6 +114,28 @@ async def test_the_next_address_is_tried_if_one_is_unreachable(
     resolver = Resolver(["127.9.9.9", "127.0.0.1"])
 
     await channel_to(f"https://alerts.example.com:{receiver.server_port}/x", ca_file, resolver).send(notice)
+
+    assert len(receiver.posted) == 1
+
+
+async def test_only_a_few_addresses_of_a_host_are_tried(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
+    url = f"https://alerts.example.com:{receiver.server_port}/x"
+    unreachable = [f"127.9.9.{number}" for number in range(1, MAX_ADDRESSES)]
+
+    await channel_to(url, ca_file, Resolver([*unreachable, "127.0.0.1"])).send(notice)
+    with pytest.raises(NotDelivered, match="refused"):
+        await channel_to(url, ca_file, Resolver([*unreachable, "127.9.9.99", "127.0.0.1"])).send(notice)
+
+    assert len(receiver.posted) == 1
+
+
+async def test_each_notice_resolves_the_name_again(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
+    resolver = Resolver(["127.9.9.9"], ["127.0.0.1"])
+    channel = channel_to(f"https://alerts.example.com:{receiver.server_port}/x", ca_file, resolver)
+
+    with pytest.raises(NotDelivered):
+        await channel.send(notice)
+    await channel.send(notice)
 
     assert len(receiver.posted) == 1
 
