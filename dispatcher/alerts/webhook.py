@@ -5,13 +5,15 @@ All tries to post one notice have the same `webhook-id`.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.wording import payload
 from dispatcher.domain.alert import Notice
-from dispatcher.transport.destination import NoAnswer, Resolve, resolve
+from dispatcher.host.name_lookup import resolve
+from dispatcher.transport.destination import NoAnswer, Resolve
 from dispatcher.transport.signed_post import SignedPoster, trusting_context
 
 TOTAL_SECONDS: Final = 10.0
@@ -43,7 +45,8 @@ class WebhookChannel:
         Raises:
             ConfigurationError: The CA file is not usable.
         """
-        self._poster = SignedPoster(
+        self._new_poster = partial(
+            SignedPoster,
             url,
             private_setting=None if allow_private else _PRIVATE_SETTING,
             context=trusting_context(ca_file),
@@ -55,7 +58,7 @@ class WebhookChannel:
     async def send(self, notice: Notice) -> str:
         """See `Channel.send`. Succeeds if the response has a 2xx status."""
         try:
-            answer = await self._poster.post(notice.notice_id, self._secrets, payload(notice))
+            answer = await self._new_poster().post(notice.notice_id, self._secrets, payload(notice))
         except NoAnswer as error:
             raise NotDelivered(error.reason) from error
         if not answer.is_success:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from dispatcher.domain.lanes import LANE, NORMAL
 from dispatcher.errors import InvalidEmail
@@ -156,14 +156,21 @@ def schema_name(text: str) -> str:
     return text
 
 
+def _split_url(text: str) -> SplitResult:
+    """Like `urlsplit`, but raises ValueError if the port is not a number from 1 to 65535."""
+    parts = urlsplit(text)
+    if parts.port == 0:
+        raise ValueError
+    return parts
+
+
 def url(*schemes: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         example = f"{schemes[0]}://user:password@host:port/…"
         raw = re.search(r"[/?#\[\]](?=.*@)", text.partition("://")[2])
         unescaped = raw and f"has a {raw[0]} in the user or password; write it as {quote(raw[0], safe='')}"
         try:
-            parts = urlsplit(text)
-            _ = parts.port
+            parts = _split_url(text)
         except ValueError:
             raise ValueError(unescaped or f"is not a URL; use the form {example}") from None
         if parts.scheme not in schemes or not (parts.hostname or parts.scheme.startswith("postgres")):
@@ -312,9 +319,8 @@ def texts(text: str) -> tuple[str, ...]:
 
 
 def webhook_url(text: str) -> str:
-    parts = urlsplit(text)
     try:
-        _ = parts.port
+        parts = _split_url(text)
     except ValueError:
         raise ValueError("is not a URL; use the form https://host/path") from None
     # Without https, others on the network could read the alert, or receive it instead of the server in the URL.

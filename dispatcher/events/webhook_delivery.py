@@ -31,6 +31,7 @@ from dispatcher.domain.outgoing_event import OutgoingEvent
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.webhook import WebhookState, next_attempt, next_probe
 from dispatcher.errors import StoreUnavailable
+from dispatcher.host.name_lookup import resolve
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.named_locks import acquire
@@ -48,7 +49,7 @@ from dispatcher.store.webhooks import (
 )
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
-from dispatcher.transport.destination import NoAnswer
+from dispatcher.transport.destination import NoAnswer, Resolve
 from dispatcher.transport.signed_post import SignedPoster
 
 LOCK_NAME: Final = "webhooks"
@@ -117,6 +118,7 @@ class WebhookDelivery:
         poll_seconds: float = POLL_SECONDS,
         post_seconds: float = POST_SECONDS,
         retry_seconds: float = STANDBY_SECONDS,
+        resolver: Resolve = resolve,
     ) -> None:
         """Opens no connection yet.
 
@@ -134,6 +136,7 @@ class WebhookDelivery:
         self._poll_seconds = poll_seconds
         self._post_seconds = post_seconds
         self._retry_seconds = retry_seconds
+        self._resolver = resolver
         self._rounds: dict[int, asyncio.Task[None]] = {}
         self._concurrency: dict[int, int] = {}
         self._hasher: AddressHasher | None = None
@@ -210,7 +213,11 @@ class WebhookDelivery:
         posts = [EventPost(event, failed_at=failed_at) for failed_at, event in retries]
         posts += [EventPost(event, position) for position, event in part.events]
         poster = SignedPoster(
-            webhook.url, private_setting=self._private_setting, context=self._context, total_seconds=self._post_seconds
+            webhook.url,
+            private_setting=self._private_setting,
+            context=self._context,
+            total_seconds=self._post_seconds,
+            resolver=self._resolver,
         )
         bodies = await self._bodies(session, webhook, [post.event for post in posts])
         concurrency = 1 if is_failing else self._concurrency.get(webhook.webhook_id, CONCURRENT_POSTS)

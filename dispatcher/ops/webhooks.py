@@ -18,6 +18,7 @@ from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.webhook import new_secret
 from dispatcher.errors import DispatcherError
 from dispatcher.events.webhook_delivery import POST_SECONDS, PRIVATE_SETTING
+from dispatcher.host.name_lookup import resolve
 from dispatcher.ops.acts import Act
 from dispatcher.store import webhooks as store
 from dispatcher.store.connections import AsyncSession
@@ -244,6 +245,7 @@ async def post_test(target: TestTarget, settings: Settings) -> TestResult:
         private_setting=None if settings.webhooks_allow_private else PRIVATE_SETTING,
         context=trusting_context(settings.ca_file),
         total_seconds=POST_SECONDS,
+        resolver=resolve,
     )
     event = {"type": "webhook.test", "timestamp": datetime.now(UTC), "data": {"webhook": target.webhook_id}}
     try:

@@ -1,4 +1,4 @@
-"""Resolves a webhook's host name, and checks that all addresses are public, unless a setting allows private addresses.
+"""Finds the addresses of a webhook's host, and checks that all are public, unless a setting allows private addresses.
 
 The name is resolved once, and the connection goes to the checked addresses. So if a name resolves to a public address
 first and to a private address a moment later (DNS rebinding), the webhook still reaches no private address.
@@ -6,7 +6,6 @@ first and to a private address a moment later (DNS rebinding), the webhook still
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,10 +16,19 @@ from dispatcher.transport.tls_faults import cause_of_tls
 
 Address = IPv4Address | IPv6Address
 _SPECIAL: Final = tuple(
-    map(ip_network, ("192.0.0.0/24", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10"))
+    map(
+        ip_network,
+        (
+            *("192.0.0.0/24", "192.88.99.0/24", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"),
+            *("3fff::/20", "5f00::/16", "fec0::/10"),
+        ),
+    )
 )
 """Networks that are not public, although Python's `is_global` is true for some of their addresses: protocol
-assignments, IPv4-compatible and IPv4-translated addresses, NAT64, site-local addresses."""
+assignments, the anycast addresses of 6to4 relays, IPv4-compatible and IPv4-translated addresses, NAT64, documentation,
+segment routing, site-local addresses."""
+MAX_ADDRESSES: Final = 8
+"""The most addresses of a host that are checked and tried. A hostile name server can return thousands."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Resolves a host name and a port to addresses; raises OSError if the name has no address."""
@@ -35,14 +43,8 @@ class NoAnswer(Exception):
         self.reason = reason
 
 
-async def resolve(host: str, port: int) -> Sequence[str]:
-    """Resolves a host name. Returns the addresses in the order of the system's resolver, each once."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
-
-
 async def addresses_of(host: str, port: int, *, private_setting: str | None, resolver: Resolve) -> Sequence[str]:
-    """The addresses that a webhook may connect to, in the resolver's order.
+    """The addresses that a webhook may connect to, in the resolver's order; at most MAX_ADDRESSES.
 
     Args:
         private_setting: The name of the setting that would allow addresses that are not public; the error mentions
@@ -52,7 +54,7 @@ async def addresses_of(host: str, port: int, *, private_setting: str | None, res
         NoAnswer: The name has no address, or one of the addresses is not allowed.
     """
     try:
-        found = await resolver(host, port)
+        found = (await resolver(host, port))[:MAX_ADDRESSES]
     except (OSError, UnicodeError) as error:
         words = getattr(error, "strerror", None) or type(error).__name__
         raise NoAnswer(f"the host name cannot be resolved ({words.lower()})") from error

@@ -1,7 +1,10 @@
 """Posts JSON to a URL that an operator or an application has chosen, signed according to Standard Webhooks.
 
 Alerts and webhooks use this module. It follows no redirect, uses no proxy, and connects only to addresses that it has
-checked (see `destination`). It reads at most 16 KiB of a response's headers, and does not parse the response's body.
+checked (see `destination`). It does not parse the response's body.
+
+An application chooses the receiver, which may be hostile, and shares an event loop with alerts and other receivers. So
+all that it sends before the end of its headers is limited, including informational (1xx) responses.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -21,13 +25,16 @@ import h11
 
 from dispatcher.domain.webhook import LONGEST_RETRY_AFTER_SECONDS, signature
 from dispatcher.errors import ConfigurationError
-from dispatcher.transport.destination import NoAnswer, Resolve, addresses_of, cause_of, resolve
+from dispatcher.transport.destination import NoAnswer, Resolve, addresses_of, cause_of
 from dispatcher.transport.tls import client_context
 from dispatcher.version import VERSION
 
 CONNECT_SECONDS: Final = 4.0
 _PORTS: Final = {"https": 443, "http": 80}
-_MAX_HEAD_OCTETS: Final = 16 * 1024
+MAX_HEAD_OCTETS: Final = 16 * 1024
+MAX_INFORMATIONAL: Final = 8
+"""The most 1xx responses before a response. Receivers usually send none, and at most two: 100 and 103."""
+_READ_OCTETS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ def trusting_context(ca_file: Path | None) -> ssl.SSLContext:
 
 
 class SignedPoster:
-    """Posts signed JSON to one URL."""
+    """Posts signed JSON to one URL. Resolves the host's name only once, so use a new object for each round of posts."""
 
     def __init__(
         self,
@@ -66,7 +73,7 @@ class SignedPoster:
         private_setting: str | None,
         context: ssl.SSLContext,
         total_seconds: float,
-        resolver: Resolve = resolve,
+        resolver: Resolve,
     ) -> None:
         """Opens no connection yet.
 
@@ -81,6 +88,7 @@ class SignedPoster:
         self._private_setting = private_setting
         self._context = context
         self._resolver = resolver
+        self._addresses: asyncio.Task[Sequence[str]] | None = None
         self._total_seconds = total_seconds
 
     async def post(self, message_id: str, secrets: list[str], body: bytes) -> PostAnswer:
@@ -101,9 +109,7 @@ class SignedPoster:
 
     async def _post(self, message_id: str, secrets: list[str], body: bytes) -> PostAnswer:
         """Posts to the receiver's first address; if there is no answer, to the next address, and so on."""
-        found = await addresses_of(
-            self._host, self._port, private_setting=self._private_setting, resolver=self._resolver
-        )
+        found = await self._find_addresses()
         if self._url.scheme != "https" and not (
             self._private_setting is None and all(ip_address(text.partition("%")[0]).is_loopback for text in found)
         ):
@@ -118,6 +124,13 @@ class SignedPoster:
                 fault = error
         raise NoAnswer(f"no answer: {cause_of(fault)}") from fault
 
+    async def _find_addresses(self) -> Sequence[str]:
+        if self._addresses is None:
+            found = addresses_of(self._host, self._port, private_setting=self._private_setting, resolver=self._resolver)
+            self._addresses = asyncio.create_task(found)
+        # Without the shield, the first post that times out would end the look-up for all posts.
+        return await asyncio.shield(self._addresses)
+
     async def _exchange(self, address: str, request: h11.Request, body: bytes) -> PostAnswer:
         is_https = self._url.scheme == "https"
         async with asyncio.timeout(min(CONNECT_SECONDS, self._total_seconds)):
@@ -128,16 +141,11 @@ class SignedPoster:
                 server_hostname=self._host if is_https else None,
             )
         try:
-            connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_OCTETS)
+            connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_OCTETS)
             events = (request, h11.Data(data=body), h11.EndOfMessage())
             writer.write(b"".join(connection.send(event) or b"" for event in events))
-            # The response's body is not needed, so it is not read.
-            while not isinstance(event := connection.next_event(), h11.Response):
-                if event is h11.NEED_DATA:
-                    connection.receive_data(await reader.read(4096))
-                elif isinstance(event, h11.ConnectionClosed):
-                    raise ConnectionResetError("the receiver closed the connection")
-            return PostAnswer(event.status_code, _retry_after(event))
+            response = await _read_response(connection, reader)
+            return PostAnswer(response.status_code, _retry_after(response))
         finally:
             writer.transport.abort()
 
@@ -155,6 +163,28 @@ class SignedPoster:
         ]
         target = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
         return h11.Request(method="POST", target=target, headers=headers)
+
+
+async def _read_response(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Response:
+    """Reads a response without its body, which is not needed. Raises NoAnswer if the receiver sends too much before the
+    end of the headers; then no other address is tried."""
+    octets_left, informational_left = MAX_HEAD_OCTETS, MAX_INFORMATIONAL
+    while not isinstance(event := connection.next_event(), h11.Response):
+        if event is h11.NEED_DATA and octets_left:
+            # If octets are buffered, `read` does not yield to the loop.
+            await asyncio.sleep(0)
+            octets = await reader.read(min(octets_left, _READ_OCTETS))
+            octets_left -= len(octets)
+            connection.receive_data(octets)
+        elif event is h11.NEED_DATA:
+            raise NoAnswer(f"the headers of the answer are longer than {MAX_HEAD_OCTETS // 1024} KiB")
+        elif isinstance(event, h11.InformationalResponse) and informational_left:
+            informational_left -= 1
+        elif isinstance(event, h11.InformationalResponse):
+            raise NoAnswer(f"more than {MAX_INFORMATIONAL} informational answers (1xx)")
+        else:
+            raise ConnectionResetError("the receiver closed the connection")
+    return event
 
 
 def _retry_after(response: h11.Response) -> float:

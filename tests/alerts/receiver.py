@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import socketserver
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -108,6 +109,51 @@ class _Answer(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Logs nothing."""
+
+
+class RawReceiver(socketserver.ThreadingTCPServer):
+    """An https server that answers each request with the octets that `answer` returns, which need not be HTTP. Then
+    the server waits until the client closes the connection."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, ca: trustme.CA, answer: Callable[[], Iterable[bytes]], *names: str) -> None:
+        super().__init__(("127.0.0.1", 0), _RawAnswer)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        ca.issue_cert(*names).configure_cert(context)
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.answer = answer
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.server_address[1]}/"
+
+
+class _RawAnswer(socketserver.BaseRequestHandler):
+    server: RawReceiver
+
+    def handle(self) -> None:
+        """Reads the beginning of a request, and answers."""
+        with suppress(OSError):  # the client may close the connection at any time
+            self.request.recv(65536)
+            for octets in self.server.answer():
+                self.request.sendall(octets)
+            while self.request.recv(65536):
+                pass
+
+
+@contextmanager
+def receiving_raw(ca: trustme.CA, answer: Callable[[], Iterable[bytes]]) -> Iterator[RawReceiver]:
+    """Runs a raw receiver for 127.0.0.1 during the block."""
+    with RawReceiver(ca, answer, "127.0.0.1") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager

@@ -4,7 +4,8 @@ checked addresses."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.webhook import WebhookChannel
 from dispatcher.domain.alert import Notice
 from dispatcher.errors import ConfigurationError
-from tests.alerts.receiver import SECRET, Receiver
+from dispatcher.transport.destination import MAX_ADDRESSES
+from dispatcher.transport.signed_post import MAX_HEAD_OCTETS, MAX_INFORMATIONAL
+from tests.alerts.receiver import SECRET, Receiver, receiving_raw
 from tests.waiting import DEADLINE_SECONDS, Overtime, until
 
 
@@ -113,6 +116,75 @@ async def test_the_next_address_is_tried_if_one_is_unreachable(
     await channel_to(f"https://alerts.example.com:{receiver.server_port}/x", ca_file, resolver).send(notice)
 
     assert len(receiver.posted) == 1
+
+
+async def test_only_a_few_addresses_of_a_host_are_tried(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
+    url = f"https://alerts.example.com:{receiver.server_port}/x"
+    unreachable = [f"127.9.9.{number}" for number in range(1, MAX_ADDRESSES)]
+
+    await channel_to(url, ca_file, Resolver([*unreachable, "127.0.0.1"])).send(notice)
+    with pytest.raises(NotDelivered, match="refused"):
+        await channel_to(url, ca_file, Resolver([*unreachable, "127.9.9.99", "127.0.0.1"])).send(notice)
+
+    assert len(receiver.posted) == 1
+
+
+async def test_each_notice_resolves_the_name_again(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
+    resolver = Resolver(["127.9.9.9"], ["127.0.0.1"])
+    channel = channel_to(f"https://alerts.example.com:{receiver.server_port}/x", ca_file, resolver)
+
+    with pytest.raises(NotDelivered):
+        await channel.send(notice)
+    await channel.send(notice)
+
+    assert len(receiver.posted) == 1
+
+
+DONE = b"HTTP/1.1 204 No Content\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+HINTS = b"HTTP/1.1 103 Early Hints\r\n" + b"link: x\r\n" * 600 + b"\r\n"
+
+
+def head_of(octets: int) -> bytes:
+    """The head of a response that has this length."""
+    return DONE[:-2] + b"x: ".ljust(octets - len(DONE) - 2, b"x") + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param([CONTINUE * MAX_INFORMATIONAL + DONE], id="informational answers"),
+        pytest.param([HINTS, DONE], id="early hints"),
+        pytest.param([DONE[at : at + 1] for at in range(len(DONE))], id="octet by octet"),
+        pytest.param([head_of(MAX_HEAD_OCTETS)], id="the longest head"),
+        pytest.param(chain([DONE], repeat(b"x" * 4096)), id="a body without end"),
+    ],
+)
+async def test_an_answer_within_the_limits_counts(
+    ca: trustme.CA, ca_file: Path, notice: Notice, answer: Iterable[bytes]
+) -> None:
+    with receiving_raw(ca, lambda: answer) as receiver:
+        assert await channel_to(receiver.url, ca_file).send(notice) == "the receiver answered 204"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        pytest.param([CONTINUE * (MAX_INFORMATIONAL + 1) + DONE], "informational", id="one too many"),
+        pytest.param(repeat(CONTINUE), "informational", id="informational answers without end"),
+        pytest.param(repeat(CONTINUE * 1000), "informational", id="many in each packet"),
+        pytest.param(repeat(HINTS), "longer than 16 KiB", id="early hints without end"),
+        pytest.param([head_of(MAX_HEAD_OCTETS + 1)], "longer than 16 KiB", id="a head that is too long"),
+        pytest.param([CONTINUE + head_of(MAX_HEAD_OCTETS)], "longer than 16 KiB", id="too long together"),
+        pytest.param(chain([DONE[:-2]], repeat(b"x: y\r\n")), "longer than 16 KiB", id="headers without end"),
+        pytest.param(chain([DONE[:-2]], repeat(b"x")), "longer than 16 KiB", id="a name without end"),
+    ],
+)
+async def test_an_answer_beyond_the_limits_ends_the_post(
+    ca: trustme.CA, ca_file: Path, notice: Notice, answer: Iterable[bytes], reason: str
+) -> None:
+    with receiving_raw(ca, lambda: answer) as receiver, pytest.raises(NotDelivered, match=reason):
+        await channel_to(receiver.url, ca_file).send(notice)
 
 
 async def test_a_certificate_for_another_name_is_refused(receiver: Receiver, ca_file: Path, notice: Notice) -> None:

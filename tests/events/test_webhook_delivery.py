@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -20,6 +22,7 @@ from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.status import Status
 from dispatcher.domain.webhook import SCHEDULE_SECONDS, new_secret
 from dispatcher.events.webhook_delivery import CONCURRENT_POSTS, REFUSALS_IN_A_ROW, WebhookDelivery
+from dispatcher.host.name_lookup import resolve
 from dispatcher.ops import webhooks as operators
 from dispatcher.ops.acts import Act
 from dispatcher.store.address_hashes import AddressHasher
@@ -27,8 +30,9 @@ from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outgoing_events import ALL_KINDS
 from dispatcher.store.webhooks import Webhook, insert_webhook, list_webhooks
+from dispatcher.transport.destination import Resolve
 from dispatcher.transport.signed_post import trusting_context
-from tests.alerts.receiver import Posted, Receiver, receiving, write_ca
+from tests.alerts.receiver import Posted, Receiver, receiving, receiving_raw, write_ca
 from tests.store.books import Books
 from tests.store.results import result
 from tests.store.test_outgoing_events import announce, await_feed, disk_full
@@ -64,6 +68,7 @@ class Deliverer:
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
     allow_private: bool = True
     post_seconds: float = 10.0
+    resolver: Resolve = resolve
 
     def __post_init__(self) -> None:
         self.delivery = self.started()
@@ -77,6 +82,7 @@ class Deliverer:
             now=lambda: self.now,
             post_seconds=self.post_seconds,
             retry_seconds=0.0,
+            resolver=self.resolver,
         )
 
     async def add(self, url: str, tenant: str | None = "shop", **more: Any) -> int:
@@ -392,6 +398,100 @@ async def test_a_slow_receiver_delays_no_other_webhook(
     assert len(receiver.posted) == CONCURRENT_POSTS
     receiver.released.set()
     await asyncio.gather(*rounds)
+
+
+@pytest.mark.parametrize("head", ["HTTP/1.1 100 Continue", "HTTP/1.1 103 Early Hints" + "\r\nlink: x" * 600])
+async def test_a_hostile_receiver_delays_no_other_tenant(
+    deliverer: Deliverer, receiver: Receiver, books: Books, ca: trustme.CA, head: str
+) -> None:
+    hostile = f"{head}\r\n\r\n".encode()
+    with receiving_raw(ca, lambda: repeat(hostile)) as attacker:
+        for _ in range(5):
+            await deliverer.add(attacker.url, "attacker")
+        await deliverer.add(receiver.url)
+        announce(books.connection, "attacker", count=50)
+        events = announce(books.connection, count=50)
+
+        await deliverer.run()
+
+    assert sorted(ids(receiver.posted)) == sorted(events)
+    *attackers, shop = await list_webhooks(deliverer.session)
+    assert (shop.failing_since, shop.last_error) == (None, None)
+    assert all("answer" in (each.last_error or "") and each.failing_since for each in attackers)
+    assert not any("no answer" in (each.last_error or "") for each in attackers)
+
+
+async def test_a_round_resolves_the_host_once(deliverer: Deliverer, receiver: Receiver, books: Books) -> None:
+    asked = []
+
+    async def resolver(host: str, _port: int) -> Sequence[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    deliverer.resolver = resolver
+    deliverer.delivery = deliverer.started()
+    await deliverer.add(receiver.url)
+    for rounds in (1, 2):
+        announce(books.connection, count=50)
+        await deliverer.round()
+        assert len(asked) == rounds
+
+    assert len(receiver.posted) == 100
+
+
+async def test_silent_name_servers_delay_only_their_own_webhook(
+    deliverer: Deliverer, receiver: Receiver, books: Books
+) -> None:
+    answers: dict[str, asyncio.Future[Sequence[str]]] = {}
+
+    async def resolver(host: str, port: int) -> Sequence[str]:
+        if host == "127.0.0.1":
+            return await resolve(host, port)
+        assert host not in answers
+        answers[host] = asyncio.get_running_loop().create_future()
+        return await answers[host]
+
+    deliverer.resolver = resolver
+    deliverer.delivery = deliverer.started()
+    silent = await deliverer.add("https://silent.example/")
+    await deliverer.add(receiver.url)
+    events = announce(books.connection, count=50)
+
+    rounds = await deliverer.delivery.start_rounds(deliverer.session)
+    await until(lambda: len(receiver.posted) == len(events))
+    answers["silent.example"].set_exception(socket.gaierror(socket.EAI_AGAIN, "Try again"))
+    await asyncio.gather(*rounds)
+
+    errors = {each.webhook_id: each.last_error for each in await list_webhooks(deliverer.session)}
+    assert errors.pop(silent) == "the host name cannot be resolved (try again)"
+    assert set(errors.values()) == {None}
+
+
+async def test_a_look_up_that_takes_too_long_fails_the_round_and_the_next_round_asks_again(
+    deliverer: Deliverer, receiver: Receiver, books: Books
+) -> None:
+    silent, asked = asyncio.Event(), []
+
+    async def resolver(host: str, _port: int) -> Sequence[str]:
+        asked.append(host)
+        if len(asked) == 1:
+            await silent.wait()
+        return ["127.0.0.1"]
+
+    deliverer.resolver, deliverer.post_seconds = resolver, 0.3
+    deliverer.delivery = deliverer.started()
+    await deliverer.add(receiver.url)
+    events = announce(books.connection, count=20)
+
+    await deliverer.run()
+    webhook = await deliverer.one()
+    deliverer.now, deliverer.post_seconds = webhook.next_attempt_at, 10.0
+    deliverer.delivery = deliverer.started()
+    await deliverer.run()
+    silent.set()
+
+    assert webhook.last_error == "no answer within 0.3 s"
+    assert sorted(ids(receiver.posted)) == sorted(events)
 
 
 async def test_a_receiver_that_does_not_answer_in_time_is_tried_again(
