@@ -6,17 +6,25 @@ same effect as an argument. The field `effective_policy_definition` combines use
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dispatcher.broker.management import Management, is_count
-from dispatcher.broker.topology import Topology
+from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, exactly
 from dispatcher.domain.text import printable
 from dispatcher.errors import BrokerUnavailable, TopologyError
 
 _INIT: Final = "Run `dispatcher init`."
 _REMOVE: Final = "Remove this argument or policy, because it loses messages silently."
+_REDECLARE: Final = "Delete the queue when it is empty, and run `dispatcher init`."
+LEAST_DELIVERY_LIMIT: Final = 100_000
+"""The lowest safe limit. Every read of the DLQ delivers each message. While another transaction locks an email's row,
+the email's message is delivered about 60,000 times per day."""
+DEFAULT_DELIVERY_LIMIT: Final = 20
+"""The delivery limit of a quorum queue if nothing sets one. Before RabbitMQ 4, there was no default."""
 _LENGTHS: Final = ("max-length", "max-length-bytes")
 _TIMES: Final = {"message-ttl": "drops old messages", "expires": "is deleted when it is unused"}
 CONSUMER_TIMEOUT_SECONDS: Final = 1800.0
@@ -53,6 +61,15 @@ class _QueueReport:
     def effective(self, key: str) -> Any:
         """The value that the queue uses for a key such as `max-length`. An argument takes precedence over a policy."""
         return self.arguments.get(f"x-{key}", self.policy.get(key))
+
+    def remedy(self, key: str, topology: Topology, vhost: str) -> str:
+        """How to remove the effect of what sets the key: an argument, policies, or a default of RabbitMQ."""
+        if key not in self.policy:
+            return _REMOVE if f"x-{key}" in self.arguments else _REDECLARE
+        # Only the policy with the highest priority applies to a queue; the same for operator policies.
+        kinds = {"policy": "set_policy", "operator_policy": "set_operator_policy"}
+        commands = [_exclusion(topology, vhost, command) for kind, command in kinds.items() if self.fields.get(kind)]
+        return f"{_REMOVE} If other queues need the policy, exclude ours: {' and '.join(commands)}"
 
 
 def find_faults(management: Management, topology: Topology) -> list[TopologyError]:
@@ -126,6 +143,23 @@ def consumer_timeout_in(fields: Mapping[str, Any]) -> float | None:
     return milliseconds / 1000
 
 
+def delivery_limit_in(fields: Mapping[str, Any], default: int | None) -> int | None:
+    """How many times RabbitMQ redelivers a message of a queue; None if there is no limit.
+
+    The lowest of argument, policy and operator policy counts. RabbitMQ ignores a negative limit if another one is set.
+
+    Args:
+        fields: The HTTP API's report about the queue.
+        default: The limit of a quorum queue if nothing sets one. Classic queues have no limit.
+    """
+    queue = _QueueReport("", fields)
+    if queue.arguments.get("x-queue-type") != "quorum":
+        return None
+    limits = [queue.arguments.get("x-delivery-limit"), queue.policy.get("delivery-limit")]
+    found = [limit for limit in limits if type(limit) is int]
+    return min((limit for limit in found if limit >= 0), default=None if found else default)
+
+
 def _exchange_faults(management: Management, topology: Topology) -> Iterator[TopologyError]:
     fields = management.exchange(topology.exchange)
     subject = f"The exchange {topology.exchange}"
@@ -151,21 +185,40 @@ def _queue_faults(management: Management, topology: Topology, name: str) -> Iter
         )
         yield TopologyError(words, remedy=_INIT)
     queue = _QueueReport(name, fields)
-    yield from _loss_faults(queue)
+    yield from _loss_faults(queue, topology, management.vhost)
+    yield from _delivery_limit_faults(queue, topology, management)
     if name != topology.dlq:
         yield from _dead_lettering_faults(queue, topology)
 
 
-def _loss_faults(queue: _QueueReport) -> Iterator[TopologyError]:
+def _loss_faults(queue: _QueueReport, topology: Topology, vhost: str) -> Iterator[TopologyError]:
     for key, words in _TIMES.items():
         for source in queue.sources(key):
-            yield TopologyError(f"The queue {queue.name} {words}: {source}.", remedy=_REMOVE)
+            remedy = queue.remedy(key, topology, vhost)
+            yield TopologyError(f"The queue {queue.name} {words}: {source}.", remedy=remedy)
     if queue.effective("overflow") in _REFUSING:
         return
     for key in _LENGTHS:
         for source in queue.sources(key):
             words = f"The queue {queue.name} drops its oldest messages when it is full: {source}."
-            yield TopologyError(words, remedy=_REMOVE)
+            yield TopologyError(words, remedy=queue.remedy(key, topology, vhost))
+
+
+def _delivery_limit_faults(queue: _QueueReport, topology: Topology, management: Management) -> Iterator[TopologyError]:
+    default = None if management.version().startswith("3.") else DEFAULT_DELIVERY_LIMIT
+    limit = delivery_limit_in(queue.fields, default)
+    if limit is not None and limit < LEAST_DELIVERY_LIMIT:
+        does = "loses dead letters" if queue.name == topology.dlq else "dead-letters messages about emails"
+        sources = " and ".join(queue.sources("delivery-limit")) or "no argument or policy raises RabbitMQ's default"
+        words = f"The queue {queue.name} {does} that were delivered {limit} times; a read is a delivery: {sources}."
+        yield TopologyError(words, remedy=queue.remedy("delivery-limit", topology, management.vhost))
+
+
+def _exclusion(topology: Topology, vhost: str, command: str) -> str:
+    """A command that applies a harmless policy to our queues, in place of the policy that applies to them now."""
+    words = [command, "-p", vhost, "--apply-to", "queues", "--priority", "999", "email-dispatcher"]
+    definition = json.dumps({"delivery-limit": DELIVERY_LIMIT})
+    return shlex.join(["rabbitmqctl", *words, exactly(*topology.queues), definition])
 
 
 def _dead_lettering_faults(queue: _QueueReport, topology: Topology) -> Iterator[TopologyError]:
@@ -174,8 +227,7 @@ def _dead_lettering_faults(queue: _QueueReport, topology: Topology) -> Iterator[
         if (found := queue.effective(key)) != wanted:
             shown = _shown(found or "not set")
             words = f"rejected messages do not reach the DLQ, because {key} is {shown} but must be {wanted}"
-            remedy = "Delete the queue when it is empty, and run `dispatcher init`."
-            yield TopologyError(f"The queue {queue.name}: {words}.", remedy=remedy)
+            yield TopologyError(f"The queue {queue.name}: {words}.", remedy=_REDECLARE)
 
 
 def _shown(value: object) -> str:

@@ -75,6 +75,7 @@ class Management:
         """
         self._nodes = [_Node(one, ca_file, timeout_seconds) for one in addresses(url)]
         random.shuffle(self._nodes)
+        self.vhost = vhost
         self._vhost = quote(vhost, safe="")
         self.longest_seconds = timeout_seconds * len(self._nodes)
 
@@ -130,6 +131,17 @@ class Management:
         if status != HTTPStatus.OK or not isinstance(value, list):
             raise self._refusal(status)
         return [one for one in value if isinstance(one, dict)]
+
+    def alarms(self) -> list[tuple[str, str]]:
+        """The alarms of all nodes: each node with the resource that it is short of, such as `memory` or `disk`.
+
+        Raises BrokerUnavailable, as `depth` does.
+        """
+        status, fields = self._get("health/checks/alarms")
+        alarms = [] if status == HTTPStatus.OK and fields.get("status") == "ok" else fields.get("alarms")
+        if not isinstance(alarms, list):
+            raise self._refusal(status)
+        return [(str(one.get("node")), str(one.get("resource"))) for one in alarms if isinstance(one, dict)]
 
     def _found(self, path: str) -> Mapping[str, Any] | None:
         status, fields = self._get(path)

@@ -103,6 +103,19 @@ class Publisher:
         """Whether a connection is open. RabbitMQ may still block publishing over this connection."""
         return self._stream is not None and not self._stream.channel.closed.done()
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether RabbitMQ blocks publishing over the open connection, because of a memory or disk alarm.
+
+        RabbitMQ blocks a connection when the connection publishes its first message during the alarm.
+        """
+        return self._stream is not None and self._stream.connection.is_blocked
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether RabbitMQ has not answered a message, even if its call of `publish` has timed out."""
+        return self._stream is not None and self._stream.has_unanswered
+
     async def open(self) -> None:
         """Connects, unless a connection is open.
 
@@ -116,14 +129,16 @@ class Publisher:
 
         Raises:
             TopologyError: The queue does not exist.
-            BrokerUnavailable: RabbitMQ is unreachable, or does not answer in time.
+            BrokerUnavailable: RabbitMQ is unreachable, blocks publishers, or does not answer in time.
         """
         try:
             async with asyncio.timeout(self.batch_seconds):
                 stream = await self._connected()
+                await stream.connection.unblocked()  # RabbitMQ does not read calls from a blocked connection
                 return await stream.count_ready(queue)
         except TimeoutError:
-            raise BrokerUnavailable(f"RabbitMQ did not answer within {self.batch_seconds:g} s.") from None
+            words = f"RabbitMQ did not answer within {self.batch_seconds:g} s."
+            raise _blocked_fault() if self.is_blocked else BrokerUnavailable(words) from None
 
     async def close(self) -> None:
         """Closes the connection if one is open. A later `publish` opens a new connection."""
@@ -153,13 +168,17 @@ class Publisher:
         if stream.connection.is_blocked:
             # Keep the blocked connection. RabbitMQ would also accept a new connection, but would then have to buffer up
             # to `window` more unconfirmed messages.
-            return BrokerUnavailable(
-                "RabbitMQ blocks publishers: it is short of memory or disk space.",
-                remedy="See the alarm in RabbitMQ's log or on its management page. No email is lost.",
-            )
+            return _blocked_fault()
         stream.connection.abort()
         unanswered = len(batch.published) - batch.answered
         return BrokerUnavailable(f"RabbitMQ did not confirm {unanswered} of {len(batch.published)} messages {within}.")
+
+
+def _blocked_fault() -> BrokerUnavailable:
+    return BrokerUnavailable(
+        "RabbitMQ blocks publishers: it is short of memory or disk space.",
+        remedy="See the alarm in RabbitMQ's log or on its management page. No email is lost.",
+    )
 
 
 class PublishResults(list[bool]):
@@ -223,6 +242,10 @@ class _Stream:
         self._counting: dict[str, Channel] = {}
         channel.raw.add_on_return_callback(self._on_return)
         channel.closed.add_done_callback(self._on_closed)
+
+    @property
+    def has_unanswered(self) -> bool:
+        return bool(self._unanswered)
 
     async def write(self, messages: Sequence[Outgoing], batch: _Batch, exchange: str) -> None:
         """Writes all messages as soon as the window and RabbitMQ allow it. `batch.done` reports the result."""

@@ -245,6 +245,12 @@ async def _declare_queue(connection: Connection, topology: Topology, queue: str)
     return channel
 
 
+def exactly(*names: str) -> str:
+    """A regular expression that matches exactly these names."""
+    escaped = [re.escape(name) for name in names]
+    return f"^{escaped[0]}$" if len(escaped) == 1 else f"^({'|'.join(escaped)})$"
+
+
 def _done(subject: str, kind: str, *, existed: bool) -> str:
     return f"{subject} already exists" if existed else f"declared {subject} ({kind}, durable)"
 

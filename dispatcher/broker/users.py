@@ -7,11 +7,10 @@ a user with this permission can publish to any queue.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
-from dispatcher.broker.topology import Topology
+from dispatcher.broker.topology import Topology, exactly
 
 NOTHING: Final = "^$"
 
@@ -37,11 +36,11 @@ class User:
 def users_of(topology: Topology) -> list[User]:
     """The users of this topology, each with only the permissions that it needs."""
     send_queues = topology.send_queues.values()
-    everything = _exactly(topology.exchange, *send_queues, topology.dlq)
-    exchange = _exactly(topology.exchange)
+    everything = exactly(topology.exchange, *send_queues, topology.dlq)
+    exchange = exactly(topology.exchange)
     return [
         User("producer", "`dispatcher api`: publishes the emails that it accepts", write=exchange),
-        User("worker", "`dispatcher run`: publishes and consumes", write=exchange, read=_exactly(*send_queues)),
+        User("worker", "`dispatcher run`: publishes and consumes", write=exchange, read=exactly(*send_queues)),
         User(
             "operator",
             "an operator: `dispatcher init` creates the queues, `dispatcher dlq` reads and repairs the DLQ",
@@ -51,9 +50,3 @@ def users_of(topology: Topology) -> list[User]:
         ),
         User("probe", "DISPATCHER_RABBITMQ_MANAGEMENT_URL: reads reports, changes nothing", tags="monitoring"),
     ]
-
-
-def _exactly(*names: str) -> str:
-    """A regular expression that matches exactly these names."""
-    escaped = [re.escape(name) for name in names]
-    return f"^{escaped[0]}$" if len(escaped) == 1 else f"^({'|'.join(escaped)})$"

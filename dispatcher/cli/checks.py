@@ -328,8 +328,8 @@ def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
         yield from _check_management(settings, topology)
     else:
         words = (
-            "bindings and policies are not checked, because AMQP cannot read them; and the monitor does not count the "
-            "unacked messages of the DLQ"
+            "bindings, policies and alarms are not checked, because AMQP cannot read them; and the monitor does not "
+            "count the unacked messages of the DLQ"
         )
         remedy = "Set DISPATCHER_RABBITMQ_MANAGEMENT_URL. `dispatcher topology users` prints a read-only user for it."
         yield Finding("RabbitMQ topology", CheckState.WARNING, words, remedy)
@@ -351,11 +351,21 @@ def _check_management(settings: Settings, topology: Topology) -> Iterator[Findin
         if not faults:
             words = "bindings exist; queue arguments and policies are safe (as reported by the management API)"
             yield passed(subject, words)
+        yield from (_alarm_finding(node, resource) for node, resource in management.alarms())
         yield from map(_quorum_finding, find_offline_members(management, topology))
         yield _check_consumer_timeout(settings, management)
     except DispatcherError as error:
         remedy = "Enable RabbitMQ's management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
         yield failed("RabbitMQ management", error, remedy)
+
+
+def _alarm_finding(node: str, resource: str) -> Finding:
+    words = f"the node {node} has an alarm: it is short of {resource}. RabbitMQ accepts no messages until it ends"
+    remedy = (
+        f"Free {resource} on that node, or change RabbitMQ's limit. See rabbitmq-diagnostics alarms. Emails wait in "
+        "PostgreSQL meanwhile, and none is lost."
+    )
+    return Finding("RabbitMQ alarms", CheckState.FAILED, words, remedy)
 
 
 def _quorum_finding(offline: OfflineMembers) -> Finding:

@@ -46,7 +46,7 @@ def command(*, for_api: bool, as_json: bool) -> int:
                    prevent this), whether a small transaction commits in time (this
                    test stores no row)
       RabbitMQ     exchange and queues; if the management API is configured, also bindings,
-                   policies, quorum and consumer timeout
+                   policies, alarms, quorum and consumer timeout
       events       the configured ways in which providers report bounces, complaints and
                    deliveries; whether this user may read and change the Maildir of bounces
       providers    whether each provider accepts our credentials, and whether pending

@@ -19,6 +19,10 @@ MARKED_SECONDS: Final = 60.0
 within half a minute after the confirm."""
 OPERATOR: Final = "paused_by_operator"
 """The state of a provider that an operator paused."""
+BLOCKED_WORDS: Final = (
+    "RabbitMQ accepts no messages, because it is short of memory or disk space (an alarm). Emails wait in PostgreSQL, "
+    "and none is lost."
+)
 _REASONS: Final = frozenset(Reason)
 _FAILURES: Final = frozenset({Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND})
 """Reasons that a code and words may follow, although the provider refuses nothing."""
@@ -44,7 +48,7 @@ class WaitReason(StrEnum):
     NO_RELAY = "no_relay"
     """No relay publishes for the database."""
     UNPUBLISHED = "unpublished"
-    """RabbitMQ has not confirmed the email's message."""
+    """RabbitMQ has not confirmed the email's message, or accepts no messages because of a memory or disk alarm."""
     NO_WORKER = "no_worker"
     """No worker runs."""
     PROVIDER_PAUSED = "provider_paused"
@@ -102,6 +106,7 @@ class Facts:
         wait_domain: The recipient domain for whose ceiling the email waits or has waited.
         domain_per_second: The most emails per second to `wait_domain`; None: no such ceiling.
         domain_concurrent: The most attempts at the same time for `wait_domain`; None: no such ceiling.
+        is_blocked: Whether RabbitMQ blocks the leading relay's messages because of a memory or disk alarm.
         troubles: The providers that at least one worker cannot use now, or that an operator paused.
         ceilings: The most emails per second, by provider. Contains only providers with a ceiling.
         pauses: The operators' pauses that stop the email, except pauses of providers: these are in `troubles`.
@@ -124,6 +129,7 @@ class Facts:
     wait_domain: str | None = None
     domain_per_second: float | None = None
     domain_concurrent: int | None = None
+    is_blocked: bool = False
     troubles: Sequence[ProviderProblem] = ()
     ceilings: Mapping[str, float] = field(default_factory=dict)
     pauses: Sequence[Pause] = ()
@@ -217,6 +223,8 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
         return WaitExplanation(WaitReason.NOT_DUE, words, facts.due_at)
     if not facts.has_relay:
         return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
+    if facts.is_blocked:
+        return WaitExplanation(WaitReason.UNPUBLISHED, f"{BLOCKED_WORDS} Run `dispatcher doctor`.")
     # If other emails are ahead, a long wait is normal: the relay keeps the queues short, so many due emails wait in
     # PostgreSQL.
     if due_seconds > MARKED_SECONDS and not facts.ahead:

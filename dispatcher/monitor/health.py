@@ -8,6 +8,7 @@ from typing import Final
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Controls, Pause, PauseScope
+from dispatcher.domain.waiting import BLOCKED_WORDS
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.monitor.polling import ANSWER_SECONDS, POLL_SECONDS, Poll
@@ -67,11 +68,16 @@ class Health:
             "commits": _late("a commit", [member.commit_wait_seconds for member in members]),
             "broker": None if is_served else _unavailability(self._broker, "RabbitMQ", TopologyError),
             "topology": _fault_text(self._broker, TopologyError),
-            "confirms": _late("RabbitMQ's confirms", [member.confirm_wait_seconds for member in members]),
+            "confirms": self._confirms([member.confirm_wait_seconds for member in members]),
             "consumers": None if is_served else self._consumers(),
             "providers": self._providers(),
             "pending": self._pending(),
         }
+
+    def _confirms(self, waits: list[float | None]) -> str | None:
+        if self._store.found and self._store.found.is_blocked:
+            return BLOCKED_WORDS
+        return _late("RabbitMQ's confirms", waits)
 
     def _consumers(self) -> str | None:
         queues = self._broker.found

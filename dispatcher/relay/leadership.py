@@ -5,9 +5,10 @@
         └── disconnected for GIVE_UP_SECONDS, and another relay is ready ────────┘
 
 The leader holds an advisory lock in PostgreSQL (`store.named_locks`). Every relay that is connected to RabbitMQ also
-holds a second, shared lock, which marks the relay as ready. A leader that cannot reach RabbitMQ gives up the lead only
-if another relay is ready. If no relay can reach RabbitMQ, the leader keeps the lead: it still recovers expired leases,
-and the lead does not move back and forth between relays.
+holds a second, shared lock, which marks the relay as ready. A leader holds a third lock while RabbitMQ blocks its
+messages because of an alarm, so that monitors and commands can say so. A leader that cannot reach RabbitMQ gives up the
+lead only if another relay is ready. If no relay can reach RabbitMQ, the leader keeps the lead: it still recovers
+expired leases, and the lead does not move back and forth between relays.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Leadership:
         self._session = session
         self._publisher = publisher
         self._idle_seconds = idle_seconds
-        self._is_ready = False
+        self._shared: set[str] = set()
         self._open_at = time.monotonic()
         self._next_poll_at = 0.0
         self._opening: asyncio.Task[None] | None = None
@@ -54,8 +55,8 @@ class Leadership:
             StoreUnavailable: The session is closed.
         """
         await self._open()
-        await self._share_ready(is_ready=self._publisher.is_open)
-        if not self._is_ready and await named_locks.is_held_by_another(self._session, READY):
+        await self._share(READY, is_shared=self._publisher.is_open)
+        if READY not in self._shared and await named_locks.is_held_by_another(self._session, READY):
             return False
         self._open_at = time.monotonic()
         return await named_locks.acquire(self._session, LEADER, idle_seconds=self._idle_seconds)
@@ -63,22 +64,24 @@ class Leadership:
     async def must_release(self) -> bool:
         """Whether this relay must give up the lead, because it cannot reach RabbitMQ and another relay is ready.
 
-        Sends no query to PostgreSQL while this relay stays connected to RabbitMQ.
+        Sends no query to PostgreSQL while this relay stays connected to RabbitMQ, and RabbitMQ does not begin or end to
+        block the connection.
 
         Raises:
             StoreUnavailable: The session is closed.
         """
         now = time.monotonic()
+        await self._share(named_locks.RELAY_BLOCKED, is_shared=self._publisher.is_blocked)
         if self._publisher.is_open:
             self._open_at = now
-            await self._share_ready(is_ready=True)
+            await self._share(READY, is_shared=True)
             return False
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open())
         if now < max(self._open_at + GIVE_UP_SECONDS, self._next_poll_at):
             return False
         self._next_poll_at = now + POLL_SECONDS
-        await self._share_ready(is_ready=False)
+        await self._share(READY, is_shared=False)
         return await named_locks.is_held_by_another(self._session, READY)
 
     async def close(self) -> None:
@@ -92,7 +95,7 @@ class Leadership:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._publisher.open()
 
-    async def _share_ready(self, *, is_ready: bool) -> None:
-        if is_ready is not self._is_ready:
-            await named_locks.set_shared(self._session, READY, is_shared=is_ready)
-            self._is_ready = is_ready
+    async def _share(self, name: str, *, is_shared: bool) -> None:
+        if is_shared is not (name in self._shared):
+            await named_locks.set_shared(self._session, name, is_shared=is_shared)
+            self._shared ^= {name}

@@ -179,7 +179,8 @@ class PublishLoop:
         if found:
             await asyncio.sleep(PACE_SECONDS)
             return True
-        if not self._pointers.has_unconfirmed and self._dlq.is_open and all(q.is_open for q in self._queues.values()):
+        is_waiting = self._pointers.has_unconfirmed or self._publisher.has_unanswered
+        if not is_waiting and self._dlq.is_open and all(queue.is_open for queue in self._queues.values()):
             # No message waits for its confirm, and no queue is in the backoff after a refusal. So the relay no longer
             # waits for RabbitMQ.
             self._process_slot.confirm.end()

@@ -10,6 +10,7 @@ from dispatcher.domain.controls import Pause
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession, Session, translated
 from dispatcher.store.controls import list_pauses
+from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.queries import query
 from dispatcher.store.statements import fetch, fetch_sync
 from dispatcher.store.webhooks import measure_lag
@@ -50,12 +51,14 @@ class MonitorCounts(Counts):
         webhook_lag_seconds: For each active webhook, by id: the age of the oldest event that was not delivered (see
             `measure_lag`).
         pauses: The operators' pauses that are in force.
+        is_blocked: Whether RabbitMQ blocks the leading relay's messages because of a memory or disk alarm.
     """
 
     sent_last_hour: float
     sent_last_day: float
     webhook_lag_seconds: dict[int, float]
     pauses: Sequence[Pause] = ()
+    is_blocked: bool = False
 
 
 def count_emails(connection: Session) -> Counts:
@@ -76,6 +79,5 @@ async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
     ((last_hour, last_day),) = await fetch(session, "count_sent_recently")
     emails: dict[Status, int] = {status: found.get(status, 0) for status in Status if status not in _UNCOUNTED}
     lag = await measure_lag(session)
-    return MonitorCounts(
-        emails, pending_seconds, due_seconds, last_hour, last_day, lag, pauses=await list_pauses(session)
-    )
+    pauses, is_blocked = await list_pauses(session), await is_held_by_another(session, RELAY_BLOCKED)
+    return MonitorCounts(emails, pending_seconds, due_seconds, last_hour, last_day, lag, pauses, is_blocked)

@@ -16,6 +16,7 @@ from dispatcher.domain.status import Status
 from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder, problems_with_pauses
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool, Session, session
 from dispatcher.store.controls import find_pauses_of
+from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.queries import ids_within, query
 from dispatcher.store.recipients import may_read_recipients
@@ -120,7 +121,8 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
     if not (rows := await fetch(session, "find_wait", {"email_id": email_id, "most_ahead": most_ahead})):
         return None
     ceilings: dict[str, float] = dict(await fetch(session, "list_ceilings"))
-    facts = from_rows(Facts, [(*rows[0], await find_troubles(session), ceilings)])[0]
+    is_blocked = await is_held_by_another(session, RELAY_BLOCKED)
+    facts = from_rows(Facts, [(*rows[0], is_blocked, await find_troubles(session), ceilings)])[0]
     if not (pauses := await find_pauses_of(session, email_id)):
         return facts
     problems = problems_with_pauses(facts.troubles, pauses, now=facts.now, workers=facts.workers)

@@ -14,6 +14,8 @@ from typing import Final
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.statements import fetch
 
+RELAY_BLOCKED: Final = "relay_blocked"
+"""The lock that the leading relay holds while RabbitMQ blocks its messages because of a memory or disk alarm."""
 _POLL_SECONDS: Final = 0.02
 
 

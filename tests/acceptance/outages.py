@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -63,6 +64,12 @@ class StoppableServers:
         """How a server is started: program, environment, folder."""
         plan: Plan = json.loads((self.servers.folder / "plan" / f"{name}.json").read_text())
         return plan
+
+    def control_rabbitmq(self, *words: str) -> None:
+        """Run a command of rabbitmqctl."""
+        plan = self.plan(RABBITMQ)
+        command = ["/bin/sh", "./rabbitmqctl", "-n", plan["env"]["RABBITMQ_NODENAME"], *words]
+        subprocess.run(command, cwd=plan["cwd"], env=plan["env"], check=True, stdout=subprocess.DEVNULL)
 
     def freeze(self, name: str) -> None:
         """Make a server hang until `thaw`. Its connections stay open."""

@@ -24,7 +24,7 @@ from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, start
 from dispatcher.dev.servers import stop as stop_servers
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
-from tests.acceptance.test_metrics import address_of, failing
+from tests.acceptance.test_metrics import address_of, failing, get
 from tests.supervisor.program import Program, eventually
 
 pytestmark = pytest.mark.slow
@@ -246,6 +246,35 @@ def test_a_run_started_before_its_servers_sends_the_waiting_emails_when_they_sta
     stop(run)
     books.assert_balanced()
     assert books.counts == {"sent": 200}
+
+
+def test_readyz_doctor_and_show_name_an_alarm_of_rabbitmq(host: Host, stoppable: StoppableServers) -> None:
+    host.sink()
+    run = host.run(METRICS_ADDRESS="127.0.0.1:0")
+    address = address_of(run)
+    before = host.enqueue(emails(20, name="before"))
+    host.await_finished(before)
+    eventually(lambda: failing(address) == [], "readiness")
+    stoppable.control_rabbitmq("set_vm_memory_high_watermark", "0")
+    try:
+        ids = host.enqueue(emails(1500, name="during"))
+        eventually(lambda: failing(address) == ["confirms"], "/readyz", seconds=60)
+        readiness = get(address, "/readyz")[1]
+        doctor = host.command("doctor")
+        code = doctor.await_exit()
+        show = host.command("show", str(max(ids)))
+        show.await_exit()
+    finally:
+        stoppable.control_rabbitmq("set_vm_memory_high_watermark", "0.4")
+
+    assert "short of memory or disk space" in readiness
+    assert code == 1
+    assert "it is short of memory. RabbitMQ accepts no messages" in doctor.log
+    assert "short of memory or disk space" in show.log
+    books = host.await_finished(before | ids, seconds=120)
+    eventually(lambda: failing(address) == [], "readiness")
+    stop(run)
+    books.assert_balanced()
 
 
 def test_readyz_and_doctor_report_hanging_commits(host: Host, stoppable: StoppableServers) -> None:

@@ -143,13 +143,26 @@ class Operator:
         return bool(listed)
 
     @contextmanager
-    def policy(self, queue: str, definition: dict[str, Any], *, vhost: str = "/") -> Iterator[None]:
-        """Apply a policy to one queue for the duration of a block."""
-        path = f"/api/policies/{quote(vhost, safe='')}/{quote(queue, safe='')}"
-        fields = {"pattern": f"^{re.escape(queue)}$", "definition": definition, "apply-to": "queues", "priority": 100}
+    def policy(
+        self,
+        queue: str,
+        definition: dict[str, Any],
+        *,
+        vhost: str = "/",
+        kind: str = "policy",
+        name: str | None = None,
+        pattern: str | None = None,
+        priority: int = 100,
+    ) -> Iterator[None]:
+        """Apply a policy, or an operator policy, to a queue for the duration of a block."""
+        name = name or queue
+        kinds = {"policy": "policies", "operator_policy": "operator-policies"}
+        path = f"/api/{kinds[kind]}/{quote(vhost, safe='')}/{quote(name, safe='')}"
+        pattern = pattern or f"^{re.escape(queue)}$"
+        fields = {"pattern": pattern, "definition": definition, "apply-to": "queues", "priority": priority}
         self._request("PUT", path, fields)
         try:
-            wait_until(lambda: self.report(queue, vhost).get("policy") == queue)
+            wait_until(lambda: self.report(queue, vhost).get(kind) == name)
             yield
         finally:
             self._request("DELETE", path)
@@ -177,7 +190,10 @@ class Operator:
 
     def _request(self, method: str, path: str, fields: object = None) -> bytes:
         credentials = f"{unquote(self._parts.username or '')}:{unquote(self._parts.password or '')}"
-        headers = {"Authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
+        headers = {
+            "Authorization": "Basic " + base64.b64encode(credentials.encode()).decode(),
+            "Content-Type": "application/json",
+        }
         connection = http.client.HTTPConnection(self._parts.hostname or "", self._parts.port, timeout=30)
         try:
             connection.request(method, path, body=None if fields is None else json.dumps(fields), headers=headers)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -9,12 +12,13 @@ import pytest
 from dispatcher.broker.inspection import (
     OfflineMembers,
     consumer_timeout_in,
+    delivery_limit_in,
     find_faults,
     find_offline_members,
     offline_members_in,
 )
 from dispatcher.broker.management import Management
-from dispatcher.broker.topology import Topology, declare
+from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, declare
 from dispatcher.dev.servers import Servers
 from tests.broker.rabbit import Operator, Rabbit
 from tests.waiting import DEADLINE_SECONDS, until
@@ -141,6 +145,57 @@ async def test_a_queue_with_all_members_online_is_not_reported(management: Manag
 
     assert find_offline_members(management, topology) == []
     assert offline_members_in({"name": "classic"}) is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "policy", "default", "limit"),
+    [
+        (1_000_000, None, 20, 1_000_000),
+        (1_000_000, 20, None, 20),
+        (30, 1_000_000, None, 30),
+        (None, 40, 20, 40),
+        (None, None, 20, 20),
+        (None, None, None, None),
+        (-1, 20, 20, 20),
+        (50, -1, 20, 50),
+        (-1, None, 20, None),
+    ],
+)
+def test_the_lowest_delivery_limit_counts(
+    argument: int | None, policy: int | None, default: int | None, limit: int | None
+) -> None:
+    arguments = {} if argument is None else {"x-delivery-limit": argument}
+    fields = {
+        "arguments": {"x-queue-type": "quorum", **arguments},
+        "effective_policy_definition": [] if policy is None else {"delivery-limit": policy},
+    }
+
+    assert delivery_limit_in(fields, default) == limit
+    assert delivery_limit_in({**fields, "arguments": {"x-queue-type": "classic"}}, default) is None
+
+
+@pytest.mark.slow  # RabbitMQ reports a new policy after 5 seconds.
+@pytest.mark.parametrize("kind", ["policy", "operator_policy"])
+async def test_a_low_delivery_limit_is_named_and_the_command_excludes_our_queues(
+    management: Management, topology: Topology, operator: Operator, kind: str
+) -> None:
+    with operator.policy(topology.dlq, {"delivery-limit": 20}, kind=kind):
+        (words,) = fault_texts(management, topology)
+        command = shlex.split(words.partition("exclude ours: ")[2])
+        *options, name, pattern, definition = command[2:]
+        priority = int(options[options.index("--priority") + 1])
+        assert command[:2] == ["rabbitmqctl", f"set_{kind}"]
+        with operator.policy(
+            topology.dlq, json.loads(definition), kind=kind, name=topology.queue, pattern=pattern, priority=priority
+        ):
+            assert fault_texts(management, topology) == []
+
+    assert words.startswith(
+        f"The queue {topology.dlq} loses dead letters that were delivered 20 times; a read is a delivery: its argument "
+        f"x-delivery-limit is {DELIVERY_LIMIT} and the policy {topology.dlq} sets delivery-limit to 20."
+    )
+    assert name == "email-dispatcher"
+    assert all(re.search(pattern, queue) for queue in topology.queues)
 
 
 @pytest.mark.parametrize(

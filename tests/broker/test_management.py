@@ -151,7 +151,7 @@ REPORTED: Final[dict[str, object]] = {
     "name": "q", "durable": True, "type": "quorum", "members": [{"a": []}, "\x1b[2J"] * 3, "online": [[]],
     "arguments": {"x-message-ttl": "\x1b[2J" * 9000, "x-dead-letter-exchange": ["\x1b"], "x-overflow": []},
     "policy": "\x1b[1m", "effective_policy_definition": {"expires": {"\x9b": 1}},
-    "source": [], "routing_key": {},
+    "source": [], "routing_key": {}, "rabbitmq_version": "4.0.5",
 }  # fmt: skip
 
 

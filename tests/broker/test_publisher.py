@@ -234,6 +234,9 @@ async def test_an_alarm_is_reported_and_limits_what_is_written(
     others = [publisher.publish(pointers(topology.queue, 500)) for _ in range(3)]
     faults = await asyncio.gather(*others, return_exceptions=True)
     assert ["blocks publishers" in str(each) for each in faults] == [True] * 3
+    with pytest.raises(BrokerUnavailable, match="blocks publishers"):
+        await publisher.count_ready(topology.queue)
+    assert publisher.is_blocked
     assert proxy.connections == 1
 
     proxy.thaw()

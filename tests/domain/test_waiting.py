@@ -43,6 +43,8 @@ def facts(**changes: Any) -> Facts:
         ({"due_at": NOW - SECOND, "has_relay": False}, WaitReason.NO_RELAY, None),
         ({"due_at": NOW - 5 * SECOND}, WaitReason.QUEUED, None),
         ({"due_at": NOW - 90 * SECOND, "ahead": 0}, WaitReason.UNPUBLISHED, None),
+        ({"due_at": NOW - SECOND, "is_blocked": True}, WaitReason.UNPUBLISHED, None),
+        ({"is_blocked": True}, WaitReason.QUEUED, None),  # its message is on the send queue
         ({"due_at": NOW + 20 * SECOND, "was_leased": True}, WaitReason.NOT_DUE, NOW + 20 * SECOND),
         ({"due_at": NOW + 20 * SECOND}, WaitReason.QUEUED, None),  # the HTTP API has published it
         ({"troubles": [REFUSES]}, WaitReason.PROVIDER_REFUSES, NOW + 25 * SECOND),
@@ -72,6 +74,15 @@ def test_the_first_unmet_condition_is_the_reason(
     found = explain_wait(facts(**changes), recovery_seconds=10.0)
 
     assert (found.reason, found.until) == (reason, until)
+
+
+def test_an_alarm_is_named_however_many_emails_are_ahead() -> None:
+    found = explain_wait(facts(due_at=NOW - SECOND, ahead=930, is_blocked=True))
+
+    assert found.detail == (
+        "RabbitMQ accepts no messages, because it is short of memory or disk space (an alarm). Emails wait in "
+        "PostgreSQL, and none is lost. Run `dispatcher doctor`."
+    )
 
 
 def test_a_provider_is_the_reason_only_if_no_other_can_be_used() -> None:

@@ -75,6 +75,7 @@ async def test_no_host_is_ready_before_the_servers_have_answered(tmp_path: Path)
         (COUNTS, TopologyError('RabbitMQ has no queue "x".'), "topology"),
         (COUNTS, {**QUEUES, **dict.fromkeys(SEND_QUEUES, FoundQueue(3, 0))}, "consumers"),
         (COUNTS, {**QUEUES, SETTINGS.queue_of("bulk"): FoundQueue(3, 0)}, "consumers"),
+        (replace(COUNTS, is_blocked=True), QUEUES, "confirms"),
         (replace(COUNTS, oldest_pending_seconds=61.0), QUEUES, "pending"),
         (replace(COUNTS, oldest_pending_seconds=-3500.0), QUEUES, "pending"),
     ],

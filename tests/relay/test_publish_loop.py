@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import orjson
 import psycopg
 import pytest
+from pika import frame, spec
 from structlog.testing import capture_logs
 
 from dispatcher import enqueue
@@ -20,6 +21,9 @@ from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
 from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.store.connections import connect_async
+from dispatcher.store.counts import count_for_monitor
+from dispatcher.store.emails import find_facts
 from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit
@@ -27,7 +31,7 @@ from tests.relay.running import MARK_AFTER_SECONDS, Start, free_process_slot, le
 from tests.store.books import Books, email
 from tests.store.results import result
 from tests.store.steered_clock import SteeredClock
-from tests.waiting import until
+from tests.waiting import until, until_answer
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = 3600.0
@@ -366,6 +370,40 @@ async def test_a_relay_reports_how_long_it_has_waited_for_confirms(
 
         proxy.thaw()
         await until(lambda: process_slot.confirm.seconds is None)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await publisher.close()
+
+
+async def test_an_alarm_is_reported_until_rabbitmq_confirms_again(
+    settings: Settings, books: Books, tables_url: str
+) -> None:
+    process_slot = free_process_slot()
+    async with Proxy(settings.amqp_url) as proxy, await connect_async(tables_url, name="test") as session:
+        publisher = Publisher(proxy.url, settings.exchange, name="test relay", batch_seconds=0.3)
+        task = asyncio.create_task(PublishLoop(settings, publisher, lambda _: (), process_slot).run())
+        books.enqueue_one()
+        await until(lambda: books.rows()[0]["published_at"] and process_slot.confirm.seconds is None)
+        proxy.freeze()
+        *_, last = books.enqueue(EMPTY_EMAILS + 10)  # more than the queue has room for
+        await until(lambda: proxy.holds)
+        proxy.tell_clients(frame.Method(0, spec.Connection.Blocked("low on memory")).marshal())
+
+        await until(lambda: (process_slot.confirm.seconds or 0) > 2)  # long after the batches have timed out
+        facts = await find_facts(session, last)
+        assert facts is not None
+        assert facts.is_blocked
+        assert (await count_for_monitor(session)).is_blocked
+
+        proxy.thaw()
+        proxy.tell_clients(frame.Method(0, spec.Connection.Unblocked()).marshal())
+        await until(lambda: process_slot.confirm.seconds is None)
+
+        async def is_unblocked() -> bool:
+            return not (await count_for_monitor(session)).is_blocked
+
+        await until_answer(is_unblocked)
+        assert proxy.connections == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await publisher.close()
