@@ -46,8 +46,8 @@ def command(tries: int, as_json: bool) -> int:
     again, and names that session on stderr. Each migration is a transaction of its own: if the command gives up, the
     migrations that were applied stay applied, and a repetition applies the others.
 
-    Exit codes: 0 both servers are ready, 1 neither is, 3 only one is, 75 another session has locked a
-    table for too long.
+    Exit codes: 0 both servers are ready, 1 neither is, 3 only one is, 75 another session has locked a table for too
+    long.
     """
     settings = load_settings("database_url", "amqp_url")
     parts: dict[str, Callable[[Settings, list[str]], None]] = {

@@ -33,9 +33,8 @@ select set_config('client_connection_check_interval', '1s', false);
 select pg_try_advisory_lock(hashtext('dispatcher_migration'));
 
 -- name: lock_migrations
--- As try_lock_migrations, but waits until no other session holds the lock, whatever the role's timeouts. One row.
-select pg_advisory_lock(hashtext('dispatcher_migration'))
-from (select set_config('lock_timeout', '0', false), set_config('statement_timeout', '0', false) offset 0) as unlimited;
+-- As try_lock_migrations, but waits until no other session holds the lock. One row.
+select pg_advisory_lock(hashtext('dispatcher_migration'));
 
 -- name: unlock_migrations
 -- Releases the lock of lock_migrations.
@@ -65,9 +64,9 @@ end
 $$;
 
 -- name: find_blockers
--- The oldest sessions, at most three, whose transactions hold a lock on this table (or on any of our tables, if it is empty) or
--- its partitions, and are older than age_seconds. A session that only reads counts only if blocks_readers. PostgreSQL may
--- not show when the transaction of a different user began; a prepared transaction has no pid.
+-- The oldest sessions, at most three, whose transactions are older than age_seconds and hold a lock on this table or its
+-- partitions (on any of our tables, if its name is empty). A session that only reads counts only if blocks_readers.
+-- PostgreSQL may not show when the transaction of a different user began; a prepared transaction has no pid.
 select l.pid, a.usename::text, coalesce(nullif(a.application_name, ''), a.backend_type), min(a.xact_start)
 from pg_locks as l
 join pg_class as c on c.oid = l.relation and c.relkind in ('r', 'p')
