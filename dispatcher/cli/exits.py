@@ -17,6 +17,8 @@ class Exit(IntEnum):
     """The arguments are invalid; click uses this number."""
     PARTLY = 3
     """Only part of the work was done; stderr reports the part that was not."""
+    BLOCKED = 75
+    """EX_TEMPFAIL in sysexits.h: another session has locked a table for too long; a repetition may succeed."""
     BAD_CONFIGURATION = 78
     """EX_CONFIG in sysexits.h: a restart fails again until an operator corrects the settings or runs `init`."""
     INTERRUPTED = 130

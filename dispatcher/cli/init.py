@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -12,15 +14,23 @@ from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_data, print_json, say
-from dispatcher.errors import ConfigurationError, DispatcherError
+from dispatcher.errors import ConfigurationError, DispatcherError, StoreBusy
 
 if TYPE_CHECKING:
     from dispatcher.config import Settings
 
 
 @click.command("init")
+@click.option(
+    "--tries",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="How often each migration tries to lock its tables: 2 s per try, then a pause of 4 s.",
+)
 @json_option("Print one line of JSON: the changes and faults of each server.")
-def command(as_json: bool) -> int:
+def command(tries: int, as_json: bool) -> int:
     """Create or update the tables and the queues. Run this command at every deployment: it is safe to repeat.
 
     \b
@@ -32,38 +42,57 @@ def command(as_json: bool) -> int:
     vice versa. If a queue exists with different arguments, the command reports the difference and does not change the
     queue.
 
-    Exit codes: 0 both servers are ready, 1 neither is, 3 only one is.
+    The command can run while emails are enqueued and sent. If another session has locked a table, the command tries
+    again, and names that session on stderr. Each migration is a transaction of its own: if the command gives up, the
+    migrations that were applied stay applied, and a repetition applies the others.
+
+    Exit codes: 0 both servers are ready, 1 neither is, 3 only one is, 75 another session has locked a table for too
+    long.
     """
     settings = load_settings("database_url", "amqp_url")
-    parts: dict[str, Callable[[Settings], list[str]]] = {"postgresql": _migrate, "rabbitmq": _declare}
+    parts: dict[str, Callable[[Settings, list[str]], None]] = {
+        "postgresql": partial(_migrate, tries=tries),
+        "rabbitmq": _declare,
+    }
     changes: dict[str, list[str]] = {}
     faults: dict[str, str] = {}
+    is_blocked = False
     for server, part in parts.items():
+        done: list[str] = []
         try:
-            changes[server] = part(settings)
+            part(settings, done)
         except ConfigurationError:
             raise
         except DispatcherError as error:
             faults[server] = str(error)
+            is_blocked = is_blocked or isinstance(error, StoreBusy)
+        if done or server not in faults:
+            changes[server] = done
     _report(changes, faults, as_json=as_json)
     if not faults:
         return Exit.DONE
-    return Exit.PARTLY if changes else Exit.FAILED
+    if is_blocked:
+        return Exit.BLOCKED
+    return Exit.PARTLY if len(faults) < len(parts) else Exit.FAILED
 
 
-def _migrate(settings: Settings) -> list[str]:
+def _migrate(settings: Settings, done: list[str], *, tries: int) -> None:
     from dispatcher.store.connections import connected
-    from dispatcher.store.migrations import migrate
+    from dispatcher.store.migrations import apply_missing
 
+    def report(text: str) -> None:
+        say(f"postgresql: {text}")
+
+    report_start: Callable[[str], object] = report if sys.stderr.isatty() else str
     with connected(settings.database_url, name="dispatcher init") as connection:
-        return migrate(connection)
+        done.extend(apply_missing(connection, tries=tries, report_start=report_start, report_wait=report))
 
 
-def _declare(settings: Settings) -> list[str]:
+def _declare(settings: Settings, done: list[str]) -> None:
     from dispatcher.broker.topology import Topology, declare
 
-    done = asyncio.run(declare(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
-    return [change for change in done if change.startswith("declared")]
+    changes = asyncio.run(declare(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
+    done += [change for change in changes if change.startswith("declared")]
 
 
 def _report(changes: dict[str, list[str]], faults: dict[str, str], *, as_json: bool) -> None:

@@ -8,17 +8,20 @@ search_path from current`), or has a body that PostgreSQL parses when it creates
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from datetime import UTC
+from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
-from typing import Final
+from typing import Final, TypeVar
 
 from psycopg import errors as pg
+from psycopg.pq import TransactionStatus
 
-from dispatcher.errors import SchemaError
+from dispatcher.errors import SchemaError, StoreBusy, StoreTooSlow
 from dispatcher.store.connections import AsyncSession, Session, translated
 from dispatcher.store.queries import query, schema
 from dispatcher.store.statements import Row, fetch, fetch_sync
@@ -26,10 +29,25 @@ from dispatcher.store.statements import Row, fetch, fetch_sync
 WEEKS_AHEAD: Final = 4
 """How many weekly partitions are created in advance. If these weeks have passed and no further partition was created,
 new rows go to the default partition."""
+TRIES: Final = 20
+LOCK_SECONDS: Final = 2.0
+"""How long a migration waits for its first lock. Longer than PostgreSQL's deadlock_timeout, after which a session that
+waits ends an autovacuum of its table."""
+NEXT_LOCK_SECONDS: Final = 0.2
+"""How long a migration that has a lock waits for another lock. Much shorter than PostgreSQL's deadlock_timeout."""
+PAUSE_SECONDS: Final = 4.0
+_EXCLUSIVE: Final = "access exclusive"
+_LOCK_MODES: Final = {
+    _EXCLUSIVE: re.compile(r"\b(?:alter|drop) table (\w+)"),
+    "share row exclusive": re.compile(r"\bcreate trigger\b[^;]*? on (\w+)"),
+    "share": re.compile(r"\bcreate (?:unique )?index \w+ on (\w+)"),
+}
+"""The lock that each kind of statement in a migration needs, the strongest first."""
 
 _OF_SUPERUSERS: Final = "set dispatcher.prune_audit = 'on'\n"
 """A line of migration 0011 that only a superuser may execute. Migration 0018 recreates the function without this line.
 """
+T = TypeVar("T")
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
@@ -46,6 +64,11 @@ class Migration:
     text: str
     checksum: str
 
+    @property
+    def subject(self) -> str:
+        """The number and the name, such as `0001 emails`."""
+        return f"{self.number:04} {self.name}"
+
 
 @cache
 def all_migrations() -> tuple[Migration, ...]:
@@ -59,38 +82,159 @@ def all_migrations() -> tuple[Migration, ...]:
 
 
 def migrate(connection: Session) -> list[str]:
-    """Applies the missing migrations and creates future partitions. Returns a description of each change.
+    """As `apply_missing`. Returns all changes."""
+    return [*apply_missing(connection)]
 
-    Idempotent. Runs in one transaction; concurrent calls wait for each other.
+
+def apply_missing(
+    connection: Session,
+    *,
+    tries: int = TRIES,
+    report_start: Callable[[str], object] = str,
+    report_wait: Callable[[str], object] = str,
+) -> Iterator[str]:
+    """Applies the missing migrations and creates future partitions. Yields a description of each change.
+
+    Idempotent; concurrent calls wait for each other. A new database gets all migrations in one transaction. In a
+    database that is in use, each migration is a transaction of its own, and waits for the locks of tables only for
+    `LOCK_SECONDS`, because every other session that needs the table waits behind it. Between two tries, all sessions
+    proceed for `PAUSE_SECONDS`.
+
+    Args:
+        tries: How often each migration tries to lock its tables.
+        report_start: Called with a text before each change.
+        report_wait: Called with a text when a change has to wait, with the sessions that block it.
 
     Raises:
+        StoreBusy: A table was locked in every try. The message names the sessions that block it.
         SchemaError: The database's encoding is not UTF-8, the database is newer than this release, the file of an
             applied migration was edited, a different schema has our tables, another application has a table with the
             name of one of our tables, or the role lacks a right.
     """
-    changes: list[str] = []
     _assert_unicode(connection.info.parameter_status("server_encoding"))
-    with translated(), connection.transaction():
+    with _locked_migrations(connection, report_wait):
+        is_new = not _has_tables(*fetch_sync(connection, "find_migration_table")[0])
+        applied = set() if is_new else _assert_compatible(fetch_sync(connection, "list_migrations"))
+        missing = [migration for migration in all_migrations() if migration.number not in applied]
+        if is_new:
+            report_start("creating the tables")
+            with translated(), connection.transaction():
+                changes = [*_create_schema(connection), *(_apply(connection, each) for each in missing)]
+            yield from changes
+            missing = []
+        for migration in missing:
+            report_start(f"applying migration {migration.subject}")
+            tables = tables_to_lock(migration.text)
+            apply = partial(_apply, connection, migration)
+            yield _retried(connection, f"Migration {migration.subject}", tables, apply, tries, report_wait)
+        make = partial(fetch_sync, connection, "make_partitions", {"weeks_ahead": WEEKS_AHEAD})
+        if made := _retried(connection, "The creation of partitions", {}, make, tries, report_wait):
+            yield f"created {len(made)} {'partition' if len(made) == 1 else 'partitions'}"
+
+
+@contextmanager
+def _locked_migrations(connection: Session, report_wait: Callable[[str], object]) -> Iterator[None]:
+    """Holds the lock of `init`. Waits for another `init` as long as that takes, because nothing else waits for it."""
+    with suppress(pg.UndefinedObject, pg.InvalidParameterValue):  # an old server, or its operating system cannot do it
+        connection.execute(query("check_client"))
+    if not fetch_sync(connection, "try_lock_migrations")[0][0]:
+        report_wait("waiting for another `dispatcher init`, which is still working")
         fetch_sync(connection, "lock_migrations")
-        if not _has_tables(*fetch_sync(connection, "find_migration_table")[0]):
-            with _explained("The first step"):
-                if not fetch_sync(connection, "find_schema", {"schema": schema()}):
-                    connection.execute(query("create_schema"))
-                    changes.append(f"created schema {schema()}")
-                connection.execute(query("create_migration_table"))
-        applied = _assert_compatible(fetch_sync(connection, "list_migrations"))
-        fetch_sync(connection, "enter_schema", {"schema": schema()})
-        for migration in all_migrations():
-            if migration.number not in applied:
-                subject = f"{migration.number:04} {migration.name}"
-                with _explained(f"Migration {subject}"):
-                    connection.execute(migration.text.replace(_OF_SUPERUSERS, "").encode())
-                row = {"number": migration.number, "name": migration.name, "checksum": migration.checksum}
-                fetch_sync(connection, "record_migration", row)
-                changes.append(f"applied migration {subject}")
-        if made := fetch_sync(connection, "make_partitions", {"weeks_ahead": WEEKS_AHEAD}):
-            changes.append(f"created {len(made)} {'partition' if len(made) == 1 else 'partitions'}")
+    try:
+        yield
+    finally:
+        if connection.info.transaction_status is TransactionStatus.IDLE:
+            fetch_sync(connection, "unlock_migrations")
+
+
+def _create_schema(connection: Session) -> list[str]:
+    changes = []
+    with _explained("The first step"):
+        if not fetch_sync(connection, "find_schema", {"schema": schema()}):
+            connection.execute(query("create_schema"))
+            changes.append(f"created schema {schema()}")
+        connection.execute(query("create_migration_table"))
     return changes
+
+
+def _apply(connection: Session, migration: Migration) -> str:
+    fetch_sync(connection, "enter_schema", {"schema": schema()})
+    with _explained(f"Migration {migration.subject}"):
+        connection.execute(migration.text.replace(_OF_SUPERUSERS, "").encode())
+    row = {"number": migration.number, "name": migration.name, "checksum": migration.checksum}
+    fetch_sync(connection, "record_migration", row)
+    return f"applied migration {migration.subject}"
+
+
+def tables_to_lock(text: str) -> dict[str, str]:
+    """The tables that a migration changes, with the strongest lock that it needs on each."""
+    tables: dict[str, str] = {}
+    for mode, pattern in _LOCK_MODES.items():
+        for table in pattern.findall(text):
+            tables.setdefault(table, mode)
+    return tables
+
+
+def _retried(
+    connection: Session,
+    subject: str,
+    tables: dict[str, str],
+    change: Callable[[], T],
+    tries: int,
+    report_wait: Callable[[str], object],
+) -> T:
+    """Makes a change in one transaction, which first locks the tables. Tries again if another session has a lock."""
+    for number in range(1, tries + 1):
+        table, mode, began_at = "", _EXCLUSIVE, time.monotonic()
+        try:
+            with translated(), connection.transaction():
+                fetch_sync(connection, "enter_schema", {"schema": schema()})
+                # Only the first table is worth a long wait. While the transaction has a lock and waits for another one,
+                # PostgreSQL could find a deadlock, and end the transaction of an application.
+                seconds = LOCK_SECONDS
+                for table, mode in tables.items():
+                    began_at = time.monotonic()
+                    _limit_waits(connection, seconds, seconds, table, mode)
+                    with _explained(subject):
+                        connection.execute(query("lock_table"))
+                    seconds = NEXT_LOCK_SECONDS
+                table, mode, began_at = "", _EXCLUSIVE, time.monotonic()
+                _limit_waits(connection, 0, NEXT_LOCK_SECONDS)
+                return change()
+        except (StoreBusy, StoreTooSlow) as error:
+            if isinstance(error, StoreTooSlow) and not table:  # an operator has cancelled the migration
+                raise
+            blockers = _describe_blockers(connection, table, mode, age_seconds=time.monotonic() - began_at)
+            fault = f"{subject} cannot lock {table or 'a table'}, because of {blockers}."
+            if number == tries:
+                raise StoreBusy(
+                    f"{fault} Gave up after {tries} {'try' if tries == 1 else 'tries'}.",
+                    remedy="Processes that run continue to work. Wait until that transaction ends, or end it with "
+                    "pg_terminate_backend(pid); then repeat `dispatcher init`.",
+                ) from error
+            report_wait(f"{fault} Try {number} of {tries}; the next begins in {PAUSE_SECONDS:g} s.")
+            if table:  # the next try waits for this table first, and so for as long as it can
+                tables = {table: mode} | tables
+            time.sleep(PAUSE_SECONDS)
+    raise AssertionError("at least one try")
+
+
+def _limit_waits(
+    connection: Session, statement_seconds: float, lock_seconds: float, table: str = "", mode: str = ""
+) -> None:
+    limits = {"statement_seconds": statement_seconds, "lock_seconds": lock_seconds, "table": table, "mode": mode}
+    fetch_sync(connection, "limit_waits", limits)
+
+
+def _describe_blockers(connection: Session, table: str, mode: str, *, age_seconds: float) -> str:
+    """The sessions that have a lock, such as `pid 4711 (user app, application psql, transaction open since …)`."""
+    sessions = []
+    asked = {"schema": schema(), "table": table, "blocks_readers": mode == _EXCLUSIVE, "age_seconds": age_seconds}
+    for pid, user, application, since in fetch_sync(connection, "find_blockers", asked):
+        age = f", transaction open since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if since else ""
+        session = f"pid {pid} (user {user or 'unknown'}, application {application or 'unknown'}{age})"
+        sessions.append(session if pid else "a prepared transaction (see pg_prepared_xacts)")
+    return " and ".join(sessions) or "a session whose transaction has ended meanwhile"
 
 
 @contextmanager
@@ -161,7 +305,7 @@ def _assert_unicode(encoding: str | None) -> None:
 
 def _assert_complete(rows: Sequence[Row]) -> None:
     applied = _assert_compatible(rows)
-    missing = [f"{m.number:04} {m.name}" for m in all_migrations() if m.number not in applied]
+    missing = [m.subject for m in all_migrations() if m.number not in applied]
     if missing:
         raise SchemaError(
             f"The database lacks {len(missing)} "

@@ -23,9 +23,66 @@ create schema dispatcher;
 -- tables only in our schema. Functions store this search_path (`set search_path from current`). One row.
 select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', true);
 
+-- name: check_client
+-- Makes PostgreSQL 14 or later end this session within a second after its client has died, even while the session waits
+-- for a lock. An error: the server cannot do this. One row.
+select set_config('client_connection_check_interval', '1s', false);
+
+-- name: try_lock_migrations
+-- True: this session holds the lock of `init` until unlock_migrations, or until the session ends.
+select pg_try_advisory_lock(hashtext('dispatcher_migration'));
+
 -- name: lock_migrations
--- Takes a lock until the transaction ends, so that two concurrent `init` commands apply each migration only once.
-select pg_advisory_xact_lock(hashtext('dispatcher_migration'));
+-- As try_lock_migrations, but waits until no other session holds the lock. One row.
+select pg_advisory_lock(hashtext('dispatcher_migration'));
+
+-- name: unlock_migrations
+-- Releases the lock of lock_migrations.
+select pg_advisory_unlock(hashtext('dispatcher_migration'));
+
+-- name: limit_waits
+-- Until the transaction ends: how long a statement may take, and may wait for a lock; 0: without a limit. Also names the
+-- table and the mode for lock_table, which can have no parameters. One row.
+select
+    set_config('statement_timeout', %(statement_seconds)s::text || 's', true),
+    set_config('lock_timeout', %(lock_seconds)s::text || 's', true),
+    set_config('email_dispatcher.table', %(table)s, true),
+    set_config('email_dispatcher.mode', %(mode)s, true);
+
+-- name: lock_table
+-- Locks the table of limit_waits, and its partitions, until the transaction ends. Does nothing if there is no such table.
+do $$
+begin
+    if to_regclass(quote_ident(current_setting('email_dispatcher.table'))) is not null then
+        execute format(
+            'lock table %I in %s mode',
+            current_setting('email_dispatcher.table'),
+            current_setting('email_dispatcher.mode')
+        );
+    end if;
+end
+$$;
+
+-- name: find_blockers
+-- The oldest sessions, at most three, whose transactions are older than age_seconds and hold a lock on this table or its
+-- partitions (on any of our tables, if its name is empty). A session that only reads counts only if blocks_readers.
+-- PostgreSQL may not show when the transaction of a different user began; a prepared transaction has no pid.
+select l.pid, a.usename::text, coalesce(nullif(a.application_name, ''), a.backend_type), min(a.xact_start)
+from pg_locks as l
+join pg_class as c on c.oid = l.relation and c.relkind in ('r', 'p')
+join pg_namespace as n on n.oid = c.relnamespace
+left join pg_stat_activity as a on a.pid = l.pid
+where l.locktype = 'relation'
+    and l.database = (select oid from pg_database where datname = current_database())
+    and l.granted
+    and l.pid is distinct from pg_backend_pid()
+    and n.nspname = %(schema)s
+    and (%(table)s = '' or c.relname ~ ('^' || %(table)s || '(_p[0-9]+|_default)?$'))
+    and (%(blocks_readers)s or l.mode not in ('AccessShareLock', 'RowShareLock'))
+    and (a.xact_start is null or a.xact_start < clock_timestamp() - %(age_seconds)s * interval '1 second')
+group by l.pid, a.usename, a.application_name, a.backend_type
+order by min(a.xact_start) nulls last
+limit 3;
 
 -- name: find_migration_table
 -- Whether our schema has our tables, and which other schemas of this database have the tables of an email dispatcher.

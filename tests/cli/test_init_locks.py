@@ -1,0 +1,144 @@
+"""`dispatcher init` of a new release while applications and reports use the tables: nobody waits for long."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import psycopg
+import pytest
+
+from dispatcher import Email, enqueue
+from dispatcher.broker.topology import Topology
+from dispatcher.dev.servers import Servers
+from tests.cli.commandline import CommandLine, settings_for
+from tests.store.old_tables import create_tables
+from tests.waiting import wait_until
+
+ENQUEUE_SECONDS = 3.0
+"""The longest wait of an application while `init` tries to lock a table."""
+INIT_SESSIONS = """
+    select wait_event_type = 'Lock' from pg_stat_activity
+    where datname = current_database() and application_name = 'dispatcher init'
+"""
+
+
+@contextmanager
+def using(database_url: str, *statements: str) -> Iterator[psycopg.Connection]:
+    """A transaction of an application, which stays open after these statements."""
+    with psycopg.connect(database_url, application_name="nightly-report") as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+        yield connection
+
+
+@pytest.fixture
+def old_release(
+    bare: CommandLine,
+    servers: Servers,
+    empty_database_url: str,
+    topology_names: Topology,
+    request: pytest.FixtureRequest,
+) -> CommandLine:
+    """`dispatcher` with the tables of a release without the migrations from this number on; by default, from 48 on."""
+    create_tables(empty_database_url, before=getattr(request, "param", 48))
+    return bare.having(**settings_for(topology_names, servers, empty_database_url))
+
+
+@pytest.fixture
+def watcher(empty_database_url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        yield connection
+
+
+def test_applications_enqueue_while_init_waits_for_a_report_and_init_names_it(
+    old_release: CommandLine, empty_database_url: str, watcher: psycopg.Connection
+) -> None:
+    with using(empty_database_url, "select from dispatcher.email_log") as report:
+        user, pid = report.info.user, report.info.backend_pid
+        waits = []
+        with old_release.started("init", "--tries", "2") as init:
+            for number in count():
+                began_at = time.monotonic()
+                email = Email(
+                    message_key=f"{number}", sender="a@example.com", to="b@example.org", subject="-", text="-"
+                )
+                enqueue(watcher, email)
+                waits.append(time.monotonic() - began_at)
+                if init.poll() is not None:
+                    break
+            _, stderr = init.communicate()
+
+        words = f"email_log, because of pid {pid} (user {user}, application nightly-report, transaction open since "
+        assert max(waits) < ENQUEUE_SECONDS
+        assert init.returncode == 75
+        assert "Migration 0048 recipient_outcomes cannot lock " + words in stderr.decode()
+        assert "Try 1 of 2" in stderr.decode()
+        assert "Gave up after 2 tries." in stderr.decode()
+    assert old_release("init").code == 0
+
+
+@pytest.mark.parametrize("old_release", [26], indirect=True)
+def test_init_ends_no_transaction_that_locks_tables_in_another_order(
+    old_release: CommandLine, empty_database_url: str, watcher: psycopg.Connection
+) -> None:
+    with (
+        using(empty_database_url, "select from dispatcher.api_key") as application,
+        old_release.started("init") as init,
+    ):
+        # Migration 0026 locks `email_log` first, and then `api_key`.
+        waits = "select 1 from pg_locks where relation = 'dispatcher.api_key'::regclass and not granted"
+        wait_until(lambda: watcher.execute(waits).fetchone())
+        began_at = time.monotonic()
+        application.execute("lock table dispatcher.email_log in row exclusive mode")
+        assert time.monotonic() - began_at < ENQUEUE_SECONDS
+        application.commit()
+
+        assert init.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["select from dispatcher.email_log", "select pg_advisory_lock(hashtext('dispatcher_migration'))"],
+    ids=["table", "another init"],
+)
+def test_a_killed_init_leaves_no_session(
+    old_release: CommandLine, empty_database_url: str, watcher: psycopg.Connection, statement: str
+) -> None:
+    with using(empty_database_url, statement), old_release.started("init") as init:
+        wait_until(lambda: watcher.execute(INIT_SESSIONS).fetchone() == (True,))
+
+        init.send_signal(signal.SIGKILL)
+
+        wait_until(lambda: not watcher.execute(INIT_SESSIONS).fetchall())
+
+
+def test_migrations_before_a_locked_table_stay_applied(
+    old_release: CommandLine, empty_database_url: str, watcher: psycopg.Connection
+) -> None:
+    with using(empty_database_url, "lock table dispatcher.domain_limit in row share mode"):
+        blocked = old_release("init", "--tries", "1", "--json")
+    again = old_release("init", "--json")
+
+    assert (blocked.code, again.code) == (75, 0)
+    assert blocked.json["changes"]["postgresql"] == [
+        "applied migration 0048 recipient_outcomes",
+        "applied migration 0049 provider_resumes",
+    ]
+    assert "cannot lock domain_limit" in blocked.json["faults"]["postgresql"]
+    assert again.json["changes"]["postgresql"][0] == "applied migration 0050 domain_attempts"
+
+
+@pytest.mark.parametrize("old_release", [37], indirect=True)
+def test_an_open_reader_does_not_block_a_new_index(old_release: CommandLine, empty_database_url: str) -> None:
+    with using(empty_database_url, "select from dispatcher.suppression"):
+        assert old_release("init", "--tries", "1").code == 0
+
+
+def test_a_terminal_shows_each_migration_when_it_begins(old_release: CommandLine) -> None:
+    shown = old_release.on_terminal("init").stdout
+
+    assert "postgresql: applying migration 0048 recipient_outcomes" in shown
