@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from unicodedata import normalize
 
-from dispatcher.domain.address import parse_address
-
 
 def comparable_domain(domain: str) -> str:
     """A domain's canonical form for comparison: in lower case, and internationalized domains as A-labels (`xn--…`)."""
@@ -28,5 +26,7 @@ def comparable_address(text: str) -> str:
     Raises:
         ValueError: The address is not valid.
     """
+    from dispatcher.domain.address import parse_address  # imported here, because most commands compare only domains
+
     address = parse_address(text)
     return f"{normalize('NFC', address.local.lower())}@{comparable_domain(address.domain)}"

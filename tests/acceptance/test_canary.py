@@ -148,7 +148,7 @@ def _send_in_every_way(place: Setup, run: Program) -> None:
     host.await_finished(host.enqueue([canary.email("held")]))
     _kill_while_on_the_wire(place, run)
     # SendGrid refuses the account, and SMTP refuses the emails.
-    place.sink.become("--login", f"postmaster:{canary.PASSWORD}", "--reply", f"end=554 5.7.1 {canary.ECHO}")
+    place.sink.become("--login", f"postmaster:{canary.PASSWORD}", "--reply", f"end=554 5.6.0 {canary.ECHO}")
     double.behave(reply={"status": 401, "body": complaint})
     host.await_finished(host.enqueue([canary.email("refused")]))
     run.await_events("provider.paused", provider="sendgrid", state="open")

@@ -30,7 +30,7 @@ def sink(stage: Stage) -> Sink:
 
 def fail(stage: Stage, sink: Sink, name: str, count: int = 1) -> list[UUID]:
     """Enqueues emails that the provider refuses. Afterwards, it accepts emails."""
-    sink.behave(script={"end": "554 5.7.1 Refused by policy"})
+    sink.behave(script={"end": "554 5.6.0 Refused by policy"})
     ids = stage.host.enqueue(emails(count, name=name))
     stage.host.await_finished(ids)
     sink.behave(script={})
@@ -162,7 +162,7 @@ def ids(stage: Stage, sink: Sink) -> Ids:
     (sent,) = stage.host.enqueue(emails(1, name="accepted"))
     stage.host.await_finished([sent])
     (failed,) = fail(stage, sink, "refused")
-    sink.behave(script={"end": "554 5.7.1 Refused by policy"})
+    sink.behave(script={"end": "554 5.6.0 Refused by policy"})
     (hostile,) = stage.host.enqueue(
         [
             Email(

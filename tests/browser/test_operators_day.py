@@ -127,7 +127,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 
 def test_the_dlq_grows(day: Day, tab: Tab, press: Callable[[str], None], way: str) -> None:
-    ids = day.finish(f"policy-{way}", 20, end="554 5.7.1 Refused by policy")
+    ids = day.finish(f"policy-{way}", 20, end="554 5.6.0 Refused by policy")
     with day.timed("The DLQ grows", way):
         if way == "page":
             page = tab.go("/")

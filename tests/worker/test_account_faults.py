@@ -101,7 +101,7 @@ def reasons(bench: Bench) -> list[tuple[str, float]]:
     """Why the worker does not use a provider, and for how many seconds."""
     rows = bench.books.select(
         "select reason, extract(epoch from until_at - changed_at)::float8 as seconds from provider_state"
-        " where state in ('open', 'paused')"
+        " where state <> 'closed'"
     )
     return [(row["reason"], row["seconds"] or 0.0) for row in rows]
 
