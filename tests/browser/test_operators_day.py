@@ -133,15 +133,15 @@ def test_the_dlq_grows(day: Day, tab: Tab, press: Callable[[str], None], way: st
             page = tab.go("/")
             expect(page.locator("#dead-letters.bad")).to_contain_text("20")
             page.get_by_role("link", name="Dead letters").first.click()
-            page.get_by_label("Error type").select_option("refused")
+            page.get_by_label("Error type").select_option("invalid_content")
             page.get_by_role("button", name="Filter").click()
             page.get_by_role("link", name="Replay these: dry run").click()
             expect(page.locator("#would-replay")).to_contain_text("20")
             press("Replay")
             expect(page.get_by_label("Progress of the replay")).to_have_attribute("value", "20")
         else:
-            assert "refused" in day.say("dlq", "list", "--by", "error_type")
-            day.say("dlq", "replay", "--error-type", "refused", "--reason", WHY, "--yes")
+            assert "invalid_content" in day.say("dlq", "list", "--by", "error_type")
+            day.say("dlq", "replay", "--error-type", "invalid_content", "--reason", WHY, "--yes")
         day.await_status(ids, "sent")
         if way == "page":
             expect(tab.go("/").locator("#dead-letters.good")).to_contain_text("0")
