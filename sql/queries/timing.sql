@@ -48,9 +48,11 @@ for no key update skip locked;
 -- sent, but from now on, no operator needs to decide about it. So its dead letter is stale, and the change is audited.
 -- last_error says that the outcome is unknown if the email was held, or if an earlier attempt was uncertain and the
 -- email then became pending, by policy or because it is pinned. An email that was delivered to some of its recipients
--- becomes failed instead, with a dead letter. Returns a row per cancelled email, with its previous status.
+-- becomes failed instead, with a dead letter, unless it is unknown whether the others have it, too. Returns a row per cancelled email, with its previous status.
 with free as (
-    select email_id, status
+    select
+        email_id, status,
+        recipient_outcomes is not null and status <> 'held' and not was_uncertain as is_partial
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
@@ -61,22 +63,22 @@ with free as (
 cancelled as (
     update dispatcher.email_log as e
     set
-        status = case when e.recipient_outcomes is null then 'cancelled' else 'failed' end,
+        status = case when f.is_partial then 'failed' else 'cancelled' end,
         wait_until = null,
         locked_by = null,
         locked_until = 'epoch',
         rescued_token = null,
         settled_at = clock_timestamp(),
-        error_type = case when e.recipient_outcomes is null then 'expired' else 'partly_delivered' end,
+        error_type = case when f.is_partial then 'partly_delivered' else 'expired' end,
         last_error = case
-            when e.recipient_outcomes is not null
+            when f.is_partial
                 then 'The email expired after it was delivered to some of its recipients.'
             when f.status = 'held' or e.was_uncertain
                 then 'The email expired. It is unknown whether an earlier attempt was accepted.'
             else 'The email expired before it was sent.'
         end,
         publish_due_at = null,
-        dead_letter_due_at = case when e.recipient_outcomes is not null then clock_timestamp() end
+        dead_letter_due_at = case when f.is_partial then clock_timestamp() end
     from free as f
     where e.email_id = any(array(select email_id from free))
         and e.email_id between %(lowest_id)s and %(highest_id)s

@@ -135,7 +135,21 @@ async def test_the_relay_cancels_an_email_that_expires_before_it_is_sent(
     assert message.pointer.email_id == other
 
 
-@pytest.mark.parametrize("status", [Status.PENDING, Status.WAITING, Status.HELD])
+async def test_a_held_email_delivered_in_part_is_cancelled_when_it_expires(outbox: Outbox, books: Books) -> None:
+    outbox: Outbox, books: Books
+) -> None:
+    email_id = books.enqueue_one(expires_at=soon())
+    books.change(email_id, status=Status.HELD, recipient_outcomes='{"1": null}', attempt_base=1)
+    expire(books, email_id)
+
+    (cancelled,) = await outbox.cancel_expired(10)
+
+    row = books.row(email_id)
+    assert (cancelled.email_id, row["status"], row["error_type"]) == (email_id, "cancelled", "expired")
+    assert "unknown" in row["last_error"]
+
+
+@pytest.mark.parametrize("status", [Status.PENDING, Status.WAITING])
 async def test_an_email_that_expires_after_some_recipients_got_it_is_failed_with_a_dead_letter(
     outbox: Outbox, books: Books, status: Status
 ) -> None:
