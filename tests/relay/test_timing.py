@@ -136,8 +136,6 @@ async def test_the_relay_cancels_an_email_that_expires_before_it_is_sent(
 
 
 async def test_a_held_email_delivered_in_part_is_cancelled_when_it_expires(outbox: Outbox, books: Books) -> None:
-    outbox: Outbox, books: Books
-) -> None:
     email_id = books.enqueue_one(expires_at=soon())
     books.change(email_id, status=Status.HELD, recipient_outcomes='{"1": null}', attempt_base=1)
     expire(books, email_id)
