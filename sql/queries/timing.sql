@@ -48,7 +48,8 @@ for no key update skip locked;
 -- sent, but from now on, no operator needs to decide about it. So its dead letter is stale, and the change is audited.
 -- last_error says that the outcome is unknown if the email was held, or if an earlier attempt was uncertain and the
 -- email then became pending, by policy or because it is pinned. An email that was delivered to some of its recipients
--- becomes failed instead, with a dead letter, unless it is unknown whether the others have it, too. Returns a row per cancelled email, with its previous status.
+-- becomes failed instead, with a dead letter, unless it is unknown whether the others have it, too.
+-- Returns a row per cancelled email, with its previous status.
 with free as (
     select
         email_id, status,

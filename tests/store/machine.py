@@ -130,13 +130,14 @@ class Sessions:
     """The sessions that all runs share. Commits do not wait for the disk, because no process dies in these tests."""
 
     def __init__(self, url: str, books: Books, mutant: Mutant | None = None) -> None:
+        connections = connection_class(mutant)
         self.loop = asyncio.new_event_loop()
         self.books = books
         self.pool: Pool = AsyncConnectionPool(
-            url, connection_class=connection_class(mutant), kwargs={"autocommit": True}, min_size=1, open=False
+            url, connection_class=connections, kwargs={"autocommit": True}, min_size=1, open=False
         )
         self.run(self.pool.open())
-        self.relay: AsyncSession = self.run(connection_class(mutant).connect(url, autocommit=True))
+        self.relay: AsyncSession = self.run(connections.connect(url, autocommit=True))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(coroutine)
