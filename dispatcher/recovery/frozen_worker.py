@@ -35,8 +35,8 @@ from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.5
 POLL_SHARE: Final = 1 / 20
-"""The relay spends about this share of its time on the search, which takes longer and longer while an old transaction is
-open: PostgreSQL then reads the index entries of all leases since."""
+"""The relay spends about this share of its time on the search. While an old transaction is open, the search takes
+longer and longer, because PostgreSQL reads the index entries of all leases since."""
 VISIBLE_SECONDS: Final = 0.01
 """The wait after the relay has ended leases by writing `voided_at` to the ledger. After this wait, the worker sees
 `voided_at`, and the relay sees all earlier writes of the worker. Nanoseconds would suffice."""

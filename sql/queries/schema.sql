@@ -120,9 +120,13 @@ order by p.relname, step.number;
 select t.name, coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
 from unnest(%(tables)s::text[]) with ordinality as t (name, number)
 join pg_class as root on root.oid = to_regclass(quote_ident(%(schema)s) || '.' || quote_ident(t.name))
-join pg_class as c
-    on c.relkind = 'r'
-    and (c.oid = root.oid or c.oid in (select relid from pg_partition_tree(root.oid)))
+cross join lateral (
+    select root.oid
+    union
+    select relid
+    from pg_partition_tree(root.oid)
+) as part (id)
+join pg_class as c on c.oid = part.id and c.relkind = 'r'
 group by t.name, t.number
 order by t.number;
 
