@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dispatcher.broker.management import Management
     from dispatcher.broker.topology import Topology
     from dispatcher.cli.env_file import EnvFile
+    from dispatcher.domain.waiting import ProviderProblem
     from dispatcher.store.connections import Session
 
 OLDEST_POSTGRESQL: Final = 14
@@ -287,7 +288,8 @@ def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
 
 
 def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]:
-    """Reports pending emails that will fail: no configured provider can send them, or a header is not allowed."""
+    """Reports pending emails that will fail: no configured provider can send them, or a header or a number is not
+    allowed."""
     from dispatcher.domain.header_names import headers_fault
     from dispatcher.providers.capabilities import capabilities_of, capability_gap
     from dispatcher.store.emails import SAMPLE, sample_pending
@@ -298,7 +300,12 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
     with_header = [
         fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_provider_headers))
     ]
+    faults = [settings.sms_rules.fault(sms.to[0], "") for sms in sample if sms.channel == "sms" and sms.to]
     for reasons, remedy in (
+        (
+            [f"its recipient {fault.reason}" for fault in faults if fault],
+            "Before `dispatcher run`, allow the countries of these SMS in DISPATCHER_SMS_COUNTRIES, or cancel the SMS.",
+        ),
         (
             without_provider,
             "Before `dispatcher run`, add a provider that can send these emails to DISPATCHER_PROVIDERS.",
@@ -419,6 +426,14 @@ def check_capabilities(settings: Settings) -> Iterator[Finding]:
         yield passed("capabilities", words)
 
 
+def check_sms(settings: Settings) -> Iterator[Finding]:
+    """Lists the countries to which SMS may be sent, if any provider delivers SMS."""
+    if settings.sms_providers and settings.sms_countries != frozenset():
+        chosen = settings.sms_countries
+        countries = "every country" if chosen is None else ", ".join(sorted(chosen))
+        yield passed("SMS", f"may be sent to {countries} (DISPATCHER_SMS_COUNTRIES, or else the senders' countries)")
+
+
 def check_event_sources(settings: Settings) -> Iterator[Finding]:
     """Lists the ways in which providers' events reach the dispatcher, and checks access to the Maildir of bounces."""
     sources = []
@@ -463,13 +478,34 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_providers(settings: Settings) -> Iterator[Finding]:
-    """Checks whether each configured provider would accept emails. Sends nothing."""
+    """Checks whether each configured provider would accept emails, and whether the workers use it. Sends nothing."""
+    from dispatcher.domain.waiting import describe_problem
     from dispatcher.providers.registry import check_provider
 
+    problems = {each.provider: each for each in _provider_problems(settings)}
     for name in settings.providers:
         for words in settings.own[name].doubts():
             yield Finding(f"provider {name}", CheckState.WARNING, words)
         try:
-            yield passed(f"provider {name}", asyncio.run(check_provider(name, settings)))
+            words = asyncio.run(check_provider(name, settings))
         except DispatcherError as error:
             yield failed(f"provider {name}", error)
+            continue
+        if problem := problems.get(name):
+            state, workers = problem.state.replace("_", " "), counted(problem.workers, "worker")
+            words += f" But its circuit breaker is {state} in {workers}: {describe_problem(problem)}"
+        yield Finding(f"provider {name}", CheckState.WARNING if problem else CheckState.OK, words)
+
+
+def _provider_problems(settings: Settings) -> list[ProviderProblem]:
+    """The providers that workers cannot use now; none if PostgreSQL is unreachable, as `check_postgresql` reports."""
+    from dispatcher.store.connections import connected
+    from dispatcher.store.providers import find_troubles_sync
+
+    if not settings.database_url:
+        return []
+    try:
+        with connected(settings.database_url, name="dispatcher doctor") as connection:
+            return find_troubles_sync(connection)
+    except DispatcherError:
+        return []

@@ -80,6 +80,7 @@ def _findings(*, for_api: bool) -> Iterator[Finding]:
         yield from checks.check_rabbitmq(settings)
     yield from checks.check_packages()
     yield from checks.check_capabilities(settings)
+    yield from checks.check_sms(settings)
     yield from checks.check_event_sources(settings)
     if not for_api:
         yield from checks.check_providers(settings)

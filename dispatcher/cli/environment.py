@@ -18,18 +18,19 @@ _TOOLS: Final = (f"{PREFIX}CACHE_DIR", VARIABLE)
 """Variables that are not settings: the development servers' cache, and the option `--env-file`."""
 
 
-def load_settings(*needs: str) -> Settings:
+def load_settings(*needs: str, reads_own: bool = False) -> Settings:
     """The settings of this process. Prints a warning on stderr for each variable that has no effect.
 
     Args:
         needs: Fields of `Settings` that the command requires.
+        reads_own: See `read_settings`.
 
     Raises:
         ConfigurationError: lists every mistake.
     """
     for warning in warnings(reads_own="providers" in needs):
         say(warning)
-    return read_settings(*needs)
+    return read_settings(*needs, reads_own=reads_own)
 
 
 def read_settings(*needs: str, reads_own: bool = False) -> Settings:

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 from dispatcher.domain.email import Email
 from dispatcher.domain.message import TextMessage
 from dispatcher.domain.outgoing import EMAIL_CHANNEL
-from dispatcher.domain.phone import is_likely, phone_number
+from dispatcher.domain.phone import is_likely, phone_number, sms_number
 from dispatcher.errors import InvalidEmail
 
 SMS_CHANNEL: Final = "sms"
@@ -63,12 +63,40 @@ def segments_of(text: str) -> Segments:
     return Segments(Alphabet.UCS_2, _packed((2 if ord(each) > 0xFFFF else 1 for each in text), 70, 67))
 
 
-def too_long(text: str, most: int) -> str | None:
-    """Why a text is too long; None if it takes at most `most` segments."""
-    found = segments_of(text) if len(text) > FIRST_CHARACTERS else None
-    if found is None or found.count <= most:
-        return None
-    return f"takes {found.count} segments ({found.alphabet}); DISPATCHER_SMS_MAX_SEGMENTS allows {most}"
+@dataclass(frozen=True, slots=True)
+class SmsRules:
+    """Which SMS the settings allow.
+
+    Attributes:
+        max_segments: The most segments of a text.
+        countries: The ISO 3166 codes of the countries to which SMS may be sent; None for every country.
+    """
+
+    max_segments: int = 10
+    countries: frozenset[str] | None = None
+
+    def fault(self, to: str, text: str) -> InvalidEmail | None:
+        """Why an SMS to this number, with this text, is not allowed; None if it is allowed."""
+        try:
+            _, country = sms_number("to", to)
+        except InvalidEmail as error:
+            return error
+        if self.countries is not None and country not in self.countries:
+            return InvalidEmail("to", _foreign_number(country))
+        found = segments_of(text) if len(text) > FIRST_CHARACTERS else None
+        if found is None or found.count <= self.max_segments:
+            return None
+        words = f"takes {found.count} segments ({found.alphabet}); DISPATCHER_SMS_MAX_SEGMENTS allows"
+        return InvalidEmail("text", f"{words} {self.max_segments}")
+
+
+def _foreign_number(country: str | None) -> str:
+    if country is None:
+        return "is a number that no country is known to assign; check the number, or update the package phonenumbers"
+    return (
+        f"is a number of {country}, a country that DISPATCHER_SMS_COUNTRIES does not allow; add {country} to this "
+        "setting on all hosts (if it is not set, only the countries of the default senders are allowed)"
+    )
 
 
 def _packed(widths: Iterable[int], alone: int, each: int) -> int:
@@ -112,8 +140,8 @@ class Sms(TextMessage):
 
     @classmethod
     def checked_recipient(cls, value: str) -> str:
-        """The recipient's number in E.164. Raises InvalidEmail."""
-        return phone_number("to", value)
+        """The recipient's number in E.164. Raises InvalidEmail, also if an SMS to this number may cost much more."""
+        return sms_number("to", value)[0]
 
     @classmethod
     def checked_sender(cls, value: str) -> str:
