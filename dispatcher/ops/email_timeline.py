@@ -15,7 +15,7 @@ Record = Mapping[str, Any]
 DOUBTS: Final = MappingProxyType(
     {
         "impossible": "without effect, because no worker sent the email through this provider",
-        "recipient": "suppresses nobody, because nothing proves that it is about this recipient",
+        "recipient": "suppresses no recipient, because nothing proves that it is about this one",
     }
 )
 """What an event that proves less than it says does not do, by its doubt (docs/events.md)."""

@@ -145,7 +145,7 @@ async def test_events_link_to_their_emails_and_hostile_texts_are_text(
     ("doubt", "words"),
     [
         ("impossible", "impossible: without effect, because no worker sent the email through this provider"),
-        ("recipient", "recipient: suppresses nobody, because nothing proves that it is about this recipient"),
+        ("recipient", "recipient: suppresses no recipient, because nothing proves that it is about this one"),
         (None, None),
     ],
 )
