@@ -187,7 +187,7 @@ def _batches(emails: Iterable[Message], traceparent: str | None) -> Iterator[lis
     batch: list[Message] = []
     octets = 0
     for email in emails:
-        if email.channel == SMS_CHANNEL and (fault := SmsRules(countries=sms_countries()).fault(email.to[0], "")):
+        if email.channel == SMS_CHANNEL and (fault := sms_rules().fault(email.to[0], "")):
             raise fault
         size = _octets(email)
         if batch and (len(batch) == BATCH_EMAILS or octets + size > BATCH_OCTETS):
@@ -200,16 +200,15 @@ def _batches(emails: Iterable[Message], traceparent: str | None) -> Iterator[lis
 
 
 @cache
-def sms_countries() -> frozenset[str] | None:
-    """The value of DISPATCHER_SMS_COUNTRIES at the first call; None for every country, or if it is not set."""
-    if not (text := os.environ.get("DISPATCHER_SMS_COUNTRIES", "").strip()):
-        return None
-    from dispatcher.config.values import countries  # imported here, because the import takes many milliseconds
+def sms_rules() -> SmsRules:
+    """Which SMS this application may enqueue: the value of DISPATCHER_SMS_COUNTRIES at the first call."""
+    from dispatcher.config import examine  # imported here, because the import takes many milliseconds
 
-    try:
-        return countries(text)
-    except ValueError as error:
-        raise ConfigurationError([f"DISPATCHER_SMS_COUNTRIES {error}."]) from None
+    name = "DISPATCHER_SMS_COUNTRIES"
+    settings, _, mistakes = examine({name: os.environ.get(name, "")}, reads_own=False)
+    if mistakes:
+        raise ConfigurationError(mistakes)
+    return settings.sms_rules
 
 
 def _octets(email: Message) -> int:

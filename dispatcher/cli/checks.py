@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dispatcher.broker.management import Management
     from dispatcher.broker.topology import Topology
     from dispatcher.cli.env_file import EnvFile
-    from dispatcher.domain.waiting import ProviderProblem
     from dispatcher.store.connections import Session
 
 OLDEST_POSTGRESQL: Final = 14
@@ -249,6 +248,7 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     yield passed_if(not filled, "partitions", words, remedy, CheckState.WARNING)
     yield from _check_ledgers(settings, asyncio.run(_database_id(settings)))
     yield from _check_pending(settings, connection)
+    yield from _check_breakers(connection)
 
 
 async def _database_id(settings: Settings) -> UUID:
@@ -300,12 +300,10 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
     with_header = [
         fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_provider_headers))
     ]
-    faults = [settings.sms_rules.fault(sms.to[0], "") for sms in sample if sms.channel == "sms" and sms.to]
+    faults = [settings.sms_rules.fault(next(iter(sms.to), ""), "") for sms in sample if sms.channel == "sms"]
+    with_number = [f"its recipient {fault.reason}" for fault in faults if fault]
     for reasons, remedy in (
-        (
-            [f"its recipient {fault.reason}" for fault in faults if fault],
-            "Before `dispatcher run`, allow the countries of these SMS in DISPATCHER_SMS_COUNTRIES, or cancel the SMS.",
-        ),
+        (with_number, "Before `dispatcher run`, correct DISPATCHER_SMS_COUNTRIES, or cancel these SMS."),
         (
             without_provider,
             "Before `dispatcher run`, add a provider that can send these emails to DISPATCHER_PROVIDERS.",
@@ -315,6 +313,16 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
         if reasons:
             words = f"{len(reasons):,} of the oldest {SAMPLE:,} pending emails will fail; the first: {reasons[0]}"
             yield Finding("pending emails", CheckState.FAILED, words, remedy)
+
+
+def _check_breakers(connection: Session) -> Iterator[Finding]:
+    """Names each provider that workers cannot use now. `check_providers` may find that it accepts our credentials."""
+    from dispatcher.domain.waiting import describe_problem
+    from dispatcher.store.providers import find_troubles_sync
+
+    for each in find_troubles_sync(connection):
+        state = f"{each.provider}: {each.state.replace('_', ' ')} in {counted(each.workers, 'worker')}"
+        yield Finding("circuit breaker", CheckState.WARNING, f"{state}; {describe_problem(each)}")
 
 
 def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
@@ -413,7 +421,7 @@ def _check_consumer_timeout(settings: Settings, management: Management) -> Findi
 
 
 def check_capabilities(settings: Settings) -> Iterator[Finding]:
-    """Reports which kinds of emails no configured provider can send."""
+    """Reports which kinds of emails no configured provider can send, and to which countries SMS may be sent."""
     from dispatcher.providers.capabilities import capabilities_of, unsupported_by_all
 
     if settings.providers:
@@ -424,14 +432,9 @@ def check_capabilities(settings: Settings) -> Iterator[Finding]:
             else "the configured providers can send every kind of email"
         )
         yield passed("capabilities", words)
-
-
-def check_sms(settings: Settings) -> Iterator[Finding]:
-    """Lists the countries to which SMS may be sent, if any provider delivers SMS."""
-    if settings.sms_providers and settings.sms_countries != frozenset():
-        chosen = settings.sms_countries
-        countries = "every country" if chosen is None else ", ".join(sorted(chosen))
-        yield passed("SMS", f"may be sent to {countries} (DISPATCHER_SMS_COUNTRIES, or else the senders' countries)")
+    if settings.sms_providers:
+        countries = ", ".join(sorted(settings.sms_countries or ["not limited by this host"]))
+        yield passed("countries of SMS", f"{countries} (DISPATCHER_SMS_COUNTRIES; default: the senders' countries)")
 
 
 def check_event_sources(settings: Settings) -> Iterator[Finding]:
@@ -478,34 +481,13 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_providers(settings: Settings) -> Iterator[Finding]:
-    """Checks whether each configured provider would accept emails, and whether the workers use it. Sends nothing."""
-    from dispatcher.domain.waiting import describe_problem
+    """Checks whether each configured provider would accept emails. Sends nothing."""
     from dispatcher.providers.registry import check_provider
 
-    problems = {each.provider: each for each in _provider_problems(settings)}
     for name in settings.providers:
         for words in settings.own[name].doubts():
             yield Finding(f"provider {name}", CheckState.WARNING, words)
         try:
-            words = asyncio.run(check_provider(name, settings))
+            yield passed(f"provider {name}", asyncio.run(check_provider(name, settings)))
         except DispatcherError as error:
             yield failed(f"provider {name}", error)
-            continue
-        if problem := problems.get(name):
-            state, workers = problem.state.replace("_", " "), counted(problem.workers, "worker")
-            words += f" But its circuit breaker is {state} in {workers}: {describe_problem(problem)}"
-        yield Finding(f"provider {name}", CheckState.WARNING if problem else CheckState.OK, words)
-
-
-def _provider_problems(settings: Settings) -> list[ProviderProblem]:
-    """The providers that workers cannot use now; none if PostgreSQL is unreachable, as `check_postgresql` reports."""
-    from dispatcher.store.connections import connected
-    from dispatcher.store.providers import find_troubles_sync
-
-    if not settings.database_url:
-        return []
-    try:
-        with connected(settings.database_url, name="dispatcher doctor") as connection:
-            return find_troubles_sync(connection)
-    except DispatcherError:
-        return []

@@ -36,10 +36,9 @@ _COSTLY: Final = MappingProxyType(
         "VOICEMAIL": "a voicemail number",
     }
 )
-"""The kinds of numbers, by the names of phonenumbers, that no mobile phone has, and for which networks may charge much
-more. Fraudsters rent such numbers, and let others send SMS to them."""
+"""The kinds of numbers for which networks may charge much more, by their names in phonenumbers."""
 _NO_COUNTRY: Final = "001"
-"""The country that phonenumbers reports for a calling code of no country, such as that of a satellite network."""
+"""What phonenumbers reports for a calling code of no country, such as that of a satellite network."""
 
 
 def comparable_number(number: str) -> str:

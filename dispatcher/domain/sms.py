@@ -28,10 +28,10 @@ _SENDER_NAME: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9 &+_-]{1,11}", re.ASC
 _SHORT_CODE: Final = re.compile(r"[0-9]{3,8}", re.ASCII)
 _SENDER_POOL: Final = re.compile(r"[A-Z]{2}[0-9a-f]{32}", re.ASCII)
 """A provider's id of a group of senders, such as a Messaging Service of Twilio."""
-
-
 FIRST_CHARACTERS: Final = 35
 """A text of at most this many characters always takes a single segment."""
+_UNKNOWN_COUNTRY: Final = "is a number that no country is known to assign; check it, or update the package phonenumbers"
+_NOT_ALLOWED: Final = "which DISPATCHER_SMS_COUNTRIES (default: the default senders' countries) does not allow"
 
 
 class Alphabet(StrEnum):
@@ -46,11 +46,7 @@ class Alphabet(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The number of segments in which networks transmit an SMS. Providers charge for each segment.
-
-    Attributes:
-        count: The number of segments, at least 1.
-    """
+    """In how many segments networks transmit an SMS. Providers charge for each segment."""
 
     alphabet: Alphabet
     count: int
@@ -82,7 +78,8 @@ class SmsRules:
         except InvalidEmail as error:
             return error
         if self.countries is not None and country not in self.countries:
-            return InvalidEmail("to", _foreign_number(country))
+            refused = f"is a number of {country}, {_NOT_ALLOWED}; add {country} on all hosts"
+            return InvalidEmail("to", refused if country else _UNKNOWN_COUNTRY)
         found = segments_of(text) if len(text) > FIRST_CHARACTERS else None
         if found is None or found.count <= self.max_segments:
             return None
@@ -90,23 +87,9 @@ class SmsRules:
         return InvalidEmail("text", f"{words} {self.max_segments}")
 
 
-def _foreign_number(country: str | None) -> str:
-    if country is None:
-        return "is a number that no country is known to assign; check the number, or update the package phonenumbers"
-    return (
-        f"is a number of {country}, a country that DISPATCHER_SMS_COUNTRIES does not allow; add {country} to this "
-        "setting on all hosts (if it is not set, only the countries of the default senders are allowed)"
-    )
-
-
 def _packed(widths: Iterable[int], alone: int, each: int) -> int:
-    """The number of segments that a text takes.
-
-    Args:
-        widths: How many units of a segment each character takes: 1 or 2.
-        alone: The units in a segment, if the whole text fits into one segment.
-        each: The units in each segment, if the text takes several segments.
-    """
+    """How many segments a text takes. `widths`: how many units each character takes. A segment has `alone` units if the
+    text fits into it, and otherwise `each`."""
     listed = list(widths)
     if sum(listed) <= alone:
         return 1
@@ -180,11 +163,8 @@ class Sms(TextMessage):
 
 
 def message_from_json(document: object, *, allowed_headers: Collection[str] = ()) -> Email | Sms:
-    """Creates an SMS from a JSON object whose `channel` is `sms`, and an email from any other JSON object.
-
-    Raises:
-        InvalidEmail: See `Email.from_json`.
-    """
+    """Creates an SMS from a JSON object whose `channel` is `sms`, and an email from any other JSON object. Raises
+    InvalidEmail."""
     if isinstance(document, dict) and (channel := document.get("channel")) is not None:
         if channel == SMS_CHANNEL:
             return Sms.from_json(document)

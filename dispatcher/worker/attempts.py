@@ -243,7 +243,9 @@ class Attempts:
             else:
                 route = self._choose(email, content)
                 if route is None:
-                    return self._no_provider(email, content)
+                    why = self._routes.capability_gap(content)
+                    assert why is not None, "if adapters refused, the outcome is the last adapter's refusal"
+                    return self._refused(email, why.reason, str(why))
                 if self._routes.domains.concern(route.name):
                     ended = await self._try_within_ceilings(email, content, route)
                 else:
@@ -376,14 +378,13 @@ class Attempts:
     def _forbidden(self, content: OutgoingEmail) -> tuple[Reason, str] | None:
         """Checks the headers, or the number and the text of an SMS, a second time: the host that enqueued the email may
         allow more, and a row may be written without our library."""
-        if content.channel == SMS_CHANNEL:
-            fault = self._sms.fault(next(iter(content.to), ""), content.text or "")
-            if fault and fault.field == "to":
-                return Reason.REJECTED_RECIPIENT, f"The recipient {fault.reason}."
-            return (Reason.INVALID_CONTENT, f"The text {fault.reason}.") if fault else None
-        if content.headers and (why := headers_fault(content.headers, self._allowed_headers)):
-            return Reason.INVALID_CONTENT, why
-        return None
+        if content.channel != SMS_CHANNEL:
+            why = headers_fault(content.headers, self._allowed_headers) if content.headers else None
+            return (Reason.INVALID_CONTENT, why) if why else None
+        fault = self._sms.fault(next(iter(content.to), ""), content.text or "")
+        if fault and fault.field == "to":
+            return Reason.REJECTED_RECIPIENT, f"The recipient {fault.reason}."
+        return (Reason.INVALID_CONTENT, f"The text {fault.reason}.") if fault else None
 
     def _choose(self, email: InFlightEmail, content: OutgoingEmail) -> Route | None:
         """The route to try now; None if no provider could ever send the email.
@@ -408,11 +409,6 @@ class Attempts:
                 self._log.warning("email.no_channel", email_id=email_id, channel=channel, count=count)
             raise NoRoute(CHANNEL_SECONDS)
         return route
-
-    def _no_provider(self, email: InFlightEmail, content: OutgoingEmail) -> Rejected:
-        why = self._routes.capability_gap(content)
-        assert why is not None, "if adapters refused, the outcome is the last adapter's refusal"
-        return self._refused(email, why.reason, str(why))
 
     def _has_next_provider(self, email: InFlightEmail, content: OutgoingEmail, route: Route, outcome: Outcome) -> bool:
         """Whether the adapter found that its provider cannot send the email, but another provider can."""

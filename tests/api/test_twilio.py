@@ -75,7 +75,7 @@ async def test_a_long_sms_is_refused_by_the_setting(sms_api: Api) -> None:
 @pytest.mark.parametrize(
     ("to", "code", "words"),
     [
-        ("+18765551234", "email-not-allowed", "add JM to this setting on all hosts"),
+        ("+18765551234", "email-not-allowed", "is a number of JM, which DISPATCHER_SMS_COUNTRIES"),
         ("+499001234567", "invalid-email", "is a premium-rate number"),
     ],
 )

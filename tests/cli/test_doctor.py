@@ -415,7 +415,7 @@ def test_pending_sms_to_a_country_that_is_not_allowed_are_reported(prepared: Com
 
     found = _findings(host, code=1)
 
-    assert found["SMS"]["detail"].startswith("may be sent to CA, US (DISPATCHER_SMS_COUNTRIES")
+    assert found["countries of SMS"]["detail"].startswith("CA, US (DISPATCHER_SMS_COUNTRIES")
     assert "pending emails will fail; the first: its recipient is a number of JM" in found["pending emails"]["detail"]
     assert "pending emails" not in _findings(host.having(DISPATCHER_SMS_COUNTRIES="all"), code=0)
 
@@ -429,11 +429,12 @@ def test_the_state_of_a_circuit_breaker_is_named_although_the_provider_accepts_t
     )
     connection.commit()
 
-    found = _findings(prepared, code=0)["provider capture"]
+    found = _findings(prepared, code=0)
 
-    assert found["state"] == "warning"
-    assert "But its circuit breaker is open in 1 worker: capture fails for every email" in found["detail"]
-    assert "`dispatcher resume provider capture`" in found["detail"]
+    assert found["provider capture"]["state"] == "ok"
+    assert found["circuit breaker"]["state"] == "warning"
+    assert "capture: open in 1 worker; capture fails for every email" in found["circuit breaker"]["detail"]
+    assert "`dispatcher resume provider capture`" in found["circuit breaker"]["detail"]
 
 
 def test_doctor_lists_the_sources_of_providers_events(settled: CommandLine) -> None:

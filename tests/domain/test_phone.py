@@ -82,8 +82,8 @@ def test_a_refused_country_is_named_with_the_setting_and_the_remedy() -> None:
     fault = SmsRules(countries=frozenset({"US"})).fault("+18765551234", "t")
 
     assert str(fault) == (
-        "to: is a number of JM, a country that DISPATCHER_SMS_COUNTRIES does not allow; add JM to this setting on all "
-        "hosts (if it is not set, only the countries of the default senders are allowed)"
+        "to: is a number of JM, which DISPATCHER_SMS_COUNTRIES (default: the default senders' countries) does not "
+        "allow; add JM on all hosts"
     )
 
 

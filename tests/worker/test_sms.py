@@ -99,7 +99,7 @@ async def test_an_sms_that_is_too_long_for_this_host_fails_before_it_is_sent(ben
 @pytest.mark.parametrize(
     ("to", "words"),
     [
-        (["+18765551234"], "The recipient is a number of JM, a country that DISPATCHER_SMS_COUNTRIES does not allow;"),
+        (["+18765551234"], "The recipient is a number of JM, which DISPATCHER_SMS_COUNTRIES"),
         (["+15551234567"], "The recipient is a number that no country is known to assign;"),
         (["+499001234567"], "The recipient is a premium-rate number:"),
         (["+881612345678"], "The recipient has the calling code +881, which belongs to no country:"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -87,11 +88,9 @@ class TwilioSettings(ProviderSettings):
 
     def sender_countries(self) -> frozenset[str]:
         """See `ProviderSettings`."""
-        try:
-            _, country = sms_number("sender", self.sender)
-        except InvalidEmail:  # a name, a short code or a pool
-            country = None
-        return frozenset({country} if country else ())
+        with suppress(InvalidEmail):  # a name, a short code and a pool are no numbers
+            return frozenset(filter(None, sms_number("sender", self.sender)[1:]))
+        return frozenset()
 
 
 class TwilioProvider:
