@@ -99,7 +99,7 @@ def test_a_systemd_unit_is_confined_to_its_folder_its_processes_and_the_network(
 def pins(name: str) -> dict[str, str]:
     """The versions in a file of requirements, by package. Each package must have a hash."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
-    found: dict[str, str] = re.findall(
+    found: list[tuple[str, str]] = re.findall(
         r"^([a-z0-9._-]+)(?:\[[a-z0-9,-]+\])?==(\S+).*\\\n    --hash=sha256:", text, re.MULTILINE
     )
     assert len(found) == len(re.findall(r"^\w", text, re.MULTILINE))

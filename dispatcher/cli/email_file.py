@@ -150,8 +150,7 @@ class Tally:
         return Exit.PARTLY if self.refusals else Exit.DONE
 
     def refuse(self, refusal: Refusal) -> None:
-        """Counts a refusal. Prints the first `REFUSALS_IN_FULL`, but the same fault of adjacent lines only once: each
-        line of a file in a wrong format has the same fault."""
+        """Counts a refusal. Prints the first `REFUSALS_IN_FULL`, but the same fault of adjacent lines only once."""
         last = self.refusals[-1] if self.refusals else None
         is_repeated = refusal.field == "line" and last == replace(refusal, line=refusal.line - 1)
         self.refusals.append(refusal)

@@ -176,8 +176,7 @@ class Attempts:
         sms: SmsRules,
     ) -> None:
         """`timeout_seconds`: the longest time that an attempt may take. `allowed_headers`: the names of headers that
-        control a provider (see `domain.header_names`), and that the operator allows. `sms`: which SMS are
-        allowed."""
+        control a provider (see `domain.header_names`), and that the operator allows. `sms`: which SMS are allowed."""
         self.has_bulk_calls = any(isinstance(provider, BulkSender) for provider in routes.providers)
         self._routes = routes
         self._ledger = ledger
