@@ -242,9 +242,9 @@ def old_transaction_finding(old: OldTransaction | None) -> Finding:
 
 
 def _check_collation(settings: Settings, connection: Session) -> Finding:
-    from dispatcher.store.server import find_collation_versions
+    from dispatcher.store.statements import fetch_sync
 
-    before, now, database = find_collation_versions(connection)
+    before, now, database = fetch_sync(connection, "find_collation_versions")[0]
     words = f"its version was {before} when the indexes were built, and is {now}"
     remedy = (
         "Searches by tenant or lane may miss emails; message keys are not affected. Run: reindex schema concurrently "

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from dispatcher.errors import ConfigurationError, StoreUnavailable
 from dispatcher.store.connections import Session, check_url, connect_async, connect_unconfigured
-from dispatcher.store.statements import Row, Source, fetch, fetch_sync
+from dispatcher.store.statements import Source, fetch, fetch_sync
 
 COMMIT_SECONDS: Final = 5.0
 """If a commit takes longer than this, the check fails."""
@@ -144,8 +144,3 @@ async def find_database_id(source: Source) -> UUID:
 def find_filled_defaults(connection: Session) -> list[str]:
     """The default partitions that contain rows. These rows were inserted when their week had no partition."""
     return [name for (name,) in fetch_sync(connection, "find_filled_defaults")]
-
-
-def find_collation_versions(connection: Session) -> Row:
-    """See `find_collation_versions` in sql/queries/doctor.sql."""
-    return fetch_sync(connection, "find_collation_versions")[0]
