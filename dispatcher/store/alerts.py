@@ -129,9 +129,7 @@ class AlertStore:
         session = await self._open()
         await self._fetch("report_presence", {"holder": self._holder, "host": self._host})
         if not self._is_alerting:
-            self._is_alerting = await named_locks.acquire(
-                session, f"alerts {self._queue}", idle_seconds=self._idle_seconds
-            )
+            self._is_alerting = await named_locks.acquire(session, f"alerts {self._queue}")
         return self._is_alerting
 
     async def leave(self) -> None:
@@ -217,7 +215,9 @@ class AlertStore:
         async with self._opening:
             if self._session is None or self._session.closed:
                 self._is_alerting = False
-                opened = await connect_async(self._database_url, name="dispatcher alerts")
+                opened = await connect_async(
+                    self._database_url, name="dispatcher alerts", idle_seconds=self._idle_seconds
+                )
                 assert isinstance(opened, TimedSession)
                 opened.answer_seconds = self._answer_seconds
                 self._session = opened

@@ -15,14 +15,7 @@ select
         where datname = current_database()
             and application_name = e.locked_by
     ),
-    exists (
-        select from pg_locks
-        where locktype = 'advisory'
-            and objid::bigint = hashtext('email_dispatcher_relay')::bigint & 4294967295
-            and database = (select oid from pg_database where datname = current_database())
-            and mode = 'ExclusiveLock'
-            and granted
-    ),
+    dispatcher.named_lock_holder('relay') is not null,
     (
         select count(distinct application_name)
         from pg_stat_activity
