@@ -14,6 +14,7 @@ select
         select from pg_stat_activity
         where datname = current_database()
             and application_name = e.locked_by
+            and has_table_privilege(usesysid, 'dispatcher.email_log', 'update')
     ),
     dispatcher.named_lock_holder('relay') is not null,
     (
@@ -21,6 +22,7 @@ select
         from pg_stat_activity
         where datname = current_database()
             and application_name ~ ':w[0-9]+:[0-9]+:[0-9a-f]+$'
+            and has_table_privilege(usesysid, 'dispatcher.email_log', 'update')
     ),
     (
         select count(*)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -17,12 +15,11 @@ from dispatcher.maintenance import partitions, recipient_summaries
 from dispatcher.relay import leadership
 from dispatcher.store import named_locks, retention, samples
 from dispatcher.store.connections import AsyncSession, connect_async, connected
-from dispatcher.store.grants import roles_of
 from dispatcher.store.migrations import migrate
 from dispatcher.store.named_locks import acquire, acquire_free, is_held_by_another, named_lock, release
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.queries import query
-from tests.store.books import Books
+from tests.store.books import Books, UrlOf
 from tests.waiting import until, until_answer
 
 NAMES = (
@@ -43,8 +40,6 @@ DLQ = "dlq email.dispatcher.dlq"
 OLD_LOCK = "pg_advisory_lock(hashtext('email_dispatcher_' || %s))"
 """How the release before took a named lock."""
 
-UrlOf = Callable[[str], str]
-
 
 @pytest.fixture
 async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
@@ -56,31 +51,6 @@ async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
 async def other(tables_url: str) -> AsyncIterator[AsyncSession]:
     async with await connect_async(tables_url, name="second") as opened:
         yield opened
-
-
-@pytest.fixture
-def url_of(tables_url: str, books: Books) -> Iterator[UrlOf]:
-    """Creates a role of a kind: `producer`, `dispatcher`, `reader`, or `stranger`, which has no right to the schema.
-    Returns the URL with which the role connects."""
-    created = []
-
-    def create(kind: str) -> str:
-        name = f"{kind}_{secrets.token_hex(4)}"
-        books.connection.execute(f"create role {name} login password 'secret'".encode())
-        created.append(name)
-        for role in roles_of(producer=name, dispatcher=name, reader=name):
-            for grant in role.grants if role.role == kind else ():
-                books.connection.execute(grant.encode())
-        parts = urlsplit(tables_url)
-        return parts._replace(netloc=f"{name}:secret@{parts.hostname}:{parts.port}").geturl()
-
-    yield create
-    for name in created:
-        books.connection.execute(
-            b"select pg_terminate_backend(pid, 5000) from pg_stat_activity where usename = %s", [name]
-        )
-        books.connection.execute(f"drop owned by {name}".encode())
-        books.connection.execute(f"drop role {name}".encode())
 
 
 @contextmanager
