@@ -29,9 +29,10 @@ select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', true);
 select set_config('client_connection_check_interval', '1s', false);
 
 -- name: try_lock_migrations
--- True: no other `init` is working. This session holds the lock of `init` until unlock_migrations, or until the session
--- ends. If the lock belongs to the session of a role that is not the owner of our tables (or, while there are no tables,
--- this role), and cannot become this role, then that session is no `init`.
+-- True: no other `init` is working, and this session has the lock of `init` until unlock_migrations, or until the session
+-- ends. Every role can take this lock. So a session counts as an `init` only if its role is, or can become, the owner of
+-- our tables (while there are no tables: this session's role). While any other session has the lock, `init` works without
+-- it.
 select
     pg_try_advisory_lock(hashtext('dispatcher_migration'))
     or exists (
