@@ -55,10 +55,10 @@ def routes(site: Site) -> list[Route]:
     issuer = OpenIdIssuer(site.settings, site.settings.ops_url.rstrip("/") + RETURN)
     site.resources.push_async_callback(issuer.close)
     sign_in = _OpenIdSignIn(site, issuer, PendingCookie(site.settings, site.path))
-    # A slow issuer must not delay the pages, so requests to these routes take no slot.
+    # A slow issuer must not delay the pages, so requests to these routes take no turn.
     return [
-        Route(START, site.guarded(sign_in.start, takes_slot=False), methods=["GET"]),
-        Route(RETURN, site.guarded(sign_in.finish, takes_slot=False), methods=["GET"]),
+        Route(START, site.guarded(sign_in.start, takes_turn=False), methods=["GET"]),
+        Route(RETURN, site.guarded(sign_in.finish, takes_turn=False), methods=["GET"]),
     ]
 
 

@@ -12,11 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 import pytest
 
-from dispatcher.api.ops_page.openid import OpenIdIssuer
+from dispatcher.api.ops_page.openid import CONCURRENT_SIGN_INS, OpenIdIssuer
 from dispatcher.api.ops_page.openid_sign_in import visitor_of
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
-from dispatcher.api.ops_page.site import CONCURRENT_PAGES
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.errors import ConfigurationError
@@ -223,7 +222,7 @@ async def test_an_issuer_that_is_away_or_slow_leaves_the_sign_in_with_a_key(
     api: Api, issuer: Issuer, operator_key: str
 ) -> None:
     issuer.may_answer.clear()
-    begun = [asyncio.create_task(visit(api).get(f"{OPS}/sign-in/openid")) for _ in range(CONCURRENT_PAGES)]
+    begun = [asyncio.create_task(visit(api).get(f"{OPS}/sign-in/openid")) for _ in range(CONCURRENT_SIGN_INS)]
     for _ in begun:
         assert await asyncio.to_thread(issuer.waiting.acquire, timeout=DEADLINE_SECONDS)
     too_many = await visit(api).get(f"{OPS}/sign-in/openid")
