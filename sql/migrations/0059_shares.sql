@@ -33,7 +33,8 @@ begin
             and acl.privilege_type = 'UPDATE'
             and acl.grantee not in (0, c.relowner)
     loop
-        execute format('grant select, insert, update, delete on sns_certificate, ops_sign_in to %s', grantee);
+        execute format('grant select, insert, update, delete on sns_certificate to %s', grantee);
+        execute format('grant select, insert, delete on ops_sign_in to %s', grantee);
     end loop;
 end
 $$;

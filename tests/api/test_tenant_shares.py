@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
 import psycopg
 import pytest
 
-from tests.api.running_api import EMAIL, Answer, Api, make_key
+from dispatcher.api.ops_page.site import CONCURRENT_PAGES
+from dispatcher.api.server import OPS_SESSIONS
+from dispatcher.config import Settings
+from dispatcher.domain.api_key import Secret
+from tests.api.ops_page.browsing import Browser
+from tests.api.running_api import EMAIL, Answer, Api, make_key, running
 from tests.store.suppressing import hasher_of
 from tests.waiting import until
 
@@ -89,4 +95,43 @@ async def test_look_ups_of_one_tenant_do_not_delay_those_of_another(
     await asyncio.gather(*flood)
 
     assert [answer.status for answer in others] == [200] * FLOOD
+    assert answered < FLOOD / 2
+
+
+async def test_pages_of_one_tenant_leave_turns_and_sessions_to_other_tenants(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    keys = [make_key(connection, tenant_id=tenant, scopes=ALL) for tenant in ("a", "b")]
+    waiting = (
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        " and application_name = 'dispatcher api ops'"
+    )
+    async with running(replace(settings, ops=True)) as api:
+        first, second = Browser(api), Browser(api)
+        await first.sign_in(keys[0])
+        await second.sign_in(keys[1])
+        await api.post("a", EMAIL, token=keys[0])
+        lock = "lock table dispatcher.email_content in access exclusive mode"
+        with other_transaction(settings.database_url, lock):
+            flood = [asyncio.ensure_future(first.get("/ops/emails?tag=x")) for _ in range(FLOOD)]
+            await until(lambda: connection.execute(waiting).fetchall()[0][0] == CONCURRENT_PAGES // 2)
+            pages = [await second.get("/ops/emails") for _ in range(3)]
+            occupied = connection.execute(waiting).fetchall()[0][0]
+        await asyncio.gather(*flood)
+
+    assert [page.status for page in pages] == [200] * 3
+    assert occupied <= CONCURRENT_PAGES // 2 < OPS_SESSIONS
+
+
+async def test_unknown_keys_do_not_delay_known_ones(api: Api, connection: psycopg.Connection) -> None:
+    known = make_key(connection)
+    assert (await api.get("/v1/emails", token=known)).status == 200
+
+    with other_transaction(api.settings.database_url, "lock table dispatcher.api_key in access exclusive mode"):
+        flood = await begun(connection, lambda: api.get("/v1/emails", token=Secret.new().text()))
+        answers = [await api.get("/v1/emails", token=known) for _ in range(FLOOD)]
+        answered = sum(task.done() for task in flood)
+    await asyncio.gather(*flood)
+
+    assert [answer.status for answer in answers] == [200] * FLOOD
     assert answered < FLOOD / 2
