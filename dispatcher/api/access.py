@@ -246,11 +246,7 @@ class AccessControl:
             bucket.overdraw(more)
 
     def _charge(self, key: ApiKey) -> None:
-        """Counts one request against the key's requests per second.
-
-        Raises:
-            Problem: `rate-limited`.
-        """
+        """Counts one request against the key's requests per second. Raises `rate-limited`."""
         if (bucket := self._bucket_of(key)) and (wait := bucket.acquire()):
             seconds = math.ceil(wait)
             limit = f"{bucket.per_second:g} per second"
@@ -311,13 +307,7 @@ class AccessControl:
         return key if secret.matches(key.secret_hash if key else _NO_HASH) else None
 
     async def _refresh_after_now(self) -> None:
-        """Reads all keys from the database. Concurrent calls share one read.
-
-        The read begins after this call, so it finds every key that was created before the call.
-
-        Raises:
-            StoreUnavailable: the keys could not be read.
-        """
+        """Reads all keys, and so finds every key that was created before this call. Concurrent calls share one read."""
         called_at = time.monotonic()
         async with self._refresh_lock:
             if self._failed_at >= called_at:

@@ -1,9 +1,9 @@
 """The endpoints to which providers post events. A request needs no API key: its signature authenticates it.
 
 All providers together count as one caller, with one caller's limits for requests and memory. So forged requests cannot
-displace the clients that enqueue emails. Each provider has a third of these limits. So requests that are forged in the
-name of one provider cannot displace those of the others. A response is sent after the events are committed, and never
-shows whether an email exists.
+displace the clients that enqueue emails. Each configured provider has an equal share of these limits. So requests that
+are forged in the name of one provider cannot displace those of the others. A response is sent after the events are
+committed, and never shows whether an email exists.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ _BYTES_PER_ESCAPE: Final = 16
 
 SHARE: Final = "provider events"
 """The caller of the API as which all providers together count."""
-PROVIDERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,16 +81,11 @@ class FairLimiter:
 class FairTurns:
     """Permits, such as database sessions, for which callers wait in turns. One caller has at most half of the permits.
 
-    So a caller that never has more requests in progress than its half is not delayed by one other caller, however many
-    requests the other caller sends.
+    So a caller that stays within its half is not delayed by one other caller, however many requests that one sends.
     """
 
     def __init__(self, permits: int, *, seconds: float = TURN_SECONDS) -> None:
-        """
-        Args:
-            permits: The number of permits, at least 2.
-            seconds: How long a request waits for a permit.
-        """
+        """`permits`: how many there are, at least 2. `seconds`: how long a request waits for one."""
         self._free = permits
         self._max_per_caller = permits // 2
         self._seconds = seconds
@@ -99,10 +94,7 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
-        """Waits for a permit, and holds it during the block.
-
-        Args:
-            name: The caller's name.
+        """Waits for a permit, and holds it during the block, in the name of a caller.
 
         Raises:
             Problem: `overloaded`: no permit became free in time.

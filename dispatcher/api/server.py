@@ -65,6 +65,7 @@ OPERATOR_SESSIONS: Final = 4
 """The number of database sessions for operators' requests only, half of them for one tenant. If such a request waits
 for a locked row, other requests do not wait."""
 UNSUBSCRIBE_SESSIONS: Final = 1
+"""The number of database sessions for recipients' requests only."""
 OPERATOR_LOCK_SECONDS: Final = 2.0
 OPS_SESSIONS: Final = 4
 """The number of database sessions for the operators' page only: one for each of its concurrent requests."""
@@ -275,7 +276,8 @@ async def _event_endpoints(
 ) -> AsyncIterator[EventEndpoints | None]:
     """The endpoints for providers' events, with their database sessions; None if no provider may post events."""
     has_callbacks = getattr(settings.own.get("twilio"), "callback_url", None) is not None
-    if not (settings.sendgrid_events_keys or settings.ses_events_topics or has_callbacks):
+    providers = sum((bool(settings.sendgrid_events_keys), bool(settings.ses_events_topics), has_callbacks))
+    if not providers:
         yield None
         return
     from dispatcher.api import event_endpoints  # loads `cryptography`, which is not needed without these endpoints
@@ -288,7 +290,7 @@ async def _event_endpoints(
     await pool.open()
     try:
         max_bytes = min(event_endpoints.MAX_BODY_BYTES, settings.api_max_body_bytes)
-        share, providers = event_endpoints.SHARE, event_endpoints.PROVIDERS
+        share = event_endpoints.SHARE
         bodies = BodyReader(
             FairLimiter(slots.max_per_caller, callers=providers, part_of=(slots, share)),
             FairLimiter(memory.max_per_caller, max_request=max_bytes, callers=providers, part_of=(memory, share)),

@@ -124,13 +124,7 @@ class WebhookEndpoints:
     async def _own(
         self, request: Request, reason: str = "over HTTP"
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act]]:
-        """Serves a request without a body.
-
-        Yields a session, the webhook in the path, and the actor and reason for the audit log.
-
-        Args:
-            reason: The reason for the audit log. A request without a body contains no reason.
-        """
+        """Serves a request without a body. `reason`: for the audit log, because the request contains none."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             async with self.sessions.of(caller.share) as connection:
@@ -140,14 +134,7 @@ class WebhookEndpoints:
     async def _changed(
         self, request: Request, known: Mapping[str, tuple[Check, str]], *more: str
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act, Mapping[str, Any]]]:
-        """Serves a request with a body.
-
-        Yields a session, the webhook in the path, the actor and reason for the audit log, and the fields of the body.
-
-        Args:
-            known: For each allowed field, its check, and the error message if the check fails.
-            more: The fields that must be present in addition to `reason`.
-        """
+        """Serves a request with a body, which has `reason` and the fields `more` (see `operator_request`)."""
         async with (
             operator_request(self.access, self.bodies, request, known, ("reason", *more)) as (caller, given),
             self.sessions.of(caller.share) as connection,

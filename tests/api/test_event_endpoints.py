@@ -237,7 +237,7 @@ async def stalled(api: Api, path: str, sent: int, size: int, more: str = "X: y")
 
 @pytest.fixture
 def small_settings(event_settings: Settings) -> Settings:
-    """Settings with so little memory that a third of half of it is 170 KiB."""
+    """Settings with so little memory that a provider's share is 256 KiB."""
     return replace(event_settings, api_memory_bytes=1 << 20, api_max_body_bytes=100 << 10)
 
 
