@@ -40,11 +40,15 @@ def other_transaction(database_url: str, statement: str) -> Iterator[psycopg.Con
         outside.rollback()
 
 
-async def begun(connection: psycopg.Connection, request: Callable[[], Awaitable[Answer]]) -> list[asyncio.Task[Answer]]:
-    """Sends requests that wait for a lock. Returns when at least one of them waits for it."""
+async def begun(
+    api: Api, connection: psycopg.Connection, request: Callable[[], Awaitable[Answer]]
+) -> list[asyncio.Task[Answer]]:
+    """Sends requests that wait for a lock, or for each other. Returns when all of them have arrived."""
     tasks = [asyncio.ensure_future(request()) for _ in range(FLOOD)]
     waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     await until(lambda: connection.execute(waiting).fetchall()[0][0] > 0)
+    for _ in range(2 * FLOOD):
+        assert (await api.get("/healthz")).status == 200
     return tasks
 
 
@@ -58,7 +62,7 @@ async def test_operators_requests_of_one_tenant_leave_sessions_to_other_tenants_
     reason = {"reason": "test"}
 
     with other_transaction(api.settings.database_url, pause):
-        flood = await begun(connection, lambda: api.call("POST", "/v1/pauses", body=reason, token=first))
+        flood = await begun(api, connection, lambda: api.call("POST", "/v1/pauses", body=reason, token=first))
         others = await asyncio.gather(
             api.get("/v1/pauses", token=second),
             api.get("/v1/webhooks", token=second),
@@ -89,7 +93,7 @@ async def test_look_ups_of_one_tenant_do_not_delay_those_of_another(
     first, second = (make_key(connection, tenant_id=tenant) for tenant in ("a", "b"))
 
     with other_transaction(api.settings.database_url, f"lock table dispatcher.{table} in access exclusive mode"):
-        flood = await begun(connection, lambda: api.get(slow, token=first))
+        flood = await begun(api, connection, lambda: api.get(slow, token=first))
         others = [await api.get(quick, token=second) for _ in range(FLOOD)]
         answered = sum(task.done() for task in flood)
     await asyncio.gather(*flood)
@@ -128,7 +132,7 @@ async def test_unknown_keys_do_not_delay_known_ones(api: Api, connection: psycop
     assert (await api.get("/v1/emails", token=known)).status == 200
 
     with other_transaction(api.settings.database_url, "lock table dispatcher.api_key in access exclusive mode"):
-        flood = await begun(connection, lambda: api.get("/v1/emails", token=Secret.new().text()))
+        flood = await begun(api, connection, lambda: api.get("/v1/emails", token=Secret.new().text()))
         answers = [await api.get("/v1/emails", token=known) for _ in range(FLOOD)]
         answered = sum(task.done() for task in flood)
     await asyncio.gather(*flood)
