@@ -28,10 +28,12 @@ grant select, insert, update, delete on
     dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression,
     dispatcher.outgoing_event, dispatcher.webhook, dispatcher.webhook_retry, dispatcher.pause,
     dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.tenant_limit, dispatcher.domain_limit,
-    dispatcher.domain_line, dispatcher.ops_session, dispatcher.minute_sample, dispatcher.named_lock
+    dispatcher.domain_line, dispatcher.ops_session, dispatcher.minute_sample, dispatcher.named_lock,
+    dispatcher.sns_certificate
     to {role};
 grant select, insert, delete on
-    dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient, dispatcher.inbound_message
+    dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient, dispatcher.inbound_message,
+    dispatcher.ops_sign_in
     to {role};
 grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispatcher.operator_audit to {role};
 grant update (error) on dispatcher.email_attempt to {role};
