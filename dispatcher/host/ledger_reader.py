@@ -180,7 +180,7 @@ def _read(path: Path, content: bytes) -> DeadLedger:
     except (ValueError, IndexError) as error:
         raise LedgerUnreadable("the file contains a value that this release does not know") from error
     attempts = tuple(attempt for attempt in found if attempt)
-    if attempts and head.database_id is None:
+    if attempts and head.has_database and head.database_id is None:
         raise LedgerUnreadable("the file does not say to which database its emails belong")
     return DeadLedger(
         path=path,
