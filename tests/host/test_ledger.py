@@ -719,10 +719,11 @@ def test_a_ledger_of_the_previous_format_is_read(tmp_path: Path) -> None:
         email_id = UUID(f"018f3a1e-7b5c-7def-8abc-{number:012x}")
         return InFlightAttempt(email_id, 6 + number, 2, "smtp", 1_790_000_000.25, policy, *answer)
 
+    deferred = Deferred(Reason.RECIPIENT_DEFERRED, "4.7.1 slow down", "451 4.7.1", 2.5)
     attempts = (
         attempt(1, OnUncertain.HOLD),
         attempt(2, OnUncertain.RESEND, 1_790_000_001.5, Accepted("<018f@example.com>", "250 2.0.0 queued")),
-        attempt(3, OnUncertain.HOLD, 1_790_000_002.5, Deferred(Reason.RECIPIENT_DEFERRED, "4.7.1 slow down", "451 4.7.1", 2.5)),
+        attempt(3, OnUncertain.HOLD, 1_790_000_002.5, deferred),
     )
     assert living is not None
     assert (living.worker, living.slot, living.database_id) == ("host:w0:17:cafe", "slot-1", None)
