@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from pika import exceptions
 
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters
-from dispatcher.broker.faults import ChannelClosed
+from dispatcher.broker.faults import NOT_FOUND, ChannelClosed
 from dispatcher.broker.topology import find
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.lanes import NORMAL
@@ -259,8 +259,9 @@ class Consumer:
                     await session.consume(lane, queue, self._receiver(lane), prefetch=self._prefetch)
                 except TopologyError as fault:
                     self._note_missing(lane, fault)
-                except ChannelClosed:
-                    self._note_cancelled(lane)
+                except ChannelClosed as fault:
+                    if fault.code == NOT_FOUND:
+                        self._note_cancelled(lane)
                     raise
                 else:
                     self._missing_lanes.discard(lane)

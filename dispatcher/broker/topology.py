@@ -140,7 +140,7 @@ async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = No
 
     If the user lacks the permission to configure the queues, RabbitMQ does not compare the queues' arguments. This
     function then checks only that the queues exist. It cannot check bindings, because AMQP cannot query them. (If a
-    binding is missing, RabbitMQ returns the messages that we publish.)
+    binding is missing, RabbitMQ returns the messages that we publish, and the relay restores the binding.)
 
     Raises:
         TopologyError: An object is missing or has different arguments. The error contains a remedy.
