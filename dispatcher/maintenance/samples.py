@@ -74,6 +74,7 @@ class HostReporting:
 
     async def run_once(self) -> None:
         """Records which processes run on this host now."""
-        self._commit.begin()
-        await report_processes(self._pool, self._holder, self._host, self._processes())
-        self._commit.end()  # not after a failure: the next round then still waits for this commit
+        async with session(self._pool) as opened:
+            self._commit.begin()
+            await report_processes(opened, self._holder, self._host, self._processes())
+            self._commit.end()  # not after a failure: the next round then still waits for this commit
