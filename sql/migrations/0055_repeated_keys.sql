@@ -13,7 +13,8 @@ comment on column email_idempotency.payload_hash is
 -- so the key stays.
 --
 -- A role that may not read the stored hash could guess here, too. So each wrong guess about a key takes a tenth of a
--- second. A wrong guess is a mistake of an application: it has used one key for two payloads.
+-- second, and a call with a million guesses does not end. A role that cancels the call after a wrong guess needs a
+-- statement per guess. A wrong guess is a mistake of an application: it has used one key for two payloads.
 create function find_keys(tenant_ids text[], message_keys text[], payload_hashes bytea[])
 returns table (tenant_id text, message_key text, email_id uuid, payload_hash bytea)
 language plpgsql security definer
