@@ -301,7 +301,7 @@ def test_repeated_keys_and_the_http_api_do_not_wait(granted: Session, books: Boo
     assert found[-1] == CODE.payload_hash()
 
 
-async def test_a_key_without_an_email_does_not_swallow_the_email_of_its_application(
+async def test_a_key_without_an_email_does_not_prevent_the_email_of_its_application(
     granted: Session, books: Books, tables_url: str
 ) -> None:
     other = books.enqueue_one(text=OTHER)
