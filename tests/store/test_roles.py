@@ -105,6 +105,11 @@ STATEMENTS: Final[dict[str, tuple[str, ...]]] = {
         "delete from operator_audit",
     ),
     "delete all audit records before a given time": ("select operator_audit_prune(now(), 1)",),
+    "take or free a named lock, such as the relays' leadership": (
+        "insert into named_lock default values",
+        "update named_lock set pid = 0",
+        "delete from named_lock",
+    ),
     "create and drop weekly partitions": (
         "select email_partitions_make(now() + interval '1 year', 0)",
         "select email_partition_prune('email_log', '-infinity', '-infinity')",
