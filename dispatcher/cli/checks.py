@@ -258,7 +258,7 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     from dispatcher.store.activity import list_shared_host_names
     from dispatcher.store.indexes import lasting_indexes
     from dispatcher.store.migrations import all_migrations, find_valid_indexes, verify_schema
-    from dispatcher.store.server import find_filled_defaults
+    from dispatcher.store.server import find_filled_defaults, find_hash_readers
 
     try:
         others = verify_schema(connection)
@@ -277,6 +277,13 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     words = f"there are rows in {', '.join(filled)}" if filled else "the default partitions are empty"
     remedy = "Run `dispatcher init`, which moves this week's rows to this week's partition."
     yield passed_if(not filled, "partitions", words, remedy, CheckState.WARNING)
+    readers = find_hash_readers(connection)
+    words = f"{', '.join(readers) or 'no application'} can read the hashes of payloads, from which codes can be guessed"
+    remedy = (
+        "When every application has the library of this release, execute the output of "
+        "`dispatcher topology grants --exact`."
+    )
+    yield passed_if(not readers, "producers' rights", words, remedy, CheckState.WARNING)
     shared = list_shared_host_names(connection)
     words = f"several connected hosts are named {', '.join(shared)}" if shared else "each connected host has its own"
     remedy = (

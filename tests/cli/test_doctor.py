@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import secrets
 import subprocess
 import tempfile
 from pathlib import Path
@@ -55,7 +56,7 @@ def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
         *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections"),
         *("PostgreSQL sessions", "PostgreSQL commits"),
         *("PostgreSQL vacuum", "PostgreSQL collation"),
-        *("tables", "indexes", "partitions", "host names", "in-flight ledgers"),
+        *("tables", "indexes", "partitions", "producers' rights", "host names", "in-flight ledgers"),
         *(
             "RabbitMQ",
             "RabbitMQ management",
@@ -258,6 +259,20 @@ def test_too_few_database_connections_for_the_workers_fails(settled: CommandLine
     found = _findings(settled.having(DISPATCHER_WORKERS="256"), code=1)
 
     assert found["PostgreSQL connections"]["state"] == "failed"
+
+
+def test_a_producer_that_can_read_hashes_of_payloads_is_a_warning(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    role = f"shop_{secrets.token_hex(4)}"
+    connection.execute(f"create role {role}; grant select (payload_hash) on email_idempotency to {role}".encode())
+
+    found = _findings(prepared, code=0)
+
+    connection.execute(f"drop owned by {role}; drop role {role}".encode())
+    assert found["producers' rights"]["state"] == "warning"
+    assert role in found["producers' rights"]["detail"]
+    assert "topology grants --exact" in found["producers' rights"]["remedy"]
 
 
 def test_rows_in_a_default_partition_are_a_warning(prepared: CommandLine, connection: psycopg.Connection) -> None:
