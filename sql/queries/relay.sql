@@ -2,6 +2,13 @@
 -- Subscribes this session to the notifications of commits that make emails due.
 listen email_dispatcher_due;
 
+-- name: set_due_notification
+-- Sets whether commits that make emails due notify the relay. PostgreSQL lets only one notifying transaction of a
+-- database commit at a time, so under load the relay polls instead. No rows.
+update dispatcher.due_notification
+set is_on = %(is_on)s
+where is_on <> %(is_on)s;
+
 -- name: find_publish_due
 -- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was
 -- written, or up to four minutes later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was
