@@ -33,8 +33,7 @@ class Notifications:
     commits send more.
 
     Attributes:
-        are_on: Whether commits notify the relay. A transaction that has read the previous value may still notify, or
-            not notify; the relay then finds its emails at the next poll.
+        are_on: Whether commits notify the relay. If a transaction has read an older value, a poll finds its emails.
     """
 
     interval_seconds = 1.0

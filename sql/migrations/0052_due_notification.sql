@@ -1,7 +1,5 @@
--- PostgreSQL lets only one notifying transaction of a database commit at a time. So commits notify the relay only while
--- the relay wants that.
-
--- It has one row. Each statement that makes emails due reads it once, so it must stay small: nothing writes it often.
+-- Whether commits that make emails due notify the relay. False: emails become due so often that the relay polls. The
+-- table has one row. Each statement that makes emails due reads it once, so it must stay small: nothing writes it often.
 create table due_notification (
     is_only boolean not null default true,
     is_on boolean not null default true,
@@ -11,11 +9,7 @@ create table due_notification (
 
 insert into due_notification default values;
 
-comment on column due_notification.is_on is
-    'Whether commits that make emails due notify the relay. False: emails become due so often that the relay polls.';
-
--- The roles that enqueue or lease emails get their rights here, as in 0024, so that an upgrade does not stop them until
--- an operator has run `dispatcher topology grants` again.
+-- The roles that enqueue or lease emails get their rights here, as in 0024.
 do $$
 declare
     grantee text;
@@ -24,8 +18,7 @@ begin
     for grantee, rights in
         select distinct acl.grantee::regrole::text, case acl.privilege_type when 'INSERT' then 'select' else 'update' end
         from pg_class as c, aclexplode(c.relacl) as acl
-        where c.oid = 'email_log'::regclass
-            and acl.privilege_type in ('INSERT', 'UPDATE')
+        where c.oid = 'email_log'::regclass and acl.privilege_type in ('INSERT', 'UPDATE')
             and acl.grantee not in (0, c.relowner)
     loop
         execute format('grant %s on due_notification to %s', rights, grantee);
