@@ -1,11 +1,12 @@
 """Measures how many transactions per second can enqueue: `TMPDIR=/tmp python benchmarks/commits.py`.
 
-Each connection inserts an order, enqueues one email and commits, again and again. In one case, commits notify the
-relay; in the other case, they do not. `commit_delay` makes a commit take as long as one on a network disk or with a
-synchronous standby.
+`dispatcher run` sends through the SendGrid double. Each connection of the application inserts an order, enqueues one
+email and commits, again and again. Three statements alternate: the product's, the same without the notification of the
+relay, and the same with a notification in each transaction. After each load, the command waits until all emails are
+sent. `commit_delay` makes a commit take as long as one on a network disk or with a synchronous standby.
 
-Before, the command measures a trickle: how long a `dispatcher run` takes to send an email that is enqueued while
-nothing else happens.
+Before the loads, the command measures a trickle: the time from the beginning of a transaction until the provider has
+accepted its email, at a steady rate.
 
 The servers' data must be on a disk, so TMPDIR must not be in memory.
 """
@@ -19,8 +20,9 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from rich.console import Console
@@ -28,40 +30,58 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/commits.py`
 
-from benchmarks.figures import percentile
-from benchmarks.rig import Case, bare_stage, database
+from benchmarks.figures import latencies_ms, percentile
+from benchmarks.rig import Case, Stage, bare_stage, database, wait_until
 from dispatcher import Email, enqueue
 from dispatcher.dev.servers import Servers, private_servers
 
 PROCESSES: Final = 2
-TRICKLE_SECONDS: Final = 0.5
-SETTLE_SECONDS: Final = 3.0
-READY_SECONDS: Final = 60.0
+TRICKLE_CONNECTIONS: Final = 4
+WARM_UP_SECONDS: Final = 4.0
+"""Not counted. The relay measures the load once per second."""
+LONGEST_SECONDS: Final = 300.0
+"""The longest wait until `dispatcher run` has started, or until it has sent the emails of a load."""
+_NOTIFY: Final = b"then pg_notify('email_dispatcher_due'::text, ''::text)"
+STATEMENTS: Final[dict[str, tuple[bytes, bytes]]] = {
+    "as it is": (b"", b""),
+    "without notification": (_NOTIFY, b"then null"),
+    "always notifying": (b" and not exists (select from dispatcher.relay_polls)", b""),
+}
+"""By name: what is replaced in the product's statement, and by what."""
 
 
 def main() -> None:
     """The command line."""
     options = _options()
     console = Console(stderr=True)
+    loads = Table("commit_delay, ms", "connections", *(f"commits/s, {name}" for name in STATEMENTS), "ratio")
+    trickles = Table("commit_delay, ms", "emails", "p50, ms", "p99, ms", "longest, ms")
     with (
         tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder,
         private_servers(Path(folder) / "servers", progress=console.log) as servers,
     ):
-        times_ms = _trickle(servers, Path(folder) / "trickle", options.emails)
-        table = Table("commit_delay, ms", "connections", "commits/s, notifying", "commits/s, without", "ratio")
         for delay_ms in options.delays_ms:
             _set_delay(servers, delay_ms)
-            for connections in options.connections:
-                figures: dict[bool, list[float]] = {True: [], False: []}
-                for _ in range(options.repeat):
-                    for is_on, rates in figures.items():
-                        rates.append(_measure(servers, connections, options.seconds, is_on=is_on))
-                with_it, without = statistics.median(figures[True]), statistics.median(figures[False])
-                cells = f"{delay_ms:g}", str(connections), f"{with_it:,.0f}", f"{without:,.0f}"
-                table.add_row(*cells, f"{without / with_it:.1f}")
-                console.log(*cells)
-    Console(width=None if sys.stdout.isatty() else 130).print(table)
-    print(f"trickle: {len(times_ms)} emails, p50 {percentile(times_ms, 50):.0f} ms, longest {times_ms[-1]:.0f} ms")
+            with (
+                database(servers) as url,
+                bare_stage(servers, Case("sendgrid", 1, 0), Path(folder) / f"{delay_ms:g}", url) as scene,
+                scene.running("run"),
+            ):
+                times_ms = _trickle(scene, options.rate, options.trickle_seconds)
+                figures = percentile(times_ms, 50), percentile(times_ms, 99), times_ms[-1]
+                trickles.add_row(f"{delay_ms:g}", str(len(times_ms)), *(f"{each:.1f}" for each in figures))
+                console.log("trickle", f"{delay_ms:g}", *(f"{each:.1f}" for each in figures))
+                for connections in options.connections:
+                    rates: dict[str, list[float]] = {name: [] for name in STATEMENTS}
+                    for _ in range(options.repeat):
+                        for name, found in rates.items():
+                            found.append(_load(scene, name, connections, options.seconds))
+                    medians = [statistics.median(found) for found in rates.values()]
+                    cells = f"{delay_ms:g}", str(connections), *(f"{each:,.0f}" for each in medians)
+                    loads.add_row(*cells, f"{medians[0] / medians[1]:.2f}")
+                    console.log(*cells)
+    page = Console(width=None if sys.stdout.isatty() else 130)
+    page.print(loads, trickles)
 
 
 def _set_delay(servers: Servers, delay_ms: float) -> None:
@@ -72,66 +92,76 @@ def _set_delay(servers: Servers, delay_ms: float) -> None:
         connection.execute("select pg_reload_conf()")
 
 
-def _measure(servers: Servers, connections: int, seconds: float, *, is_on: bool) -> float:
+def _trickle(scene: Stage, rate: float, seconds: float) -> list[float]:
+    """The milliseconds from the beginning of each transaction until the provider has accepted the email, ascending."""
+    with psycopg.connect(scene.database_url, autocommit=True) as connection:
+        connection.execute("create table orders (order_id bigint generated always as identity, note text)")
+        enqueue(connection, _email("first"))
+    _await_sent(scene)  # `dispatcher run` has started
+    began_at: dict[str, float] = {}
+
+    def run(place: int) -> None:
+        with psycopg.connect(scene.database_url) as connection:
+            for number in range(place, int(rate * seconds), TRICKLE_CONNECTIONS):
+                time.sleep(max(0.0, start_at + number / rate - time.time()))
+                at = time.time()
+                answer = enqueue(connection, _email(f"trickle-{number}"))
+                connection.commit()
+                began_at[str(answer.email_id)] = at
+
+    start_at = time.time() + 1.0
+    with ThreadPoolExecutor(TRICKLE_CONNECTIONS) as threads:
+        list(threads.map(run, range(TRICKLE_CONNECTIONS)))
+    _await_sent(scene)
+    return latencies_ms(began_at, scene.double.acceptances())
+
+
+def _load(scene: Stage, statement: str, connections: int, seconds: float) -> float:
     """The commits per second of all connections together."""
-    with database(servers) as url:
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("create table orders (order_id bigint generated always as identity, note text)")
-            connection.execute("update dispatcher.due_notification set is_on = %s", [is_on])
-        processes = min(PROCESSES, connections)
-        with multiprocessing.get_context("fork").Pool(processes) as pool:
-            began_at = time.time() + 1.0 + connections / 20
-            share = connections // processes
-            work = [(url, number, share, began_at, seconds) for number in range(processes)]
-            return sum(pool.starmap(_commit, work)) / seconds
+    processes = min(PROCESSES, connections)
+    counted_at = time.time() + 1.0 + connections / 20 + WARM_UP_SECONDS
+    commit = partial(_commit, scene.database_url, statement, connections // processes, counted_at, seconds)
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        rate = sum(pool.map(commit, range(processes))) / seconds
+    _await_sent(scene)
+    return rate
 
 
-def _commit(url: str, number: int, connections: int, began_at: float, seconds: float) -> int:
-    """The commits of one process."""
+def _commit(url: str, statement: str, connections: int, counted_at: float, seconds: float, process: int) -> int:
+    """The commits of one process from `counted_at` on."""
 
     def run(place: int) -> int:
-        with psycopg.connect(url) as connection:
-            if time.time() > began_at:
+        with psycopg.connect(url, cursor_factory=_cursor_of(statement)) as connection:
+            if time.time() > counted_at:
                 sys.exit("The machine is too busy: a connection opened only after the load had begun.")
-            time.sleep(began_at - time.time())
-            count = 0
-            while time.time() < began_at + seconds:
+            total = counted = 0
+            while (now := time.time()) < counted_at + seconds:
                 connection.execute("insert into orders (note) values ('paid')")
-                enqueue(connection, _email(f"{number}-{place}-{count}"))
+                enqueue(connection, _email(f"{statement}-{counted_at}-{process}-{place}-{total}"))
                 connection.commit()
-                count += 1
-            return count
+                total += 1
+                counted += now >= counted_at
+            return counted
 
     with ThreadPoolExecutor(connections) as threads:
         return sum(threads.map(run, range(connections)))
 
 
-def _trickle(servers: Servers, folder: Path, emails: int) -> list[float]:
-    """The milliseconds from each commit until the email is sent."""
-    times_ms = []
-    with (
-        database(servers) as url,
-        bare_stage(servers, Case("sendgrid", 1, emails), folder, url) as scene,
-        scene.running("run"),
-        psycopg.connect(url, autocommit=True) as connection,
-    ):
-        _send(connection, "first")
-        time.sleep(SETTLE_SECONDS)
-        for number in range(emails):
-            times_ms.append(1000 * _send(connection, f"trickle-{number}"))
-            time.sleep(TRICKLE_SECONDS)
-    return sorted(times_ms)
+def _cursor_of(statement: str) -> type[psycopg.Cursor[Any]]:
+    """A class of cursors that change the product's statement."""
+    old, new = STATEMENTS[statement]
+
+    class ChangingCursor(psycopg.Cursor[Any]):
+        def execute(self, query: Any, *arguments: Any, **named: Any) -> Any:
+            return super().execute(query.replace(old, new) if isinstance(query, bytes) else query, *arguments, **named)
+
+    return ChangingCursor if old else psycopg.Cursor
 
 
-def _send(connection: psycopg.Connection, key: str) -> float:
-    began_at = time.monotonic()
-    answer = enqueue(connection, _email(key))
-    statement = "select status from dispatcher.email_log where email_id = %s"
-    while time.monotonic() < began_at + READY_SECONDS:
-        if connection.execute(statement, [answer.email_id]).fetchone() == ("sent",):
-            return time.monotonic() - began_at
-        time.sleep(0.002)
-    sys.exit(f"The email {key} was not sent within {READY_SECONDS:g} seconds.")
+def _await_sent(scene: Stage) -> None:
+    statement = "select from dispatcher.email_log where status in ('pending', 'sending') limit 1"
+    with psycopg.connect(scene.database_url, autocommit=True) as connection:
+        wait_until(lambda: not connection.execute(statement).fetchall(), LONGEST_SECONDS)
 
 
 def _email(key: str) -> Email:
@@ -140,11 +170,12 @@ def _email(key: str) -> Email:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--connections", type=int, nargs="+", default=[1, 32, 64])
+    parser.add_argument("--connections", type=int, nargs="*", default=[1, 32, 64])
     parser.add_argument("--delays-ms", type=float, nargs="+", default=[0.0, 2.5, 25.0], help="commit_delay")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--emails", type=int, default=20, help="of the trickle")
+    parser.add_argument("--rate", type=float, default=100.0, help="of the trickle: emails per second")
+    parser.add_argument("--trickle-seconds", type=float, default=10.0)
     return parser.parse_args()
 
 

@@ -96,11 +96,6 @@ class PointerPublisher:
         return bool(self._unconfirmed)
 
     @property
-    def has_backlog(self) -> bool:
-        """Whether more emails may be due than one page holds. The scans are then by tenant."""
-        return self._has_backlog
-
-    @property
     def wait_seconds(self) -> float:
         """The seconds until emails that the last round left out may be published; infinite if there are none."""
         return self._wait_seconds

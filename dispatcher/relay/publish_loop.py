@@ -19,7 +19,7 @@ from dispatcher.relay.dead_letters import DeadLetterPublisher
 from dispatcher.relay.domain_waits import DomainWaits
 from dispatcher.relay.lane_queue import LaneQueue
 from dispatcher.relay.leadership import Leadership
-from dispatcher.relay.notifications import PACE_SECONDS, QUIET_SECONDS, Notifications
+from dispatcher.relay.notifications import PACE_SECONDS, POLL_SECONDS, QUIET_SECONDS, Notifications
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, PointerPublisher
 from dispatcher.relay.queue_writer import QueueWriter
 from dispatcher.relay.shares import Shares
@@ -28,8 +28,6 @@ from dispatcher.store.controls import READ_SECONDS
 from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry.log import get_log
 
-POLL_SECONDS: Final = 0.25
-"""How often the relay looks for due rows even without a notification, because some rows become due without one."""
 STANDBY_SECONDS: Final = 1.0
 
 
@@ -53,16 +51,14 @@ class PublishLoop:
                 the leader's database session, and run before the first round and between rounds.
             process_slot: The relay's slot in the process table. In it, the loop records how long the relay has waited
                 for RabbitMQ's confirms.
-            poll_seconds: How often to look for due rows if PostgreSQL sends no notification.
+            poll_seconds, quiet_seconds: See `Notifications`.
             mark_after_seconds: See `PointerPublisher`.
-            quiet_seconds: How long there must be little load before commits notify the relay again.
         """
         self._settings = settings
         self._publisher = publisher
         self._services_of = services_of
         self._process_slot = process_slot
-        self._poll_seconds = poll_seconds
-        self._quiet_seconds = quiet_seconds
+        self._notifications_of = partial(Notifications, poll_seconds=poll_seconds, quiet_seconds=quiet_seconds)
         self._log = get_log()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=2.0)
@@ -127,8 +123,8 @@ class PublishLoop:
                     return
                 await asyncio.sleep(STANDBY_SECONDS)
             await outbox.listen()
-            notifications = Notifications(outbox, poll_seconds=self._poll_seconds, quiet_seconds=self._quiet_seconds)
-            await notifications.switch_on()
+            await outbox.set_polling(is_on=False)  # whatever the leader before has set
+            notifications = self._notifications_of(outbox)
             self._outage.reset()
             self._is_notified = False  # so that the services run before the first batch
             self._log.info("relay.leading")
@@ -174,7 +170,7 @@ class PublishLoop:
             self._log.warning("broker.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 2))
             await asyncio.sleep(seconds)
             return False
-        notifications.note_round(found, has_backlog=self._pointers.has_backlog)
+        notifications.note_round(found)
         if self._is_stopping or dead_lettered or found >= BATCH:
             return bool(found) or dead_lettered
         if found:
@@ -186,7 +182,7 @@ class PublishLoop:
             # waits for RabbitMQ.
             self._process_slot.confirm.end()
         waits = [
-            notifications.poll_seconds,
+            notifications.wait_seconds,
             self._pointers.wait_seconds,
             *(service.wait_seconds for service in services),
         ]

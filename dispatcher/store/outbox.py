@@ -117,9 +117,9 @@ class Outbox:
         """Subscribes to notifications. From now on, `wait` returns when a commit notifies the relay."""
         await self._fetch("listen_due")
 
-    async def set_notification(self, *, is_on: bool) -> None:
-        """Sets whether commits that make emails due notify the relay."""
-        await self._fetch("set_due_notification", {"is_on": is_on})
+    async def set_polling(self, *, is_on: bool) -> None:
+        """Sets whether the relay polls. If so, commits that make emails due do not notify it. Idempotent."""
+        await self._fetch("begin_polling" if is_on else "end_polling")
 
     async def read_controls(self) -> Controls:
         """What operators set for all hosts (see `controls.read_controls`)."""

@@ -4,7 +4,7 @@
 -- the rule for the sender's domain, normal. The lane's policy is copied into the row, so that no later statement must
 -- read it. The caller itself publishes the emails of direct_lanes, except the emails of relay_tenants. These emails are
 -- due after publish_in_seconds; the relay then publishes those that the caller has not published. All other emails are
--- due immediately, and the commit notifies the relay if the relay wants that (see set_due_notification). An email with
+-- due immediately, and the commit notifies the relay unless the relay polls (see begin_polling). An email with
 -- send_at in the future is waiting and not due; the relay wakes it (see timing.sql).
 -- Returns the inserted ids, when each email is due (null: the email waits until send_at), and the lane of each email
 -- that the caller itself publishes. Each email is due at a different instant, because the relay continues its scans
@@ -126,7 +126,7 @@ select
     publish_due_at,
     case when later_at is null and is_direct then lane end,
     case
-        when later_at is null and not is_direct and (select is_on from dispatcher.due_notification)
+        when later_at is null and not is_direct and not exists (select from dispatcher.relay_polls)
             then pg_notify('email_dispatcher_due'::text, ''::text)
     end,
     -- After the commit, the email must not be lost. So this commit waits for the disk, even if the session's setting

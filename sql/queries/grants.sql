@@ -13,7 +13,7 @@ grant insert on
 grant execute on function dispatcher.hash_addresses to {role};
 grant select (tenant_id, message_key, email_id, payload_hash) on dispatcher.email_idempotency to {role};
 grant select (email_id, publish_due_at) on dispatcher.email_log to {role};
-grant select on dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.due_notification to {role};
+grant select on dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.relay_polls to {role};
 
 -- name: grant_dispatcher
 -- `dispatcher run`, `dispatcher api` and all operator commands except `init`, which needs the owner. No rows.
@@ -22,7 +22,7 @@ grant select, insert, update on
     dispatcher.email_log, dispatcher.email_hourly, dispatcher.provider_rate, dispatcher.api_key,
     dispatcher.relay_timeline, dispatcher.alert_check
     to {role};
-grant select, update on dispatcher.outgoing_feed, dispatcher.due_notification to {role};
+grant select, update on dispatcher.outgoing_feed to {role};
 grant select, insert, update, delete on
     dispatcher.email_idempotency, dispatcher.email_replay, dispatcher.email_replay_item, dispatcher.api_key_day,
     dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression,
@@ -31,7 +31,8 @@ grant select, insert, update, delete on
     dispatcher.domain_line, dispatcher.ops_session, dispatcher.minute_sample
     to {role};
 grant select, insert, delete on
-    dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient, dispatcher.inbound_message
+    dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient, dispatcher.inbound_message,
+    dispatcher.relay_polls
     to {role};
 grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispatcher.operator_audit to {role};
 grant update (error) on dispatcher.email_attempt to {role};

@@ -124,7 +124,7 @@ audited as (
 )
 select
     email_id,
-    case when (select is_on from dispatcher.due_notification) then pg_notify('email_dispatcher_due', '') end
+    case when not exists (select from dispatcher.relay_polls) then pg_notify('email_dispatcher_due', '') end
 from released;
 
 -- name: find_status

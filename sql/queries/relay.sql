@@ -2,12 +2,16 @@
 -- Subscribes this session to the notifications of commits that make emails due.
 listen email_dispatcher_due;
 
--- name: set_due_notification
--- Sets whether commits that make emails due notify the relay. PostgreSQL lets only one notifying transaction of a
--- database commit at a time, so under load the relay polls instead. No rows.
-update dispatcher.due_notification
-set is_on = %(is_on)s
-where is_on <> %(is_on)s;
+-- name: begin_polling
+-- From now on, commits that make emails due no longer notify the relay. PostgreSQL lets only one notifying transaction
+-- of a database commit at a time, so under load the relay polls instead. No rows.
+insert into dispatcher.relay_polls
+select
+where not exists (select from dispatcher.relay_polls);
+
+-- name: end_polling
+-- From now on, commits that make emails due notify the relay. No rows.
+delete from dispatcher.relay_polls;
 
 -- name: find_publish_due
 -- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was

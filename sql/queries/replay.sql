@@ -114,7 +114,7 @@ settled as (
 select
     email_id,
     outcome,
-    case when (select is_on from dispatcher.due_notification) then pg_notify('email_dispatcher_due', '') end
+    case when not exists (select from dispatcher.relay_polls) then pg_notify('email_dispatcher_due', '') end
 from judged;
 
 -- name: find_overlaps

@@ -63,7 +63,7 @@ audited as (
 select
     email_id,
     correlation_id,
-    case when (select is_on from dispatcher.due_notification) then pg_notify('email_dispatcher_due', '') end
+    case when not exists (select from dispatcher.relay_polls) then pg_notify('email_dispatcher_due', '') end
 from recovered;
 
 -- name: find_histories

@@ -16,8 +16,8 @@ from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.host.process_table import ProcessSlot, ProcessTable
 from dispatcher.processes.relay import leader_services
-from dispatcher.relay.notifications import QUIET_SECONDS
-from dispatcher.relay.publish_loop import POLL_SECONDS, PublishLoop
+from dispatcher.relay.notifications import POLL_SECONDS, QUIET_SECONDS
+from dispatcher.relay.publish_loop import PublishLoop
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.waiting import until

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import psycopg
 import pytest
 
 from dispatcher.config import Settings
-from dispatcher.relay.notifications import QUIET_SECONDS, Notifications
-from dispatcher.relay.publish_loop import POLL_SECONDS
+from dispatcher.relay.notifications import POLL_SECONDS, QUIET_SECONDS, Notifications
 from dispatcher.store.connections import connect_async
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.queries import all_queries
@@ -24,12 +23,28 @@ MANY = 200
 """So many emails in one round of a test are a load."""
 
 
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture
 async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
-    """The leader's outbox, which listens."""
+    """The leader's outbox, which listens. Its commits take COMMIT_SECONDS."""
     async with await connect_async(tables_url, name="relay") as session:
         outbox = Outbox(session)
         await outbox.listen()
+        outbox.commit_seconds = COMMIT_SECONDS
         yield outbox
 
 
@@ -40,12 +55,15 @@ def notify(books: Books, count: int) -> None:
     )
 
 
-def set_on(books: Books, *, is_on: bool) -> None:
-    books.connection.execute("update due_notification set is_on = %s", [is_on])
+def polls(books: Books) -> bool:
+    """Whether the table says that the relay polls."""
+    return books.count("relay_polls") > 0
 
 
-def are_on(books: Books) -> bool:
-    return bool(books.select("select is_on from due_notification")[0]["is_on"])
+def set_polls(books: Books, rows: int) -> None:
+    """Writes the table as no leader would leave it now."""
+    books.connection.execute("delete from relay_polls")
+    books.connection.execute("insert into relay_polls select from generate_series(1, %s)", [rows])
 
 
 def received(listener: psycopg.Connection, books: Books) -> list[str]:
@@ -57,23 +75,19 @@ def received(listener: psycopg.Connection, books: Books) -> list[str]:
     return payloads[:-1]
 
 
-def is_off_under_load(books: Books) -> bool:
+def polls_under_load(books: Books) -> bool:
     """Adds load, thousands of notifications per second if called again and again. Returns whether the relay polls."""
     notify(books, MANY)
-    return not are_on(books)
+    return polls(books)
 
 
-async def busy(outbox: Outbox, books: Books, *, quiet_seconds: float) -> Notifications:
-    """Notifications that are off, because there was load."""
-    notifications = Notifications(outbox, poll_seconds=POLL_SECONDS, quiet_seconds=quiet_seconds)
-    await notifications.switch_on()
-    outbox.commit_seconds = COMMIT_SECONDS
+async def until_busy(notifications: Notifications, books: Books, clock: Clock) -> None:
+    clock.now += 1.0
     while notifications.are_on:
         notify(books, MANY)
         assert await notifications.wait(10)
         await notifications.run_once()
-    assert not are_on(books)
-    return notifications
+    assert polls(books)
 
 
 async def test_under_load_emails_are_published_without_notifications(
@@ -81,7 +95,7 @@ async def test_under_load_emails_are_published_without_notifications(
 ) -> None:
     await start(settings, quiet_seconds=FOR_EVER)
     await until(lambda: leader(books))
-    await until(lambda: is_off_under_load(books))
+    await until(lambda: polls_under_load(books))
 
     with psycopg.connect(tables_url, autocommit=True) as listener:
         listener.execute("listen email_dispatcher_due")
@@ -92,33 +106,53 @@ async def test_under_load_emails_are_published_without_notifications(
         assert received(listener, books) == []
 
 
+async def test_while_the_relay_polls_a_notification_of_an_older_library_is_not_necessary_and_not_harmful(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    await start(settings, poll_seconds=FOR_EVER, quiet_seconds=FOR_EVER)
+    await until(lambda: leader(books))
+    await until(lambda: polls_under_load(books))
+
+    for _ in range(3):
+        books.enqueue_one()
+        notify(books, 1)
+        await rabbit.take_all(settings.queue, 1)
+
+
 async def test_after_a_load_commits_notify_again(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
     await start(settings, quiet_seconds=0.0)
     await until(lambda: leader(books))
-    await until(lambda: is_off_under_load(books))
-    await until(lambda: are_on(books))
+    await until(lambda: polls_under_load(books))
+    await until(lambda: not polls(books))
 
     books.enqueue_one()
     await rabbit.take_all(settings.queue, 1)
 
 
-async def test_a_new_leader_wants_notifications(start: Start, settings: Settings, books: Books) -> None:
-    set_on(books, is_on=False)
-
-    await start(settings)
-
-    await until(lambda: are_on(books))
-
-
-async def test_an_email_that_was_enqueued_without_a_notification_is_found_by_the_next_poll(
+async def test_if_the_leader_dies_under_load_the_next_leader_publishes_and_wants_notifications(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    await start(settings, quiet_seconds=FOR_EVER)
+    await until(lambda: leader(books))
+    await until(lambda: polls_under_load(books))
+
+    books.terminate("dispatcher relay")
+    email_id = books.enqueue_one()  # no relay leads, and no notification is sent
+
+    (message,) = await rabbit.take_all(settings.queue, 1)
+    assert message.pointer.email_id == email_id
+    assert not polls(books)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+async def test_a_stale_row_delays_an_email_only_until_the_next_poll(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, rows: int
 ) -> None:
     await start(settings)
     await until(lambda: leader(books))
-    await until(lambda: are_on(books))
-    set_on(books, is_on=False)  # as an old snapshot shows it
+    set_polls(books, rows)
     email_id = books.enqueue_one()
 
     (message,) = await rabbit.take_all(settings.queue, 1)
@@ -126,80 +160,135 @@ async def test_an_email_that_was_enqueued_without_a_notification_is_found_by_the
     assert message.pointer.email_id == email_id
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+async def test_a_new_leader_removes_what_the_leader_before_has_left(
+    start: Start, settings: Settings, books: Books, rows: int
+) -> None:
+    set_polls(books, rows)
+
+    await start(settings)
+
+    await until(lambda: not polls(books))
+
+
 @pytest.mark.parametrize(
-    ("notified", "commit_seconds", "is_on"),
+    ("notified", "commit_seconds", "are_on"),
     [
         (0, COMMIT_SECONDS, True),
+        (10, COMMIT_SECONDS, True),
         (MANY, COMMIT_SECONDS, False),
+        (MANY, 0.001, True),
         (MANY, 0.0, True),  # no commit was measured yet
     ],
 )
 async def test_notifications_are_off_if_commits_would_wait_for_each_other(
-    outbox: Outbox, books: Books, notified: int, commit_seconds: float, is_on: bool
+    outbox: Outbox, books: Books, notified: int, commit_seconds: float, are_on: bool
 ) -> None:
     notify(books, notified)
-    notifications = Notifications(outbox, poll_seconds=POLL_SECONDS)
+    notifications = Notifications(outbox)
     outbox.commit_seconds = commit_seconds
     assert await notifications.wait(10 if notified else 0) == bool(notified)
 
     await notifications.run_once()
 
-    assert (notifications.are_on, are_on(books)) == (is_on, is_on)
+    assert (notifications.are_on, polls(books)) == (are_on, not are_on)
 
 
 @pytest.mark.parametrize(
-    ("found", "has_backlog", "quiet_seconds", "is_on"),
+    ("steps", "are_on"),
     [
-        (0, False, 0.0, True),
-        (0, False, QUIET_SECONDS, False),  # the load ended only just now
-        (MANY, False, 0.001, False),
-        (0, True, 0.001, False),  # a full queue leaves the emails out, however fast they come
+        # Each step: how many seconds pass, and how many emails are found in them.
+        ([(QUIET_SECONDS, 0)], [True]),
+        ([(2.0, 0), (2.0, 0), (2.0, 0)], [False, False, True]),
+        ([(QUIET_SECONDS, MANY)], [False]),
+        ([(2.0, 0), (2.0, MANY), (2.0, 0), (2.0, 0), (2.0, 0)], [False, False, False, False, True]),
+        ([(2.0, 3), (2.0, 3), (2.0, 3)], [False, False, True]),
     ],
 )
 async def test_notifications_are_on_again_only_after_a_quiet_time(
-    outbox: Outbox, books: Books, found: int, has_backlog: bool, quiet_seconds: float, is_on: bool
+    outbox: Outbox, books: Books, clock: Clock, steps: Sequence[tuple[float, int]], are_on: Sequence[bool]
 ) -> None:
-    notifications = await busy(outbox, books, quiet_seconds=quiet_seconds)
-    notifications.note_round(found, has_backlog=has_backlog)
+    notifications = Notifications(outbox, clock=clock)
+    await until_busy(notifications, books, clock)
+    seen = []
+    for passed, found in steps:
+        clock.now += passed
+        notifications.note_round(found)
+        await notifications.run_once()
+        seen.append(notifications.are_on)
 
-    await notifications.run_once()
+    assert seen == are_on
+    assert polls(books) is not are_on[-1]
 
-    assert (notifications.are_on, are_on(books)) == (is_on, is_on)
 
-
-async def test_without_notifications_each_empty_round_doubles_the_wait_for_the_next(
-    outbox: Outbox, books: Books
+@pytest.mark.parametrize(
+    ("calm_seconds", "quiet_seconds"),
+    [
+        (1.0, [5, 10, 20, 40, 80, 80]),  # the emails wait for a slow provider: the relay finds fewer than are committed
+        (300.0, [5, 5, 5]),
+    ],
+)
+async def test_if_the_load_returns_at_once_the_relay_polls_for_twice_as_long(
+    outbox: Outbox, books: Books, clock: Clock, calm_seconds: float, quiet_seconds: Sequence[float]
 ) -> None:
-    notifications = await busy(outbox, books, quiet_seconds=FOR_EVER)
+    notifications = Notifications(outbox, clock=clock)
+    polled_seconds = []
+    for _ in quiet_seconds:
+        await until_busy(notifications, books, clock)
+        began_at = clock.now
+        while not notifications.are_on:
+            clock.now += 1.0
+            await notifications.run_once()
+        polled_seconds.append(clock.now - began_at)
+        clock.now += calm_seconds
+        await notifications.run_once()
+
+    assert polled_seconds == quiet_seconds
+
+
+@pytest.mark.parametrize(
+    ("rounds", "waits_ms"),
+    [
+        ([1, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0], [0, 5, 10, 20, 40, 80, 160, 250, 250, 0, 5]),
+        ([0] * 20, [5, 10, 20, 40, 80, 160] + [250] * 14),
+        ([500, 500, 0], [0, 0, 5]),
+    ],
+)
+async def test_the_relay_never_waits_longer_than_a_poll_and_polls_fast_while_emails_come(
+    outbox: Outbox, books: Books, clock: Clock, rounds: Sequence[int], waits_ms: Sequence[int]
+) -> None:
+    notifications = Notifications(outbox, clock=clock)
+    assert notifications.wait_seconds == POLL_SECONDS
+    await until_busy(notifications, books, clock)
     waits = []
-    for found in (1, 0, 0, 0, 0, 0, 0, 0, 3, 0):
-        notifications.note_round(found, has_backlog=False)
-        waits.append(round(1000 * notifications.poll_seconds))
+    for found in rounds:
+        notifications.note_round(found)
+        waits.append(round(1000 * notifications.wait_seconds))
 
-    assert waits == [5, 10, 20, 40, 80, 160, 250, 250, 5, 10]
+    assert waits == waits_ms
 
 
 async def test_a_session_measures_its_own_durable_commits(outbox: Outbox) -> None:
-    assert outbox.commit_seconds == 0.0
+    outbox.commit_seconds = 0.0
 
     await outbox.follow_timeline()
 
     assert 0.0 < outbox.commit_seconds < 10.0
 
 
-@pytest.mark.parametrize("is_on", [True, False])
-def test_a_commit_notifies_the_relay_only_if_the_relay_wants_it(books: Books, tables_url: str, is_on: bool) -> None:
-    set_on(books, is_on=is_on)
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_a_commit_notifies_the_relay_unless_the_relay_polls(books: Books, tables_url: str, rows: int) -> None:
+    set_polls(books, rows)
     with psycopg.connect(tables_url, autocommit=True) as listener:
         listener.execute("listen email_dispatcher_due")
 
         books.enqueue_one()
 
-        assert received(listener, books) == [""] * is_on
+        assert received(listener, books) == [""] * (rows == 0)
 
 
-def test_every_statement_that_notifies_reads_whether_the_relay_wants_it() -> None:
+def test_every_statement_that_notifies_finds_out_first_whether_the_relay_polls() -> None:
     notifying = [text for text in all_queries().values() if b"pg_notify" in text]
 
     assert len(notifying) == 5
-    assert all(b"(select is_on from dispatcher.due_notification)" in text for text in notifying)
+    assert all(b"not exists (select from dispatcher.relay_polls)" in text for text in notifying)

@@ -34,15 +34,13 @@ _EMPTY: Final = """
         for filled in
             select oid from pg_class
             where relkind in ('r', 'p') and not relispartition and relnamespace = 'dispatcher'::regnamespace
-                and relname not in
-                    ('dispatcher_migration', 'dispatcher_database', 'outgoing_feed', 'due_notification')
+                and relname not in ('dispatcher_migration', 'dispatcher_database', 'outgoing_feed')
         loop
             execute format('delete from %s', filled);
         end loop;
         perform setval(seqrelid::regclass, seqstart, false) from pg_sequence
             where seqrelid in (select oid from pg_class where relnamespace = 'dispatcher'::regnamespace);
         update dispatcher.outgoing_feed set is_on = false, wanted_at = 'epoch';
-        update dispatcher.due_notification set is_on = true where not is_on;
     end $$
 """
 """Empties every table, and restarts every sequence, in one round trip."""
