@@ -5,8 +5,8 @@ email and commits, again and again. Three statements alternate: the product's, t
 relay, and the same with a notification in each transaction. After each load, the command waits until all emails are
 sent. `commit_delay` makes a commit take as long as one on a network disk or with a synchronous standby.
 
-Before the loads, the command measures a trickle: the time from the beginning of a transaction until the provider has
-accepted its email, at a steady rate.
+Before and directly after the loads, the command measures a trickle: the time from the beginning of a transaction until
+the provider has accepted its email, at a steady rate.
 
 The servers' data must be on a disk, so TMPDIR must not be in memory.
 """
@@ -55,7 +55,7 @@ def main() -> None:
     options = _options()
     console = Console(stderr=True)
     loads = Table("commit_delay, ms", "connections", *(f"commits/s, {name}" for name in STATEMENTS), "ratio")
-    trickles = Table("commit_delay, ms", "emails", "p50, ms", "p99, ms", "longest, ms")
+    trickles = Table("commit_delay, ms", "trickle", "emails", "p50, ms", "p99, ms", "longest, ms")
     with (
         tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder,
         private_servers(Path(folder) / "servers", progress=console.log) as servers,
@@ -67,10 +67,9 @@ def main() -> None:
                 bare_stage(servers, Case("sendgrid", 1, 0), Path(folder) / f"{delay_ms:g}", url) as scene,
                 scene.running("run"),
             ):
-                times_ms = _trickle(scene, options.rate, options.trickle_seconds)
-                figures = percentile(times_ms, 50), percentile(times_ms, 99), times_ms[-1]
-                trickles.add_row(f"{delay_ms:g}", str(len(times_ms)), *(f"{each:.1f}" for each in figures))
-                console.log("trickle", f"{delay_ms:g}", *(f"{each:.1f}" for each in figures))
+                _start(scene)
+                trickle = partial(_trickle, scene, options.rate, options.trickle_seconds)
+                before_ms = trickle("before")
                 for connections in options.connections:
                     rates: dict[str, list[float]] = {name: [] for name in STATEMENTS}
                     for _ in range(options.repeat):
@@ -79,6 +78,11 @@ def main() -> None:
                     medians = [statistics.median(found) for found in rates.values()]
                     cells = f"{delay_ms:g}", str(connections), *(f"{each:,.0f}" for each in medians)
                     loads.add_row(*cells, f"{medians[0] / medians[1]:.2f}")
+                    console.log(*cells)
+                for name, times_ms in {"before the loads": before_ms, "after the loads": trickle("after")}.items():
+                    figures = percentile(times_ms, 50), percentile(times_ms, 99), times_ms[-1]
+                    cells = f"{delay_ms:g}", name, str(len(times_ms)), *(f"{each:.1f}" for each in figures)
+                    trickles.add_row(*cells)
                     console.log(*cells)
     page = Console(width=None if sys.stdout.isatty() else 130)
     page.print(loads, trickles)
@@ -92,12 +96,16 @@ def _set_delay(servers: Servers, delay_ms: float) -> None:
         connection.execute("select pg_reload_conf()")
 
 
-def _trickle(scene: Stage, rate: float, seconds: float) -> list[float]:
-    """The milliseconds from the beginning of each transaction until the provider has accepted the email, ascending."""
+def _start(scene: Stage) -> None:
+    """Waits until `dispatcher run` has sent an email, so that no figure contains its start."""
     with psycopg.connect(scene.database_url, autocommit=True) as connection:
         connection.execute("create table orders (order_id bigint generated always as identity, note text)")
         enqueue(connection, _email("first"))
-    _await_sent(scene)  # `dispatcher run` has started
+    _await_sent(scene)
+
+
+def _trickle(scene: Stage, rate: float, seconds: float, name: str) -> list[float]:
+    """The milliseconds from the beginning of each transaction until the provider has accepted the email, ascending."""
     began_at: dict[str, float] = {}
 
     def run(place: int) -> None:
@@ -105,7 +113,7 @@ def _trickle(scene: Stage, rate: float, seconds: float) -> list[float]:
             for number in range(place, int(rate * seconds), TRICKLE_CONNECTIONS):
                 time.sleep(max(0.0, start_at + number / rate - time.time()))
                 at = time.time()
-                answer = enqueue(connection, _email(f"trickle-{number}"))
+                answer = enqueue(connection, _email(f"{name}-{number}"))
                 connection.commit()
                 began_at[str(answer.email_id)] = at
 
