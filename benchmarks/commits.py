@@ -120,7 +120,7 @@ def _trickle(scene: Stage, rate: float, seconds: float, name: str) -> list[float
     start_at = time.time() + 1.0
     with ThreadPoolExecutor(TRICKLE_CONNECTIONS) as threads:
         list(threads.map(run, range(TRICKLE_CONNECTIONS)))
-    _await_sent(scene)
+    wait_until(lambda: began_at.keys() <= scene.double.acceptances().keys(), LONGEST_SECONDS)
     return latencies_ms(began_at, scene.double.acceptances())
 
 

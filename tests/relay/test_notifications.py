@@ -106,7 +106,7 @@ async def test_under_load_emails_are_published_without_notifications(
         assert received(listener, books) == []
 
 
-async def test_while_the_relay_polls_a_notification_of_an_older_library_is_not_necessary_and_not_harmful(
+async def test_while_the_relay_polls_the_notifications_of_an_older_library_do_no_harm(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
     await start(settings, poll_seconds=FOR_EVER, quiet_seconds=FOR_EVER)
