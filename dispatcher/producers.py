@@ -14,15 +14,18 @@ The `_async` functions do the same with psycopg's AsyncConnection, or SQLAlchemy
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from dispatcher.domain.message import Message
-from dispatcher.errors import InvalidEmail, MessageKeyConflict
+from dispatcher.domain.sms import SMS_CHANNEL, SmsRules
+from dispatcher.errors import ConfigurationError, InvalidEmail, MessageKeyConflict
 from dispatcher.store.callers import (
     AsyncCallersConnection,
     CallersConnection,
@@ -93,7 +96,8 @@ def enqueue(connection: CallersConnection, email: Message, *, traceparent: str |
         traceparent: A W3C trace context. The dispatcher adds it to the RabbitMQ message and to log events.
 
     Raises:
-        InvalidEmail: the email's `expires_at` has passed, and the key is new.
+        InvalidEmail: the email's `expires_at` has passed, and the key is new; or DISPATCHER_SMS_COUNTRIES is set for
+            this application, and does not allow the country of an SMS.
         MessageKeyConflict: the key was enqueued before with a different payload.
         UnusableConnection: the connection is not a psycopg connection, is closed, is in a failed transaction, or its
             role lacks a permission.
@@ -183,6 +187,8 @@ def _batches(emails: Iterable[Message], traceparent: str | None) -> Iterator[lis
     batch: list[Message] = []
     octets = 0
     for email in emails:
+        if email.channel == SMS_CHANNEL and (fault := sms_rules().fault(email.to[0], "")):
+            raise fault
         size = _octets(email)
         if batch and (len(batch) == BATCH_EMAILS or octets + size > BATCH_OCTETS):
             yield draft(batch, traceparent)
@@ -191,6 +197,18 @@ def _batches(emails: Iterable[Message], traceparent: str | None) -> Iterator[lis
         octets += size
     if batch:
         yield draft(batch, traceparent)
+
+
+@cache
+def sms_rules() -> SmsRules:
+    """Which SMS this application may enqueue: the value of DISPATCHER_SMS_COUNTRIES at the first call."""
+    from dispatcher.config import examine  # imported here, because the import takes many milliseconds
+
+    name = "DISPATCHER_SMS_COUNTRIES"
+    settings, _, mistakes = examine({name: os.environ.get(name, "")}, reads_own=False)
+    if mistakes:
+        raise ConfigurationError(mistakes)
+    return settings.sms_rules
 
 
 def _octets(email: Message) -> int:

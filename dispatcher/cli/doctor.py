@@ -49,9 +49,9 @@ def command(*, for_api: bool, as_json: bool) -> int:
                    policies, alarms, quorum and consumer timeout
       events       the configured ways in which providers report bounces, complaints and
                    deliveries; whether this user may read and change the Maildir of bounces
-      providers    whether each provider accepts our credentials, and whether pending
-                   emails will fail because no provider can send them, or because a
-                   header is not allowed
+      providers    whether each provider accepts our credentials, and whether workers use it;
+                   whether pending emails will fail because no provider can send them, or
+                   because a header or a phone number is not allowed
 
     The command creates missing folders. It changes nothing else.
 

@@ -19,6 +19,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.cli.checks import volatility
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.email import Email
+from dispatcher.domain.sms import Sms
 from dispatcher.host.ledger import Ledger
 from dispatcher.producers import enqueue
 from tests.broker.rabbit import Operator
@@ -403,6 +404,37 @@ def test_pending_emails_with_a_header_that_is_not_allowed_are_reported(prepared:
     assert "pending emails will fail; the first: headers.X-MC-Tags controls Mailchimp Transactional" in found["detail"]
     assert "DISPATCHER_ALLOWED_PROVIDER_HEADERS" in found["remedy"]
     assert "pending emails" not in _findings(prepared.having(DISPATCHER_ALLOWED_PROVIDER_HEADERS=header), code=0)
+
+
+def test_pending_sms_to_a_country_that_is_not_allowed_are_reported(prepared: CommandLine) -> None:
+    host = prepared.having(
+        DISPATCHER_SMS_PROVIDERS="sms-capture", DISPATCHER_SMS_CAPTURE_DIR="sms", DISPATCHER_SMS_COUNTRIES="US,CA"
+    )
+    with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"]) as connection:
+        enqueue(connection, Sms(message_key="k", to="+18765551234", text="t"))
+
+    found = _findings(host, code=1)
+
+    assert found["countries of SMS"]["detail"].startswith("CA, US (DISPATCHER_SMS_COUNTRIES")
+    assert "pending emails will fail; the first: its recipient is a number of JM" in found["pending emails"]["detail"]
+    assert "pending emails" not in _findings(host.having(DISPATCHER_SMS_COUNTRIES="all"), code=0)
+
+
+def test_the_state_of_a_circuit_breaker_is_named_although_the_provider_accepts_the_credentials(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        "insert into provider_state (provider, slot, state, reason, until_at)"
+        " values ('capture', 'host/1', 'open', 'connection_failed', clock_timestamp() + interval '1 minute')"
+    )
+    connection.commit()
+
+    found = _findings(prepared, code=0)
+
+    assert found["provider capture"]["state"] == "ok"
+    assert found["circuit breaker"]["state"] == "warning"
+    assert "capture: open in 1 worker; capture fails for every email" in found["circuit breaker"]["detail"]
+    assert "`dispatcher resume provider capture`" in found["circuit breaker"]["detail"]
 
 
 def test_doctor_lists_the_sources_of_providers_events(settled: CommandLine) -> None:

@@ -39,9 +39,9 @@ def make_email(connection: psycopg.Connection, key: str, tenant_id: str = "shop"
 def make_event(connection: psycopg.Connection, email_id: Any, **more: Any) -> None:
     row = {"provider": "sendgrid", "kind": "bounced", "bounce": "hard", "code": "5.1.1", "detail": "no mailbox", **more}
     connection.execute(
-        "insert into email_event (email_id, event_key, provider, kind, bounce, code, detail, happened_at) "
-        "values (%s, uuid_send(gen_random_uuid()), %s, %s, %s, %s, %s, now())",
-        [email_id, *(row[name] for name in ("provider", "kind", "bounce", "code", "detail"))],
+        "insert into email_event (email_id, event_key, provider, kind, bounce, code, detail, doubt, happened_at) "
+        "values (%s, uuid_send(gen_random_uuid()), %s, %s, %s, %s, %s, %s, now())",
+        [email_id, *(row.get(name) for name in ("provider", "kind", "bounce", "code", "detail", "doubt"))],
     )
 
 
@@ -139,6 +139,26 @@ async def test_events_link_to_their_emails_and_hostile_texts_are_text(
     assert "Bounced (hard) 1" in " ".join(text_of(page).split())
     assert "delivered" not in text_of(page).split("Arrived")[1]
     assert (await operator.get("/ops/events?since=yesterday")).status == 400
+
+
+@pytest.mark.parametrize(
+    ("doubt", "words"),
+    [
+        ("impossible", "impossible: without effect, because no worker sent the email through this provider"),
+        ("recipient", "recipient: suppresses no recipient, because nothing proves that it is about this one"),
+        (None, None),
+    ],
+)
+async def test_both_tables_of_events_say_what_an_event_does_not_prove(
+    operator: Browser, connection: psycopg.Connection, doubt: str | None, words: str | None
+) -> None:
+    email_id = make_email(connection, "doubtful")
+    make_event(connection, email_id, doubt=doubt)
+
+    for path in ("/ops/events", f"/ops/emails/{email_id}"):
+        html = (await operator.get(path)).body.decode()
+        (cell,) = re.findall(r'<td data-label="Doubt"[^>]*>(.*?)</td>', html)
+        assert cell == (words or "\u2013")
 
 
 async def test_a_webhook_is_disabled_enabled_rotated_replayed_and_removed_with_reasons(
