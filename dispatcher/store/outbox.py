@@ -119,7 +119,10 @@ class Outbox:
 
     async def set_polling(self, *, is_on: bool) -> None:
         """Sets whether the relay polls. If so, commits that make emails due do not notify it. Idempotent."""
-        await self._fetch("begin_polling" if is_on else "end_polling")
+        if is_on:
+            await self._fetch("begin_polling")
+        else:
+            await self._fetch("end_polling")
 
     async def read_controls(self) -> Controls:
         """What operators set for all hosts (see `controls.read_controls`)."""
