@@ -229,6 +229,7 @@ def _check_connections(settings: Settings, max_connections: int) -> Finding:
 
 
 def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
+    from dispatcher.store.activity import list_shared_host_names
     from dispatcher.store.migrations import all_migrations, verify_schema
     from dispatcher.store.server import find_filled_defaults
 
@@ -246,6 +247,13 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     words = f"there are rows in {', '.join(filled)}" if filled else "the default partitions are empty"
     remedy = "Run `dispatcher init`, which moves this week's rows to this week's partition."
     yield passed_if(not filled, "partitions", words, remedy, CheckState.WARNING)
+    shared = list_shared_host_names(connection)
+    words = f"several connected hosts are named {', '.join(shared)}" if shared else "each connected host has its own"
+    remedy = (
+        "Set DISPATCHER_HOST_NAME to a different name on each of these hosts. If a host has just lost its network or "
+        "power, check again after some minutes."
+    )
+    yield passed_if(not shared, "host names", words, remedy, CheckState.WARNING)
     yield from _check_ledgers(settings, asyncio.run(_database_id(settings)))
     yield from _check_pending(settings, connection)
     yield from _check_breakers(connection)

@@ -42,9 +42,9 @@ def command(*, for_api: bool, as_json: bool) -> int:
       settings     invalid settings, and who may read the env file
       process      Python's version, the open-file limit, the run directory
       PostgreSQL   version, fsync and synchronous_commit, number of connections, tables,
-                   partitions, whether a connection keeps its session (some poolers
-                   prevent this), whether a small transaction commits in time (this
-                   test stores no row)
+                   partitions, whether connected hosts share a name, whether a connection
+                   keeps its session (some poolers prevent this), whether a small
+                   transaction commits in time (this test stores no row)
       RabbitMQ     exchange and queues; if the management API is configured, also bindings,
                    policies, alarms, quorum and consumer timeout
       events       the configured ways in which providers report bounces, complaints and

@@ -102,6 +102,8 @@ EVENTS: Final = MappingProxyType(
         "reason.",
         "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP. AMQP does not count messages that a "
         "consumer has received but not acked, so the depth can be too low. Field: reason.",
+        "host.name_shared": "Several hosts have used the same DISPATCHER_HOST_NAME for a while. Each host needs its "
+        "own. Field: host.",
         "alert.raised": "An operator has to act. Fields: severity, component, kind, phase (raised, reminded or test), "
         "queue, count, oldest_age_seconds, correlation_ids, reason, database_unreachable, summary.",
         "alert.resolved": "The condition that raised an alert no longer exists. Fields: kind, queue, summary.",

@@ -28,7 +28,7 @@ grant select, insert, update, delete on
     dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression,
     dispatcher.outgoing_event, dispatcher.webhook, dispatcher.webhook_retry, dispatcher.pause,
     dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.tenant_limit, dispatcher.domain_limit,
-    dispatcher.domain_line, dispatcher.ops_session, dispatcher.minute_sample
+    dispatcher.domain_line, dispatcher.ops_session, dispatcher.minute_sample, dispatcher.named_lock
     to {role};
 grant select, insert, delete on
     dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient, dispatcher.inbound_message,
@@ -49,7 +49,7 @@ grant execute on function
     ),
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.email_partitions_make,
     dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune,
-    dispatcher.email_recipient_summarize
+    dispatcher.email_recipient_summarize, dispatcher.named_lock_holder, dispatcher.advisory_lock_holders
     to {role};
 
 -- name: grant_reader
@@ -73,5 +73,6 @@ grant execute on function
     dispatcher.find_dead_emails(
         text, text, text, text, text, double precision, double precision, uuid[], boolean, text, text
     ),
-    dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since
+    dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.named_lock_holder,
+    dispatcher.advisory_lock_holders
     to {role};

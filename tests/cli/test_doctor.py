@@ -54,7 +54,7 @@ def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
         *("settings", "Python", "file descriptors", "run directory"),
         *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections"),
         *("PostgreSQL sessions", "PostgreSQL commits"),
-        *("tables", "partitions", "in-flight ledgers"),
+        *("tables", "partitions", "host names", "in-flight ledgers"),
         *(
             "RabbitMQ",
             "RabbitMQ management",
@@ -65,6 +65,18 @@ def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
             "provider capture",
         ),
     }
+
+
+def test_two_connected_hosts_with_one_name_are_a_warning(prepared: CommandLine, database_url: str) -> None:
+    with (
+        psycopg.connect(database_url, application_name="dispatcher alerts twin"),
+        psycopg.connect(database_url, application_name="dispatcher alerts twin"),
+        psycopg.connect(database_url, application_name="dispatcher alerts alone"),
+    ):
+        found = _findings(prepared, code=0)["host names"]
+
+    assert (found["state"], found["detail"]) == ("warning", "several connected hosts are named twin")
+    assert "DISPATCHER_HOST_NAME" in found["remedy"]
 
 
 def test_with_api_no_provider_secret_is_needed(prepared: CommandLine) -> None:

@@ -31,7 +31,7 @@ def _worker(tables_url: str) -> Iterator[None]:
         psycopg.connect(tables_url, autocommit=True, application_name="host-a:w0:4711:9f86d081"),
         psycopg.connect(tables_url, autocommit=True) as relay,
     ):
-        relay.execute(query("try_named_lock"), {"name": "relay"})
+        relay.execute(query("take_named_locks"), {"names": ["relay"]})
         yield
 
 
