@@ -2,6 +2,17 @@
 -- Subscribes this session to the notifications of commits that make emails due.
 listen email_dispatcher_due;
 
+-- name: begin_polling
+-- From now on, commits that make emails due no longer notify the relay. PostgreSQL lets only one notifying transaction
+-- of a database commit at a time, so under load the relay polls instead. No rows.
+insert into dispatcher.relay_polls
+select
+where not exists (select from dispatcher.relay_polls);
+
+-- name: end_polling
+-- From now on, commits that make emails due notify the relay. No rows.
+delete from dispatcher.relay_polls;
+
 -- name: find_publish_due
 -- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was
 -- written, or up to four minutes later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was

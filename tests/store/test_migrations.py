@@ -240,3 +240,27 @@ def test_an_application_enqueues_after_an_upgrade_with_the_rights_of_the_release
         finally:
             connection.execute("reset role")
             connection.execute(f"drop owned by {role}; drop role {role}".encode())
+
+
+@pytest.mark.parametrize(("right", "may_write"), [("insert", False), ("update", True), ("select", None)])
+def test_after_an_upgrade_applications_may_read_whether_the_relay_polls_and_relays_may_change_it(
+    empty_database_url: str, right: str, may_write: bool | None
+) -> None:
+    role = f"role_{secrets.token_hex(4)}"
+    create_tables(empty_database_url, before=52)
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(f"create role {role}; grant {right} on dispatcher.email_log to {role}".encode())
+        try:
+            with connected(empty_database_url) as owner:
+                migrate(owner)
+
+            found = connection.execute(
+                "select has_table_privilege(%(role)s, 'dispatcher.relay_polls', 'select'),"
+                " has_table_privilege(%(role)s, 'dispatcher.relay_polls', 'insert'),"
+                " has_table_privilege(%(role)s, 'dispatcher.relay_polls', 'delete')",
+                {"role": role},
+            ).fetchone()
+        finally:
+            connection.execute(f"drop owned by {role}; drop role {role}".encode())
+
+    assert found == (may_write is not None, bool(may_write), bool(may_write))
