@@ -232,7 +232,7 @@ class StatusEndpoints:
             )
             limit = given.get("limit", DEFAULT_PAGE_EMAILS)
             async with self.listing.turn(caller.share):
-                found = await find(self.source, query, limit=limit, cursor=given.get("cursor"))
+                found = await find(self.source, query, limit=limit, cursor=given.get("cursor"), is_sealed=True)
         page = {
             "emails": [document(email) for email in found.rows],
             "next": found.cursor,

@@ -21,7 +21,7 @@ from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import Recipient
 from dispatcher.errors import InvalidEmail
-from dispatcher.store.address_hashes import normalised
+from dispatcher.store.address_hashes import AddressHasher, normalised
 from dispatcher.store.lookup import (
     BUDGET,
     HIGHEST,
@@ -106,6 +106,7 @@ async def find(
     limit: int = DEFAULT_LIMIT,
     cursor: UUID | None = None,
     budget: Budget = BUDGET,
+    is_sealed: bool = False,
 ) -> FoundPage:
     """A page of the emails that match. The cost is about the same for every filter, however many emails there are.
 
@@ -113,10 +114,15 @@ async def find(
         source: A session or a pool.
         cursor: The `cursor` of the previous page; None for the first page.
         budget: How much the search reads for one page.
+        is_sealed: Whether the cursor may be shown to the query's tenant. Otherwise, it can be the id of another
+            tenant's email, which also shows when that email was enqueued.
 
     Raises:
         InvalidEmail: The recipient, domain or sender is not valid. The error does not repeat the value.
     """
+    hasher, tenant_id = await AddressHasher.open(source) if is_sealed else None, query.tenant_id or ""
+    if hasher is not None and cursor is not None:
+        cursor = hasher.unsealed(cursor, tenant_id)
     wanted = await _criteria(source, query, cursor)
     start = find_start(wanted)
     checks = _checks(source, query, wanted, start)
@@ -127,7 +133,10 @@ async def find(
     since = None
     if query.recipient is not None or query.domain is not None:
         since = await find_recipients_since(source)
-    return FoundPage(rows, below, was_cut=below is not None and len(rows) < limit, recipients_since=since)
+    was_cut = below is not None and len(rows) < limit
+    if hasher is not None and below is not None:
+        below = hasher.sealed(below, tenant_id)
+    return FoundPage(rows, below, was_cut=was_cut, recipients_since=since)
 
 
 async def masked_recipients(source: Source, email_ids: Sequence[UUID]) -> dict[UUID, list[str]]:

@@ -23,6 +23,9 @@ TOKEN_CHARACTERS: Final = 4 * HASH_OCTETS
 _TOKEN: Final = re.compile(rf"[A-Za-z0-9_-]{{{TOKEN_CHARACTERS}}}", re.ASCII)
 BLOCK_OCTETS: Final = 64
 """The block size of SHA-256."""
+_HALF: Final = 1 << 64
+_ROUNDS: Final = 4
+"""Of a Feistel network: with four rounds of a keyed hash, nobody can tell a sealed id from a random number."""
 _DOTS: Final = ".\u3002\uff0e\uff61"
 """What separates labels of a domain (UTS 46, section 4). A dot at the end is the root of DNS."""
 
@@ -77,6 +80,23 @@ class AddressHasher:
         if not compare_digest(signature, self._signature(content)):
             return None
         return UUID(bytes=content[:HASH_OCTETS]), content[HASH_OCTETS:]
+
+    def sealed(self, email_id: UUID, reader: str) -> UUID:
+        """The id of an email as a cursor that shows a reader, such as a tenant, nothing about the email."""
+        left, right = divmod(email_id.int, _HALF)
+        for number in range(_ROUNDS):
+            left, right = right, left ^ self._mask(number, right, reader)
+        return UUID(int=left * _HALF + right)
+
+    def unsealed(self, cursor: UUID, reader: str) -> UUID:
+        """The id from which `sealed` made a cursor for this reader; a random id for any other cursor."""
+        left, right = divmod(cursor.int, _HALF)
+        for number in reversed(range(_ROUNDS)):
+            left, right = right ^ self._mask(number, left, reader), left
+        return UUID(int=left * _HALF + right)
+
+    def _mask(self, number: int, half: int, reader: str) -> int:
+        return int.from_bytes(self._digest(f"\0cursor {number} {half} {reader}")[:8], "big")
 
     def _signature(self, content: bytes) -> bytes:
         # The signed text begins with a NUL. The text of an address or a domain never does, so the hash of an address

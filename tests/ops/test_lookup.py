@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -143,6 +144,29 @@ async def test_pages_continue_where_the_previous_page_ended(
 
     assert found == ids[::-1]
     assert page.cursor is None
+
+
+@pytest.mark.parametrize("name", ["recipient", "domain", "correlation_id", "status"])
+async def test_a_sealed_cursor_shows_a_tenant_no_email_of_another_tenant(
+    session: AsyncSession, books: Books, name: str
+) -> None:
+    known = {"recipient": "ann@example.org", "domain": "example.org", "correlation_id": "run", "status": Status.PENDING}
+    wanted = books.enqueue_one(to="ann@example.org", correlation_id="run", tenant_id="shop")
+    ids = books.enqueue(12, to="ann@example.org", correlation_id="run")
+    query = EmailQuery(tenant_id="shop", **{name: known[name]})
+    look_up = partial(find, session, query, limit=5, budget=Budget(rows=5, emails=5, checked=3, most_checked=6))
+
+    page, cursors = await look_up(is_sealed=True), []
+    while page.cursor is not None and not page.rows:
+        cursors.append(page.cursor)
+        page = await look_up(cursor=page.cursor, is_sealed=True)
+
+    assert [row.email_id for row in page.rows] == [wanted]
+    assert cursors
+    assert not {cursor.hex[:12] for cursor in cursors} & {each.hex[:12] for each in ids}  # the time, in milliseconds
+    hasher = await AddressHasher.open(session)
+    assert hasher.unsealed(cursors[0], "shop") in ids
+    assert hasher.unsealed(cursors[0], "other") not in ids
 
 
 @pytest.mark.parametrize("query", [EmailQuery(recipient="ann@example.org"), EmailQuery(domain="example.org")])

@@ -352,13 +352,13 @@ async def _look_up(session: AsyncSession, form: SearchForm) -> _Found:
             if named:
                 return _Found(email_id=next(iter(named.values()))) if len(named) == 1 else _Found(named=named)
         else:
-            page = await find(session, form.wanted(kind), limit=PAGE_EMAILS, cursor=form.cursor)
+            page = await find(session, form.wanted(kind), limit=PAGE_EMAILS, cursor=form.cursor, is_sealed=True)
             found.page = page
             if page.rows or page.was_cut:
                 return _Found(page=page, kind=kind)
         found.tried.append(kind)
     if not form.kinds:
-        found.page = await find(session, form.filters, limit=PAGE_EMAILS, cursor=form.cursor)
+        found.page = await find(session, form.filters, limit=PAGE_EMAILS, cursor=form.cursor, is_sealed=True)
     return found
 
 
