@@ -37,7 +37,8 @@ from uuid import UUID
 from dispatcher.broker.confirmed import ConfirmedMessages
 from dispatcher.errors import BrokerUnavailable
 from dispatcher.relay.shares import Shares
-from dispatcher.store.outbox import THE_END, THE_START, DuePointer, DueRange, Outbox, Tenant
+from dispatcher.store.instants import EARLIEST, LATEST
+from dispatcher.store.outbox import DuePointer, DueRange, Outbox, Tenant
 
 BATCH: Final = 500
 """The most emails per round, and the most due marks per statement. While the relay remembers more emails than this, it
@@ -212,7 +213,7 @@ class PointerPublisher:
         """
         self._checked_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
-        ranges = [DueRange(tenant, THE_START, until, most) for tenant, until in self._published_until.items()]
+        ranges = [DueRange(tenant, EARLIEST, until, most) for tenant, until in self._published_until.items()]
         found = await self._find(outbox, ranges) if ranges else {}
         cut_at = [rows[-1].due_at for rows in found.values() if len(rows) == most]
         due = {row.email_id: row.due_at for rows in found.values() for row in rows}
@@ -229,8 +230,8 @@ class PointerPublisher:
         turns = Counter(order)
         ranges = []
         for tenant, emails in turns.items():
-            since, known = self._resume_from.get(tenant, (THE_START, 0))
-            ranges.append(DueRange(tenant, since, THE_END, emails + known))
+            since, known = self._resume_from.get(tenant, (EARLIEST, 0))
+            ranges.append(DueRange(tenant, since, LATEST, emails + known))
         read = await self._find(outbox, ranges)
         found: dict[Tenant, list[DuePointer]] = {}
         for each in ranges:

@@ -10,7 +10,7 @@ where application_name = %(application_name)s
 -- The leases of a worker, with the columns of find_expiring except the last one. No row: the worker has no lease.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
-    extract(epoch from clock_timestamp() - pinned_at)::double precision
+    (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision
 from dispatcher.email_log
 where status = 'sending'
     and locked_by = %(worker)s;
@@ -67,7 +67,7 @@ from recovered;
 -- How many attempts each email had before its last replay or redelivery, for how many seconds it has been pinned to a
 -- provider, and its own retry limits (see lease). If an id is missing in the result, there is no such email.
 select
-    email_id, attempt_base, extract(epoch from clock_timestamp() - pinned_at)::double precision,
+    email_id, attempt_base, (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision,
     case
         when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
             max_attempts,
@@ -76,8 +76,8 @@ select
                     coalesce(due_since, created_at)
                     + coalesce(redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
                     expires_at
-                ) - clock_timestamp()
-            ),
+                )
+            ) - extract(epoch from clock_timestamp()),
             redelivery_count
         ]::double precision[]
     end
@@ -142,7 +142,7 @@ from crashed;
 -- before the ledger of their worker.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
-    extract(epoch from clock_timestamp() - pinned_at)::double precision,
+    (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision,
     case
         when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
             max_attempts,
@@ -151,8 +151,8 @@ select
                     coalesce(due_since, created_at)
                     + coalesce(redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
                     expires_at
-                ) - clock_timestamp()
-            ),
+                )
+            ) - extract(epoch from clock_timestamp()),
             redelivery_count
         ]::double precision[]
     end

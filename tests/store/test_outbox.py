@@ -13,9 +13,10 @@ from dispatcher import enqueue
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.instants import LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.named_locks import acquire
-from dispatcher.store.outbox import THE_END, DueRange, Outbox
+from dispatcher.store.outbox import DueRange, Outbox
 from tests.store.books import Books, email
 from tests.store.results import result
 from tests.waiting import until, until_answer
@@ -63,7 +64,7 @@ async def test_a_continued_search_finds_emails_due_at_that_instant_or_later(outb
         books.change(email_id, publish_due_at=EXPIRED + timedelta(hours=number))
 
     since = EXPIRED + timedelta(hours=2)
-    due = await outbox.find_due_of_tenants([DueRange(("normal", "default"), since, THE_END, 2)])
+    due = await outbox.find_due_of_tenants([DueRange(("normal", "default"), since, LATEST, 2)])
 
     assert [row.email_id for row in due] == email_ids[2:4]
 
