@@ -160,7 +160,7 @@ def test_the_tables_have_the_domains_values(tables_url: str) -> None:
         )
 
     assert words(constraints["email_log_status_known"]) == set(Status)
-    assert words(constraints["uncertain_policy_known"]) == set(OnUncertain)
+    assert words(constraints["email_on_uncertain_known"]) == set(OnUncertain)
 
 
 def words(definition: str) -> set[str]:
