@@ -15,9 +15,10 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import AdaptersMap, Loader, Transformer
 from psycopg.pq import Format
 
-EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
+# One day is left at each end, so that no conversion to another time zone fails.
+EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 """Stands for `-infinity`: `store.arrays` writes it as `-infinity`."""
-LATEST: Final = datetime.max.replace(tzinfo=UTC)
+LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
 """Stands for `infinity`: `store.arrays` writes it as `infinity`."""
 _TYPE: Final = "timestamptz"
 _TYPE_OID: Final = psycopg.adapters.types[_TYPE].oid

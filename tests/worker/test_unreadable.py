@@ -127,3 +127,15 @@ async def test_an_unreadable_email_does_not_stop_a_worker_whose_lease_was_interr
     await until(lambda: books.statuses() == {"sent": OTHERS - 1, "pending": 1} or worker.task.done())
     assert not worker.task.done()
     assert bench.provider.accepted == dict.fromkeys(others, 1)
+
+
+async def test_an_email_whose_recipient_outcomes_are_damaged_is_not_sent_and_the_others_are(bench: Bench) -> None:
+    culprit, *others = bench.books.enqueue(OTHERS)
+    bench.books.change(culprit, attempt_count=1, attempt_base=1, recipient_outcomes="5")
+    worker = await bench.start()
+
+    await bench.deliver([*others, culprit])
+
+    await until(lambda: bench.books.statuses()["sent"] == OTHERS - 1 or worker.task.done())
+    assert not worker.task.done()
+    assert bench.provider.accepted == dict.fromkeys(others, 1)
