@@ -161,9 +161,10 @@ cross join (
 -- How many seconds the oldest due dead letter has been waiting to be published; null if none is due. Here and in the
 -- other statements about all emails, `isfinite` leaves out damaged rows: before PostgreSQL 17, to subtract an infinite
 -- instant raises an error.
-select extract(epoch from clock_timestamp() - min(dead_letter_due_at) filter (where isfinite(dead_letter_due_at)))::double precision
+select extract(epoch from clock_timestamp() - min(dead_letter_due_at))::double precision
 from dispatcher.email_log
-where dead_letter_due_at is not null;
+where dead_letter_due_at is not null
+    and isfinite(dead_letter_due_at);
 
 -- name: find_impossible_events
 -- The impossible events of the last day (see events.sql), at most `limit`: their number by provider, and one of their

@@ -8,6 +8,8 @@ where application_name = %(application_name)s
 
 -- name: find_leases
 -- The leases of a worker, with the columns of find_expiring except the last one. No row: the worker has no lease.
+-- Here and below, seconds are subtracted and not instants: an infinite instant, or an interval out of range, in one row
+-- would make PostgreSQL refuse the statement.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
     (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision
@@ -71,12 +73,9 @@ select
     case
         when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
             max_attempts,
-            extract(
-                epoch from least(
-                    coalesce(due_since, created_at)
-                    + coalesce(redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
-                    expires_at
-                )
+            least(
+                extract(epoch from coalesce(due_since, created_at)) + coalesce(redeliver_seconds, %(redeliver_seconds)s),
+                extract(epoch from expires_at)
             ) - extract(epoch from clock_timestamp()),
             redelivery_count
         ]::double precision[]
@@ -146,12 +145,9 @@ select
     case
         when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
             max_attempts,
-            extract(
-                epoch from least(
-                    coalesce(due_since, created_at)
-                    + coalesce(redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
-                    expires_at
-                )
+            least(
+                extract(epoch from coalesce(due_since, created_at)) + coalesce(redeliver_seconds, %(redeliver_seconds)s),
+                extract(epoch from expires_at)
             ) - extract(epoch from clock_timestamp()),
             redelivery_count
         ]::double precision[]

@@ -123,7 +123,9 @@ with present as (
     group by application_name
 ),
 leasing as (
-    select locked_by as worker, count(*) as emails, max(locked_until) filter (where isfinite(locked_until)) as last_lease_until
+    select
+        locked_by as worker, count(*) as emails,
+        max(locked_until) filter (where isfinite(locked_until)) as last_lease_until
     from dispatcher.email_log
     where status = 'sending'
     group by locked_by

@@ -47,6 +47,7 @@ READ: Final[Mapping[str, Columns]] = {
     **_with_instants(_WAITING_FOR_DOMAIN, "wait_until", " for a domain", INSTANTS[2:]),
     **_with_instants(_EXPIRED, "pinned_at"),
     **_with_instants(_EXPIRED, "created_at"),
+    **_with_instants(_EXPIRED, "redeliver_seconds", instants=("NaN", "Infinity", "1e300")),
     **_with_instants(_FAILED, "created_at", " of a dead letter"),
     **_with_instants({}, "expires_at"),
     **_with_instants({}, "publish_due_at"),
