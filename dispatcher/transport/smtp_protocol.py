@@ -259,7 +259,7 @@ class SmtpProtocol(asyncio.Protocol):
     def _take_line(self, line: bytes) -> None:
         parsed = _LINE.fullmatch(line)
         # Some servers refuse a connection in the last line of a greeting, whose other lines have the code 220.
-        is_mixed = self._is_greeted and self._partial and parsed and parsed[1] != self._partial[0][1]
+        is_mixed = self._partial and self._is_greeted and parsed and parsed[1] != self._partial[0][1]
         if parsed is None or is_mixed:
             # Nothing private was sent before the greeting, so its words can be shown.
             words = "" if self._is_greeted else f": {scrub(line.decode('utf-8', 'replace'))}"
@@ -287,6 +287,8 @@ class SmtpProtocol(asyncio.Protocol):
 
 
 def _reply(lines: list[re.Match[bytes]]) -> SmtpReply:
+    if len(lines) == 1:
+        return reply_of(int(lines[0][1]), (lines[0][3] or b"").decode("utf-8", "replace"))
     text = b"\n".join(line[3] or b"" for line in lines).decode("utf-8", "replace")
     # The lines of a greeting can have different codes: the highest is a refusal, if there is one.
     return reply_of(max(int(line[1]) for line in lines), text)

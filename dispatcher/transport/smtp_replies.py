@@ -184,9 +184,10 @@ def acceptance(
     """
     queue_id = _QUEUE_ID.search(reply.text)
     detail = scrub(f"{reply.codes} {reply.text}")
+    if not (refused or unsupported):
+        return Accepted(queue_id[1] if queue_id else None, detail)
     codes = {**dict.fromkeys(unsupported, "no SMTPUTF8"), **{position: each.codes for position, each in refused}}
-    if codes:
-        detail = f"{refused_recipients(codes)}; {detail}"
+    detail = f"{refused_recipients(codes)}; {detail}"
     judged = _judged(refused)
     final = {position: each.codes for position, each, outcome in judged if isinstance(outcome, Rejected)}
     again = [each for position, each, _ in judged if position not in final]

@@ -145,8 +145,10 @@ class SmtpTransaction:
             return self._refusal(ours, connection.protocol) if ours else no_recipient_left(refused)
         self.phase = SmtpPhase.DATA
         data = await commands.next()
+        if data.code == START_INPUT:
+            return refused
         self.has_protocol_error |= data.is_protocol_error
-        return refused if data.code == START_INPUT else self._refusal(data, connection.protocol)
+        return self._refusal(data, connection.protocol)
 
     async def _content(self, content: Body, protocol: SmtpProtocol) -> SmtpReply:
         """Sends the body and the final dot, and returns the reply. If the server replies while a large body is being
@@ -247,7 +249,7 @@ class CommandSequence:
             raise ServerClosing(reply)
         # 354 asks for the body, so it can only reply to DATA, the last command.
         is_out_of_step = (reply.code == START_INPUT) is (self._left > 0) and reply.code < 400
-        if self._is_group and (is_out_of_step or reply.is_protocol_error):
+        if self._is_group and (is_out_of_step or (reply.code >= 500 and reply.is_protocol_error)):
             raise PipeliningBroken
         if is_out_of_step and self._left:
             raise UnexpectedReply
