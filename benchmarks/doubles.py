@@ -82,6 +82,7 @@ def _settings_of(provider: str, url: str) -> dict[str, str]:
             "DISPATCHER_TWILIO_ACCOUNT_SID": f"AC{'0' * 32}",
             "DISPATCHER_TWILIO_AUTH_TOKEN": "benchmark",
             "DISPATCHER_TWILIO_SENDER": "Example",
+            "DISPATCHER_SMS_COUNTRIES": "DE",
             "DISPATCHER_TWILIO_CALLBACK_URL": "https://mail.example.org/v1/events/twilio",
         }
     if provider == "resend":

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from dispatcher.cli.env_file import parse
 from dispatcher.cli.environment import known_variables
@@ -93,6 +94,64 @@ def test_a_systemd_unit_is_confined_to_its_folder_its_processes_and_the_network(
         for words in (["verify"], ["security", "--offline=true", "--threshold=25", "--no-pager"]):
             done = subprocess.run([analyze, *words, str(unit)], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
+
+
+def pins(name: str) -> dict[str, str]:
+    """The versions in a file of requirements, by package. Each package must have a hash."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    found: list[tuple[str, str]] = re.findall(
+        r"^([a-z0-9._-]+)(?:\[[a-z0-9,-]+\])?==(\S+).*\\\n    --hash=sha256:", text, re.MULTILINE
+    )
+    assert len(found) == len(re.findall(r"^\w", text, re.MULTILINE))
+    return dict(found)
+
+
+def requirements_of(extra: str) -> list[Requirement]:
+    """What pyproject.toml requires for an extra, with the package's own dependencies."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = list(map(Requirement, project["optional-dependencies"].get(extra, ())))
+    nested = [requirement for each in listed if each.name == project["name"] for requirement in each.extras]
+    plain = [each for each in listed if each.name != project["name"]]
+    return [
+        *map(Requirement, project["dependencies"]),
+        *plain,
+        *(one for name in nested for one in requirements_of(name)),
+    ]
+
+
+@pytest.mark.parametrize("extra", ["runtime", "api", "deploy", "oidc", "otel"])
+def test_a_host_installs_each_extra_from_pins_with_hashes_that_are_up_to_date(extra: str) -> None:
+    """`./run lock` writes the files. The versions are those that the tests use."""
+    tested, pinned = pins("dev"), pins(extra)
+
+    missing = [each for each in requirements_of(extra) if each.name not in pinned]
+    outside = [each for each in requirements_of(extra) if pinned.get(each.name, "") not in each.specifier]
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    assert (missing, outside) == ([], [])
+    assert {name: tested.get(name) for name in pinned} == pinned
+    assert f"`requirements/{extra}.txt`" in page
+    assert "pip install --require-hashes -r requirements/" in page
+
+
+def test_no_process_loads_werkzeug_which_the_package_sendgrid_requires() -> None:
+    """The script loads every module, and what the adapter for SendGrid loads when a worker opens it."""
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / "dispatcher").rglob("*.py")
+        if path.name != "__main__.py" and "dev" not in path.parts
+    ]
+    script = f"""if True:
+        import importlib, sys
+        for name in {modules}:
+            importlib.import_module(name)
+        from dispatcher.providers.sendgrid import SendGridProvider, SendGridSettings
+        SendGridProvider(SendGridSettings(api_key="SG.key"))
+        print("sendgrid" in sys.modules, "werkzeug" in sys.modules)
+        """
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+
+    assert done.stdout == "True False\n"
 
 
 def test_uv_is_pinned_by_hash() -> None:

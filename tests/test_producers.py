@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,12 +24,13 @@ from dispatcher import (
     Enqueued,
     InvalidEmail,
     MessageKeyConflict,
+    Sms,
     enqueue,
     enqueue_async,
     enqueue_many,
     enqueue_many_async,
 )
-from dispatcher.producers import BATCH_EMAILS
+from dispatcher.producers import BATCH_EMAILS, sms_rules
 from tests.store.books import Books, email
 from tests.waiting import until, wait_until
 
@@ -562,3 +563,28 @@ def test_the_commit_of_an_enqueue_waits_for_the_disk(books: Books, session: str,
 
     assert within == (commit,)
     assert books.connection.execute(show).fetchone() == (session,)
+
+
+@pytest.fixture
+def only_german_sms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """DISPATCHER_SMS_COUNTRIES is set for the application, which reads it once."""
+    monkeypatch.setenv("DISPATCHER_SMS_COUNTRIES", "DE")
+    sms_rules.cache_clear()
+    yield
+    sms_rules.cache_clear()
+
+
+def test_an_application_that_has_the_setting_enqueues_no_sms_to_another_country(
+    only_german_sms: None, connection: psycopg.Connection
+) -> None:
+    german, austrian = (Sms(message_key=to, to=to, text="t") for to in ("+4915112345678", "+436641234567"))
+
+    assert enqueue(connection, german).acceptance is Acceptance.ACCEPTED
+    with pytest.raises(InvalidEmail, match="to: is a number of AT, which DISPATCHER_SMS_COUNTRIES"):
+        enqueue_many(connection, [german, austrian])
+
+
+def test_without_the_setting_an_application_leaves_the_country_to_the_workers(connection: psycopg.Connection) -> None:
+    sms = Sms(message_key="k", to="+436641234567", text="t")
+
+    assert enqueue(connection, sms).acceptance is Acceptance.ACCEPTED

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dispatcher.config import Settings
 from dispatcher.domain.filename import endings_of
 from dispatcher.domain.message import Message
-from dispatcher.domain.sms import Sms, too_long
+from dispatcher.domain.sms import Sms, SmsRules
 from dispatcher.errors import InvalidEmail
 
 
@@ -30,7 +30,7 @@ class Policy:
     headers: frozenset[str]
     header_prefixes: tuple[str, ...]
     allowed_headers: tuple[str, ...]
-    sms_segments: int = 10
+    sms: SmsRules
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
@@ -44,7 +44,7 @@ class Policy:
             headers=frozenset(name for name in allowed if not name.endswith("*")),
             header_prefixes=tuple(name[:-1] for name in allowed if name.endswith("*")),
             allowed_headers=settings.allowed_provider_headers,
-            sms_segments=settings.sms_max_segments,
+            sms=settings.sms_rules,
         )
 
     def check(self, email: Message) -> None:
@@ -63,8 +63,8 @@ class Policy:
                 raise InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
         if email.attachments:
             self._check_attachments(email)
-        if isinstance(email, Sms) and (fault := too_long(email.text, self.sms_segments)):
-            raise InvalidEmail("text", fault)
+        if isinstance(email, Sms) and (fault := self.sms.fault(email.to[0], email.text)):
+            raise fault
 
     def _check_attachments(self, email: Message) -> None:
         if len(email.attachments) > self.attachments:

@@ -229,8 +229,9 @@ def _check_connections(settings: Settings, max_connections: int) -> Finding:
 
 
 def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
+    from dispatcher.store.activity import list_shared_host_names
     from dispatcher.store.migrations import all_migrations, verify_schema
-    from dispatcher.store.server import find_filled_defaults
+    from dispatcher.store.server import find_filled_defaults, find_hash_readers
 
     try:
         others = verify_schema(connection)
@@ -246,8 +247,23 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     words = f"there are rows in {', '.join(filled)}" if filled else "the default partitions are empty"
     remedy = "Run `dispatcher init`, which moves this week's rows to this week's partition."
     yield passed_if(not filled, "partitions", words, remedy, CheckState.WARNING)
+    readers = find_hash_readers(connection)
+    words = f"{', '.join(readers) or 'no application'} can read the hashes of payloads, from which codes can be guessed"
+    remedy = (
+        "When every application has the library of this release, execute the output of "
+        "`dispatcher topology grants --exact`."
+    )
+    yield passed_if(not readers, "producers' rights", words, remedy, CheckState.WARNING)
+    shared = list_shared_host_names(connection)
+    words = f"several connected hosts are named {', '.join(shared)}" if shared else "each connected host has its own"
+    remedy = (
+        "Set DISPATCHER_HOST_NAME to a different name on each of these hosts. If a host has just lost its network or "
+        "power, check again after some minutes."
+    )
+    yield passed_if(not shared, "host names", words, remedy, CheckState.WARNING)
     yield from _check_ledgers(settings, asyncio.run(_database_id(settings)))
     yield from _check_pending(settings, connection)
+    yield from _check_breakers(connection)
 
 
 async def _database_id(settings: Settings) -> UUID:
@@ -287,7 +303,7 @@ def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
 
 
 def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]:
-    """Reports pending emails that will fail: no configured provider can send them, or a header is not allowed."""
+    """Reports pending emails that will fail: no provider can send them, or a header or a number is not allowed."""
     from dispatcher.domain.header_names import headers_fault
     from dispatcher.providers.capabilities import capabilities_of, capability_gap
     from dispatcher.store.emails import SAMPLE, sample_pending
@@ -298,7 +314,10 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
     with_header = [
         fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_provider_headers))
     ]
+    faults = [settings.sms_rules.fault(next(iter(sms.to), ""), "") for sms in sample if sms.channel == "sms"]
+    with_number = [f"its recipient {fault.reason}" for fault in faults if fault]
     for reasons, remedy in (
+        (with_number, "Before `dispatcher run`, correct DISPATCHER_SMS_COUNTRIES, or cancel these SMS."),
         (
             without_provider,
             "Before `dispatcher run`, add a provider that can send these emails to DISPATCHER_PROVIDERS.",
@@ -308,6 +327,16 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
         if reasons:
             words = f"{len(reasons):,} of the oldest {SAMPLE:,} pending emails will fail; the first: {reasons[0]}"
             yield Finding("pending emails", CheckState.FAILED, words, remedy)
+
+
+def _check_breakers(connection: Session) -> Iterator[Finding]:
+    """Names each provider that workers cannot use now. `check_providers` may find that it accepts our credentials."""
+    from dispatcher.domain.waiting import describe_problem
+    from dispatcher.store.providers import find_troubles_sync
+
+    for each in find_troubles_sync(connection):
+        state = f"{each.provider}: {each.state.replace('_', ' ')} in {counted(each.workers, 'worker')}"
+        yield Finding("circuit breaker", CheckState.WARNING, f"{state}; {describe_problem(each)}")
 
 
 def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
@@ -406,7 +435,7 @@ def _check_consumer_timeout(settings: Settings, management: Management) -> Findi
 
 
 def check_capabilities(settings: Settings) -> Iterator[Finding]:
-    """Reports which kinds of emails no configured provider can send."""
+    """Reports which kinds of emails no configured provider can send, and to which countries SMS may be sent."""
     from dispatcher.providers.capabilities import capabilities_of, unsupported_by_all
 
     if settings.providers:
@@ -417,6 +446,9 @@ def check_capabilities(settings: Settings) -> Iterator[Finding]:
             else "the configured providers can send every kind of email"
         )
         yield passed("capabilities", words)
+    if settings.sms_providers:
+        countries = ", ".join(sorted(settings.sms_countries or ["not limited by this host"]))
+        yield passed("countries of SMS", f"{countries} (DISPATCHER_SMS_COUNTRIES; default: the senders' countries)")
 
 
 def check_event_sources(settings: Settings) -> Iterator[Finding]:

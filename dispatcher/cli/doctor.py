@@ -42,16 +42,17 @@ def command(*, for_api: bool, as_json: bool) -> int:
       settings     invalid settings, and who may read the env file
       process      Python's version, the open-file limit, the run directory
       PostgreSQL   version, fsync and synchronous_commit, number of connections, tables,
-                   partitions, whether a connection keeps its session (some poolers
-                   prevent this), whether a small transaction commits in time (this
-                   test stores no row)
+                   partitions, whether connected hosts share a name, whether a connection
+                   keeps its session (some poolers prevent this), whether a small
+                   transaction commits in time (this test stores no row), whether
+                   applications have rights that only earlier releases need
       RabbitMQ     exchange and queues; if the management API is configured, also bindings,
                    policies, alarms, quorum and consumer timeout
       events       the configured ways in which providers report bounces, complaints and
                    deliveries; whether this user may read and change the Maildir of bounces
-      providers    whether each provider accepts our credentials, and whether pending
-                   emails will fail because no provider can send them, or because a
-                   header is not allowed
+      providers    whether each provider accepts our credentials, and whether workers use it;
+                   whether pending emails will fail because no provider can send them, or
+                   because a header or a phone number is not allowed
 
     The command creates missing folders. It changes nothing else.
 

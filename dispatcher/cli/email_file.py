@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import BinaryIO, Final, NamedTuple
 
 import click
@@ -20,7 +20,7 @@ from dispatcher.cli.table import Table
 from dispatcher.config import Settings
 from dispatcher.domain.json_names import has_duplicate_name
 from dispatcher.domain.message import Message
-from dispatcher.domain.sms import Sms, message_from_json, too_long
+from dispatcher.domain.sms import Sms, message_from_json
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.producers import ALREADY_EXPIRED, BATCH_EMAILS, Acceptance, enqueue_many
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
@@ -32,7 +32,7 @@ MAX_LINE_OCTETS: Final = 128 * 1024 * 1024
 """The most bytes that one line may have. This limit bounds memory. No valid email is longer, even if every character of
 its body is escaped."""
 REFUSALS_IN_FULL: Final = 24
-"""The number of refusals that are printed one by one. Further refusals are only counted; the JSON lists all."""
+"""The most refusals that are printed one by one. Further refusals are only counted; the JSON lists all."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _SEPARATORS: Final = {b"\t": "tabs", b";": "semicolons", b",": "commas"}
 _AGAIN: Final = "The emails counted above are stored. Run the same command again: it stores no email twice."
@@ -130,6 +130,7 @@ class Tally:
         known: The number of emails that an earlier enqueue has stored.
         refusals: Every refusal. In each batch, invalid lines are listed first, then emails that the enqueue refused.
         conflicts: How many emails were refused because their key belongs to another email.
+        printed: How many refusals were printed.
         fault: The error that stopped the run before the end of the file; None if the whole file was read.
     """
 
@@ -137,6 +138,7 @@ class Tally:
     known: int = 0
     conflicts: int = 0
     refusals: list[Refusal] = field(default_factory=list)
+    printed: int = 0
     seconds: float = 0.0
     fault: DispatcherError | None = None
 
@@ -148,9 +150,12 @@ class Tally:
         return Exit.PARTLY if self.refusals else Exit.DONE
 
     def refuse(self, refusal: Refusal) -> None:
-        """Counts a refusal, and prints it if it is one of the first `REFUSALS_IN_FULL`."""
+        """Counts a refusal. Prints the first `REFUSALS_IN_FULL`, but the same fault of adjacent lines only once."""
+        last = self.refusals[-1] if self.refusals else None
+        is_repeated = refusal.field == "line" and last == replace(refusal, line=refusal.line - 1)
         self.refusals.append(refusal)
-        if len(self.refusals) <= REFUSALS_IN_FULL:
+        if not is_repeated and self.printed < REFUSALS_IN_FULL:
+            self.printed += 1
             say(str(refusal))
 
 
@@ -182,14 +187,14 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
 def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[tuple[FileEntry, Message]]]:
     """Yields batches of valid emails. Counts and prints the refusals: invalid lines, and emails that no configured
     provider can send."""
-    configured = capabilities_of(settings.providers)
+    configured, sms = capabilities_of(settings.providers), settings.sms_rules
     batch: list[tuple[FileEntry, Message]] = []
     octets = 0
     for entry in read_entries(file, allowed_headers=settings.allowed_provider_headers):
         if isinstance(entry.content, Refusal):
             tally.refuse(entry.content)
-        elif isinstance(entry.content, Sms) and (fault := too_long(entry.content.text, settings.sms_max_segments)):
-            tally.refuse(Refusal(entry.number, "text", fault))
+        elif isinstance(entry.content, Sms) and (fault := sms.fault(entry.content.to[0], entry.content.text)):
+            tally.refuse(Refusal(entry.number, fault.field, fault.reason))
         elif why := capability_gap(entry.content, configured):
             tally.refuse(Refusal(entry.number, why.field, str(why)))
         else:
@@ -233,7 +238,7 @@ def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
 def _report(tally: Tally, *, as_json: bool) -> None:
     """Prints the counts, and the error that stopped the run if there was one."""
     refused = len(tally.refusals)
-    if (unreported := refused - REFUSALS_IN_FULL) > 0:
+    if unreported := refused - tally.printed:
         say(f"… and {unreported} more" + ("." if as_json else " (--json lists all)."))
     if as_json:
         document = {

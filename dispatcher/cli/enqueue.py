@@ -19,7 +19,7 @@ from dispatcher.domain.email import Email
 from dispatcher.domain.email_rules import shown
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, Attachment
-from dispatcher.domain.sms import Sms, too_long
+from dispatcher.domain.sms import Sms
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
@@ -147,7 +147,7 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
         )
     from dispatcher.cli.email_file import enqueue_file
 
-    return enqueue_file(load_settings("database_url"), file, as_json=as_json)
+    return enqueue_file(load_settings("database_url", reads_own=True), file, as_json=as_json)
 
 
 def _enqueue_one(email: Message, *, as_json: bool) -> Exit:
@@ -160,9 +160,9 @@ def _enqueue_one(email: Message, *, as_json: bool) -> Exit:
     from dispatcher.producers import enqueue
     from dispatcher.store.connections import connected
 
-    settings = load_settings("database_url")
-    if isinstance(email, Sms) and (fault := too_long(email.text, settings.sms_max_segments)):
-        raise InvalidEmail("--text", fault)
+    settings = load_settings("database_url", reads_own=isinstance(email, Sms))
+    if isinstance(email, Sms) and (fault := settings.sms_rules.fault(email.to[0], email.text)):
+        raise InvalidEmail(f"--{fault.field}", fault.reason)
     if why := capability_gap(email, capabilities_of(settings.providers)):
         kind = "Email" if email.channel == EMAIL_CHANNEL else email.channel.upper()
         raise DispatcherError(f'{kind} "{email.message_key}": {why.message}', remedy=why.remedy)

@@ -18,25 +18,22 @@ _TOOLS: Final = (f"{PREFIX}CACHE_DIR", VARIABLE)
 """Variables that are not settings: the development servers' cache, and the option `--env-file`."""
 
 
-def load_settings(*needs: str) -> Settings:
-    """The settings of this process. Prints a warning on stderr for each variable that has no effect.
-
-    Args:
-        needs: Fields of `Settings` that the command requires.
-
-    Raises:
-        ConfigurationError: lists every mistake.
-    """
+def load_settings(*needs: str, reads_own: bool = False) -> Settings:
+    """Like `read_settings`, but prints a warning on stderr for each variable that has no effect."""
     for warning in warnings(reads_own="providers" in needs):
         say(warning)
-    return read_settings(*needs)
+    return read_settings(*needs, reads_own=reads_own)
 
 
 def read_settings(*needs: str, reads_own: bool = False) -> Settings:
-    """Like `load_settings`, but without warnings.
+    """The settings of this process.
 
     Args:
+        needs: Fields of `Settings` that the command requires.
         reads_own: Whether to read the settings of each provider. Always done if `needs` contains "providers".
+
+    Raises:
+        ConfigurationError: lists every mistake.
     """
     settings, _, mistakes = examine_settings(*needs, reads_own=reads_own or "providers" in needs)
     if mistakes:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,6 +18,11 @@ from dispatcher.errors import ConfigurationError, DispatcherError, StoreBusy
 
 if TYPE_CHECKING:
     from dispatcher.config import Settings
+
+
+_NOTHING_CREATED: Final = "nothing to create: the tables are up to date, and the queues exist and are bound"
+"""Names the state of the bindings, because `init` binds every queue, and AMQP does not report whether a binding was
+missing."""
 
 
 @click.command("init")
@@ -101,6 +106,6 @@ def _report(changes: dict[str, list[str]], faults: dict[str, str], *, as_json: b
     else:
         lines = [f"{server}: {change}" for server, done in changes.items() for change in done]
         if lines or not faults:
-            print_data("\n".join(lines or ["nothing to change"]))
+            print_data("\n".join(lines or [_NOTHING_CREATED]))
     for server, fault in faults.items():
         say(f"{server}: {fault}")

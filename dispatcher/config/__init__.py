@@ -121,6 +121,9 @@ def examine(
     if settings.sms_providers:
         unset = [name for name in unset if name != "providers"]
     settings = replace(settings, providers=providers, own=own)
+    if reads_own and reading.origins[_variable("sms_countries")].text is None:
+        # A process that does not know the senders leaves the countries to the hosts that send.
+        settings = replace(settings, sms_countries=_sender_countries(settings) or None)
     mistakes = [
         f"{_variable(name)} is not set: {_REMEDIES[name]}." for name in unset if _variable(name) not in reading.invalid
     ]
@@ -149,10 +152,22 @@ def _wrong_channels(settings: Settings) -> list[str]:
     ]
 
 
+def _sender_countries(settings: Settings) -> frozenset[str] | None:
+    """The countries of the default senders of all providers that deliver SMS; None if there is no such provider."""
+    read = {name: plugins.provider_class(name).capabilities for name in settings.providers if name in settings.own}
+    able = [name for name, capabilities in read.items() if capabilities.channel == "sms" and capabilities.delivers]
+    return frozenset().union(*(settings.own[name].sender_countries() for name in able)) if able else None
+
+
 def _provider_gaps(settings: Settings, origins: Mapping[str, Origin]) -> list[str]:
     """A sentence for each mistake that matters only for sending."""
-    clashes = [f"DISPATCHER_PROVIDERS: {clash}" for name in settings.providers if (clash := plugins.clash(name))]
-    return clashes + [
+    gaps = [f"DISPATCHER_PROVIDERS: {clash}" for name in settings.providers if (clash := plugins.clash(name))]
+    if origins[_variable("sms_countries")].text is None and _sender_countries(settings) == frozenset():
+        gaps.append(
+            "DISPATCHER_SMS_COUNTRIES is not set, and no default sender of SMS is a number that shows a country: list "
+            "the countries to which SMS may be sent, such as DE,AT, or set all."
+        )
+    return gaps + [
         f"{each.variable} is not set, but {_lists(name)} lists {name}: {each.needed}."
         for name in settings.providers
         for each in plugins.own_settings(name)

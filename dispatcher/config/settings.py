@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from dispatcher.config import event_values, values
 from dispatcher.config.setting import setting
 from dispatcher.domain.lanes import DEFAULT_LANES, send_queue
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.suppression import AUTOMATIC
+
+if TYPE_CHECKING:
+    from dispatcher.domain.sms import SmsRules
 
 BUILT_IN: Final = values.built_in_providers()
 SMS_PROVIDERS: Final = ("sms-capture", "twilio")
@@ -56,6 +59,10 @@ class ProviderSettings:
     def max_connections(self, settings: Settings, /) -> int:
         """The most connections or files that one worker opens for this provider; at most DISPATCHER_PREFETCH."""
         return settings.prefetch
+
+    def sender_countries(self) -> frozenset[str]:
+        """The countries of the provider's default senders of SMS, as ISO 3166 codes; empty if they are unknown."""
+        return frozenset()
 
     def doubts(self) -> list[str]:
         """Warnings of `dispatcher doctor` about settings that are valid, but may not suit this host."""
@@ -134,6 +141,13 @@ class Settings:
         values.whole(1, 24),
         "10",
         "The most segments of an SMS. Networks transmit an SMS in segments, and providers charge for each segment.",
+    )
+    sms_countries: frozenset[str] | None = setting(
+        values.countries,
+        None,
+        "The countries to which SMS may be sent, as two-letter codes (ISO 3166), comma-separated, such as DE,AT; or "
+        "all. Unset: the countries of the default senders that are numbers. Use the same value on all hosts, and for "
+        "applications that use the library.",
     )
     workers: int = setting(
         values.worker_count, "auto", "The number of worker processes on this host; auto: one per core."
@@ -505,6 +519,13 @@ class Settings:
 
     own: Mapping[str, ProviderSettings] = field(default_factory=dict)
     """The settings of each known provider, by its name."""
+
+    @property
+    def sms_rules(self) -> SmsRules:
+        """Which SMS these settings allow."""
+        from dispatcher.domain.sms import SmsRules  # loaded late, because few commands need it
+
+        return SmsRules(self.sms_max_segments, self.sms_countries)
 
     @property
     def metrics_folder(self) -> Path:

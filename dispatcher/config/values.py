@@ -305,6 +305,18 @@ def sms_sender(text: str) -> str:
         raise ValueError(error.reason) from None
 
 
+def countries(text: str) -> frozenset[str] | None:
+    """Parses ISO 3166 codes of countries, comma-separated; None for `all`."""
+    from phonenumbers import SUPPORTED_REGIONS  # loaded late, because few commands need it
+
+    if text.lower() == "all":
+        return None
+    found = {part.strip().upper() for part in text.split(",") if part.strip()}
+    if not found or not found <= SUPPORTED_REGIONS:
+        raise ValueError("must be two-letter codes of countries (ISO 3166), such as DE,AT,GB, or all")
+    return frozenset(found)
+
+
 def issuer(text: str) -> str:
     parts = urlsplit(url("https", "http")(text))
     if parts.scheme == "http" and parts.hostname not in LOOPBACKS:

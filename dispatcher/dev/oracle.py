@@ -81,7 +81,8 @@ class Row:
     Attributes:
         is_completed: Whether the row of the email's message key (in `email_idempotency`) is marked as completed.
         leases: How often the email was leased.
-        reason: Why a cancelled email is cancelled (`cancelled` or `expired`), or why a failed email failed.
+        reason: Why a cancelled email is cancelled (`cancelled`, `expired` or `partly_delivered`), or why a failed email
+            failed.
         may_expire: Whether the email has an expiry.
     """
 
@@ -370,7 +371,11 @@ def _cancellations(records: Records) -> dict[str, Iterable[object]]:
             i for i in records.cancelled_at if i in records.rows and records.rows[i].status not in may_end
         ],
         "cancelled without a request": [
-            i for i, row in cancelled.items() if row.reason != "expired" and i not in records.cancelling
+            i
+            for i, row in cancelled.items()
+            if row.reason != "expired"
+            and i not in records.cancelling
+            and not (row.reason == "partly_delivered" and row.may_expire)
         ],
         "expired without an expiry": [
             i for i, row in cancelled.items() if row.reason == "expired" and not row.may_expire

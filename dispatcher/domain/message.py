@@ -148,11 +148,7 @@ class TextMessage:
         expires_at: datetime | None = None,
         lane: str | None = None,
     ) -> None:
-        """Validates and creates a message.
-
-        Raises:
-            InvalidEmail: An argument is invalid. The error contains the first such argument's name.
-        """
+        """Raises InvalidEmail with the name of the first invalid argument."""
         keep = partial(object.__setattr__, self)
         keep("message_key", rules.key("message_key", message_key))
         keep("tenant_id", rules.tenant(tenant_id))
@@ -203,12 +199,8 @@ class TextMessage:
 
     @classmethod
     def from_json(cls, document: object) -> Self:
-        """Creates a message from a decoded JSON object. A null field counts as absent.
-
-        Raises:
-            InvalidEmail: A field is unknown, missing or invalid. The error contains the JSON name of the first such
-                field.
-        """
+        """Creates a message from a decoded JSON object. A null field counts as absent. Raises InvalidEmail with the
+        JSON name of the first field that is unknown, missing or invalid."""
         if not isinstance(document, dict):
             raise InvalidEmail(cls.channel, "must be a JSON object")
         for name in document.keys() - TEXT_FIELDS:

@@ -6,9 +6,13 @@ The library's data may be out of date. So a number outside these ranges is *unli
 from __future__ import annotations
 
 import re
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from dispatcher.errors import InvalidEmail
+
+if TYPE_CHECKING:
+    from phonenumbers import PhoneNumber
 
 _NUMBER: Final = re.compile(r"\+[0-9][0-9 ()./-]{1,38}", re.ASCII)
 _FAULT: Final = "must be a phone number with its country code, such as +4915112345678"
@@ -22,6 +26,19 @@ _FORMS: Final = tuple(
     )
 )
 """The numbers that networks write in two forms, and their present form."""
+_COSTLY: Final = MappingProxyType(
+    {
+        "PREMIUM_RATE": "a premium-rate number",
+        "SHARED_COST": "a shared-cost number",
+        "PERSONAL_NUMBER": "a personal number, whose calls are forwarded",
+        "PAGER": "a pager's number",
+        "UAN": "a company's universal access number",
+        "VOICEMAIL": "a voicemail number",
+    }
+)
+"""The kinds of numbers for which networks may charge much more, by their names in phonenumbers."""
+_NO_COUNTRY: Final = "001"
+"""What phonenumbers reports for a calling code of no country, such as that of a satellite network."""
 
 
 def comparable_number(number: str) -> str:
@@ -39,6 +56,37 @@ def phone_number(field: str, text: str) -> str:
     Raises:
         InvalidEmail: The text is not a number with a country code, or its country has no numbers of this length.
     """
+    return _in_e164(_parsed(field, text))
+
+
+def sms_number(field: str, text: str) -> tuple[str, str | None]:
+    """The number in E.164, and the ISO 3166 code of its country.
+
+    The code is None if several countries share the calling code, and no country is known to assign the number.
+
+    Raises:
+        InvalidEmail: See `phone_number`; also if an SMS to the number may cost much more than others.
+    """
+    import phonenumbers
+
+    number = _parsed(field, text)
+    kind = phonenumbers.PhoneNumberType.to_string(phonenumbers.number_type(number))
+    why = f"is {_COSTLY[kind]}" if kind in _COSTLY else None
+    if (country := phonenumbers.region_code_for_number(number)) == _NO_COUNTRY:
+        why = f"has the calling code +{number.country_code}, which belongs to no country"
+    if why:
+        raise InvalidEmail(field, f"{why}: an SMS to it may cost much more, and is never sent; use a mobile number")
+    return _in_e164(number), country
+
+
+def is_likely(number: str) -> bool:
+    """Whether the number, in E.164, is in a range that its country is known to assign."""
+    import phonenumbers
+
+    return phonenumbers.is_valid_number(phonenumbers.parse(number, None))
+
+
+def _parsed(field: str, text: str) -> PhoneNumber:
     import phonenumbers  # Imported here, because its tables load slowly and most processes check no number.
 
     if not _NUMBER.fullmatch(text):
@@ -47,16 +95,14 @@ def phone_number(field: str, text: str) -> str:
         number = phonenumbers.parse(text, None)
     except phonenumbers.NumberParseException:
         raise InvalidEmail(field, _FAULT) from None
-    found = phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)
     if not phonenumbers.is_possible_number(number):
-        if (present := comparable_number(found)) != found:
-            return phone_number(field, present)
+        if (present := comparable_number(found := _in_e164(number))) != found:
+            return _parsed(field, present)
         raise InvalidEmail(field, "is not a possible phone number: it has too few or too many digits for its country")
-    return found
+    return number
 
 
-def is_likely(number: str) -> bool:
-    """Whether the number, in E.164, is in a range that its country is known to assign."""
+def _in_e164(number: PhoneNumber) -> str:
     import phonenumbers
 
-    return phonenumbers.is_valid_number(phonenumbers.parse(number, None))
+    return phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 from dispatcher.domain.email import Email
 from dispatcher.domain.message import TextMessage
 from dispatcher.domain.outgoing import EMAIL_CHANNEL
-from dispatcher.domain.phone import is_likely, phone_number
+from dispatcher.domain.phone import is_likely, phone_number, sms_number
 from dispatcher.errors import InvalidEmail
 
 SMS_CHANNEL: Final = "sms"
@@ -28,10 +28,10 @@ _SENDER_NAME: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9 &+_-]{1,11}", re.ASC
 _SHORT_CODE: Final = re.compile(r"[0-9]{3,8}", re.ASCII)
 _SENDER_POOL: Final = re.compile(r"[A-Z]{2}[0-9a-f]{32}", re.ASCII)
 """A provider's id of a group of senders, such as a Messaging Service of Twilio."""
-
-
 FIRST_CHARACTERS: Final = 35
 """A text of at most this many characters always takes a single segment."""
+_UNKNOWN_COUNTRY: Final = "is a number that no country is known to assign; check it, or update the package phonenumbers"
+_NOT_ALLOWED: Final = "which DISPATCHER_SMS_COUNTRIES (default: the default senders' countries) does not allow"
 
 
 class Alphabet(StrEnum):
@@ -46,11 +46,7 @@ class Alphabet(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The number of segments in which networks transmit an SMS. Providers charge for each segment.
-
-    Attributes:
-        count: The number of segments, at least 1.
-    """
+    """In how many segments networks transmit an SMS. Providers charge for each segment."""
 
     alphabet: Alphabet
     count: int
@@ -63,22 +59,37 @@ def segments_of(text: str) -> Segments:
     return Segments(Alphabet.UCS_2, _packed((2 if ord(each) > 0xFFFF else 1 for each in text), 70, 67))
 
 
-def too_long(text: str, most: int) -> str | None:
-    """Why a text is too long; None if it takes at most `most` segments."""
-    found = segments_of(text) if len(text) > FIRST_CHARACTERS else None
-    if found is None or found.count <= most:
-        return None
-    return f"takes {found.count} segments ({found.alphabet}); DISPATCHER_SMS_MAX_SEGMENTS allows {most}"
+@dataclass(frozen=True, slots=True)
+class SmsRules:
+    """Which SMS the settings allow.
+
+    Attributes:
+        max_segments: The most segments of a text.
+        countries: The ISO 3166 codes of the countries to which SMS may be sent; None for every country.
+    """
+
+    max_segments: int = 10
+    countries: frozenset[str] | None = None
+
+    def fault(self, to: str, text: str) -> InvalidEmail | None:
+        """Why an SMS to this number, with this text, is not allowed; None if it is allowed."""
+        try:
+            _, country = sms_number("to", to)
+        except InvalidEmail as error:
+            return error
+        if self.countries is not None and country not in self.countries:
+            refused = f"is a number of {country}, {_NOT_ALLOWED}; add {country} on all hosts"
+            return InvalidEmail("to", refused if country else _UNKNOWN_COUNTRY)
+        found = segments_of(text) if len(text) > FIRST_CHARACTERS else None
+        if found is None or found.count <= self.max_segments:
+            return None
+        words = f"takes {found.count} segments ({found.alphabet}); DISPATCHER_SMS_MAX_SEGMENTS allows"
+        return InvalidEmail("text", f"{words} {self.max_segments}")
 
 
 def _packed(widths: Iterable[int], alone: int, each: int) -> int:
-    """The number of segments that a text takes.
-
-    Args:
-        widths: How many units of a segment each character takes: 1 or 2.
-        alone: The units in a segment, if the whole text fits into one segment.
-        each: The units in each segment, if the text takes several segments.
-    """
+    """How many segments a text takes. `widths`: how many units each character takes. A segment has `alone` units if the
+    text fits into it, and otherwise `each`."""
     listed = list(widths)
     if sum(listed) <= alone:
         return 1
@@ -112,8 +123,8 @@ class Sms(TextMessage):
 
     @classmethod
     def checked_recipient(cls, value: str) -> str:
-        """The recipient's number in E.164. Raises InvalidEmail."""
-        return phone_number("to", value)
+        """The recipient's number in E.164. Raises InvalidEmail, also if an SMS to this number may cost much more."""
+        return sms_number("to", value)[0]
 
     @classmethod
     def checked_sender(cls, value: str) -> str:
@@ -152,11 +163,8 @@ class Sms(TextMessage):
 
 
 def message_from_json(document: object, *, allowed_headers: Collection[str] = ()) -> Email | Sms:
-    """Creates an SMS from a JSON object whose `channel` is `sms`, and an email from any other JSON object.
-
-    Raises:
-        InvalidEmail: See `Email.from_json`.
-    """
+    """Creates an SMS from a JSON object whose `channel` is `sms`, and an email from any other JSON object. Raises
+    InvalidEmail."""
     if isinstance(document, dict) and (channel := document.get("channel")) is not None:
         if channel == SMS_CHANNEL:
             return Sms.from_json(document)

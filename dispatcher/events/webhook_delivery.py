@@ -150,8 +150,10 @@ class WebhookDelivery:
         """
         while True:
             try:
-                async with await connect_async(self._database_url, name="dispatcher webhooks") as session:
-                    while not await acquire(session, LOCK_NAME, idle_seconds=IDLE_SECONDS):  # noqa: ASYNC110
+                async with await connect_async(
+                    self._database_url, name="dispatcher webhooks", idle_seconds=IDLE_SECONDS
+                ) as session:
+                    while not await acquire(session, LOCK_NAME):  # noqa: ASYNC110
                         await asyncio.sleep(STANDBY_SECONDS)  # PostgreSQL does not notify when a lock is released
                     await self._lead(session)
             except StoreUnavailable as error:

@@ -24,6 +24,7 @@ from dispatcher.maintenance.alert_state import AlertState
 from dispatcher.maintenance.dlq_depth import Depth
 from dispatcher.store.activity import MISSED_REPORTS
 from dispatcher.store.alerts import AlertStore, TableFindings
+from dispatcher.telemetry.log import get_log
 
 MAX_CORRELATION_CHARACTERS: Final = 100
 LONGEST_DUE_SECONDS: Final = 60.0
@@ -88,6 +89,7 @@ class AlertChecks:
         self._durations = StateDurations(after_seconds)
         # A running host reports about once per interval, so a host counts as silent only after several missed reports.
         self._host_silence = StateDurations(max(after_seconds, MISSED_REPORTS * interval_seconds))
+        self._shared_names: set[str] = set()
         self._oldest: Sequence[str] = ()
         self._raised_at: dict[Kind, datetime] = {}
         self._listeners: list[asyncio.Event] = []
@@ -171,7 +173,7 @@ class AlertChecks:
         unusable = {(Kind.PROVIDER_UNUSABLE, trouble.provider): trouble for trouble in troubles}
         hosts = sorted(tables.hosts.items())
         self._durations.record([*idle, *unusable])
-        self._host_silence.record(hosts)
+        self._host_silence.record([*hosts, *tables.shared_names])
         waits = scrub(explain_wait(tables.waiting, providers=self._providers).detail) if tables.waiting else None
         lost = [describe_problem(trouble) for state, trouble in unusable.items() if self._durations.has_lasted([state])]
         vanished = [
@@ -179,6 +181,11 @@ class AlertChecks:
             for host, at in hosts
             if self._host_silence.has_lasted([(host, at)])
         ]
+        # A name that was shared only for a moment may be that of a host that has lost its network and connects again.
+        shared = {name for name in tables.shared_names if self._host_silence.has_lasted([name])}
+        for name in sorted(shared - self._shared_names):
+            get_log().warning("host.name_shared", host=name)
+        self._shared_names = shared
         return {
             Kind.NOTHING_SENT: _State(self._durations.has_lasted(idle), tables.due, reason=waits),
             Kind.PROVIDER_UNUSABLE: _State(self._durations.has_lasted(unusable), reason=scrub(" ".join(lost)) or None),

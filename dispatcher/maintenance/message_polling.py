@@ -99,9 +99,10 @@ class MessagePolling:
         """The session that holds the lock for asking this provider; None while another host holds the lock."""
         name = self._provider.name
         if self._session is None:
-            session = await connect_async(self._database_url, name=f"dispatcher polling {name}")
+            label = f"polling {name}"
+            session = await connect_async(self._database_url, name=f"dispatcher {label}", idle_seconds=IDLE_SECONDS)
             try:
-                if await acquire(session, f"polling {name}", idle_seconds=IDLE_SECONDS):
+                if await acquire(session, label):
                     self._session = session
             finally:
                 if self._session is None:

@@ -79,7 +79,8 @@ async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[Dlq
 
 @asynccontextmanager
 async def _exclusively(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[None]:
-    async with named_lock(session, f"dlq {dlq.queue}", within_seconds=LOCK_WAIT_SECONDS) as is_ours:
+    name = f"dlq {dlq.queue}"
+    async with named_lock(session, name, within_seconds=LOCK_WAIT_SECONDS, for_readers=True) as is_ours:
         if not is_ours:
             raise DispatcherError(
                 f'Another command is reading the dead-letter queue "{dlq.queue}".',

@@ -12,10 +12,10 @@ from dispatcher.domain.status import Status
 
 Record = Mapping[str, Any]
 
-_DOUBTS: Final = MappingProxyType(
+DOUBTS: Final = MappingProxyType(
     {
         "impossible": "without effect, because no worker sent the email through this provider",
-        "recipient": "suppresses nobody, because nothing proves that it is about this recipient",
+        "recipient": "suppresses no recipient, because nothing proves that it is about this one",
     }
 )
 """What an event that proves less than it says does not do, by its doubt (docs/events.md)."""
@@ -90,7 +90,7 @@ def _attempt(attempt: Record) -> Moment:
 def _event(event: Record) -> Moment:
     kind = f"{event['kind']} ({event['bounce']})" if event["bounce"] else event["kind"]
     whom = f"recipient {event['recipient']}" if event.get("recipient") else None
-    doubt = _DOUBTS.get(event.get("doubt") or "")
+    doubt = DOUBTS.get(event.get("doubt") or "")
     return Moment(event["happened_at"], kind, _joined(event["provider"], whom, doubt, event["code"], event["detail"]))
 
 

@@ -4,11 +4,11 @@
         ▲                                                                        │
         └── disconnected for GIVE_UP_SECONDS, and another relay is ready ────────┘
 
-The leader holds an advisory lock in PostgreSQL (`store.named_locks`). Every relay that is connected to RabbitMQ also
-holds a second, shared lock, which marks the relay as ready. A leader holds a third lock while RabbitMQ blocks its
-messages because of an alarm, so that monitors and commands can say so. A leader that cannot reach RabbitMQ gives up the
-lead only if another relay is ready. If no relay can reach RabbitMQ, the leader keeps the lead: it still recovers
-expired leases, and the lead does not move back and forth between relays.
+The leader holds a named lock in PostgreSQL (`store.named_locks`). A standby that is connected to RabbitMQ also takes a
+second lock, which shows that a relay is ready to lead; of several such standbys, one holds this lock. A leader holds a
+third lock while RabbitMQ blocks its messages because of an alarm, so that monitors and commands can say so. A leader
+that cannot reach RabbitMQ gives up the lead only if another relay is ready. If no relay can reach RabbitMQ, the leader
+keeps the lead: it still recovers expired leases, and the lead does not move back and forth between relays.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ POLL_SECONDS: Final = 1.0
 class Leadership:
     """Makes this relay the leader, for as long as one database session is open. Decides when to give up the lead."""
 
-    def __init__(self, session: AsyncSession, publisher: Publisher, *, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(self, session: AsyncSession, publisher: Publisher) -> None:
         self._session = session
         self._publisher = publisher
-        self._idle_seconds = idle_seconds
-        self._shared: set[str] = set()
+        self._locks: set[str] = set()
         self._open_at = time.monotonic()
         self._next_poll_at = 0.0
         self._opening: asyncio.Task[None] | None = None
@@ -55,11 +54,19 @@ class Leadership:
             StoreUnavailable: The session is closed.
         """
         await self._open()
-        await self._share(READY, is_shared=self._publisher.is_open)
-        if READY not in self._shared and await named_locks.is_held_by_another(self._session, READY):
-            return False
+        if self._publisher.is_open:
+            wanted = [LEADER, READY]
+        else:
+            await self._release(READY)
+            if await named_locks.is_held_by_another(self._session, READY):
+                return False
+            wanted = [LEADER]
         self._open_at = time.monotonic()
-        return await named_locks.acquire(self._session, LEADER, idle_seconds=self._idle_seconds)
+        await self._acquire(*wanted)
+        if LEADER not in self._locks:
+            return False
+        await self._release(READY)  # another standby can now show that it is ready
+        return True
 
     async def must_release(self) -> bool:
         """Whether this relay must give up the lead, because it cannot reach RabbitMQ and another relay is ready.
@@ -71,17 +78,18 @@ class Leadership:
             StoreUnavailable: The session is closed.
         """
         now = time.monotonic()
-        await self._share(named_locks.RELAY_BLOCKED, is_shared=self._publisher.is_blocked)
+        if self._publisher.is_blocked:
+            await self._acquire(named_locks.RELAY_BLOCKED)
+        else:
+            await self._release(named_locks.RELAY_BLOCKED)
         if self._publisher.is_open:
             self._open_at = now
-            await self._share(READY, is_shared=True)
             return False
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open())
         if now < max(self._open_at + GIVE_UP_SECONDS, self._next_poll_at):
             return False
         self._next_poll_at = now + POLL_SECONDS
-        await self._share(READY, is_shared=False)
         return await named_locks.is_held_by_another(self._session, READY)
 
     async def close(self) -> None:
@@ -95,7 +103,11 @@ class Leadership:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._publisher.open()
 
-    async def _share(self, name: str, *, is_shared: bool) -> None:
-        if is_shared is not (name in self._shared):
-            await named_locks.set_shared(self._session, name, is_shared=is_shared)
-            self._shared ^= {name}
+    async def _acquire(self, *names: str) -> None:
+        if missing := [name for name in names if name not in self._locks]:
+            self._locks |= await named_locks.acquire_free(self._session, missing)
+
+    async def _release(self, name: str) -> None:
+        if name in self._locks:
+            await named_locks.release(self._session, name)
+            self._locks.remove(name)

@@ -18,7 +18,7 @@ from dispatcher.host.services import Periodic, Service
 from dispatcher.relay.dead_letters import DeadLetterPublisher
 from dispatcher.relay.domain_waits import DomainWaits
 from dispatcher.relay.lane_queue import LaneQueue
-from dispatcher.relay.leadership import Leadership
+from dispatcher.relay.leadership import IDLE_SECONDS, Leadership
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, PointerPublisher
 from dispatcher.relay.queue_writer import QueueWriter
 from dispatcher.relay.shares import Shares
@@ -107,6 +107,7 @@ class PublishLoop:
                 self._settings.database_url,
                 name="dispatcher relay",
                 lock_seconds=BATCH_LOCK_SECONDS,
+                idle_seconds=IDLE_SECONDS,
                 keeps_plans=True,
             ) as session:
                 await self._lead(session)

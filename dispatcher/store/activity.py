@@ -113,6 +113,11 @@ def list_silent_hosts(connection: Session, *, after_seconds: float) -> dict[str,
     return {host: seconds for host, _, seconds in rows if seconds > after_seconds}
 
 
+def list_shared_host_names(connection: Session) -> list[str]:
+    """The names that several hosts with a connected monitor have."""
+    return [name for (name,) in fetch_sync(connection, "list_shared_host_names")]
+
+
 def measure_latency(connection: Session) -> Latency | None:
     """The latency of the newest sent emails; None if no email was sent in the last ten minutes."""
     emails, percentiles = fetch_sync(connection, "measure_latency")[0]

@@ -62,6 +62,7 @@ class TableFindings:
         waiting: The facts that explain why one of the `due` emails is not sent yet; None if `due` is 0.
         troubles: Providers that at least one worker cannot use now.
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
+        shared_names: The names that several hosts with a connected monitor have.
         webhooks: The disabled webhooks.
         pauses: The operators' pauses that are in force.
         impossible_events: Rows of the query `find_impossible_events`.
@@ -76,6 +77,7 @@ class TableFindings:
     waiting: Facts | None
     troubles: Sequence[ProviderProblem]
     hosts: Mapping[str, datetime]
+    shared_names: Sequence[str]
     webhooks: Sequence[DisabledWebhook]
     pauses: Sequence[Pause] = ()
     impossible_events: Sequence[Row] = ()
@@ -129,9 +131,7 @@ class AlertStore:
         session = await self._open()
         await self._fetch("report_presence", {"holder": self._holder, "host": self._host})
         if not self._is_alerting:
-            self._is_alerting = await named_locks.acquire(
-                session, f"alerts {self._queue}", idle_seconds=self._idle_seconds
-            )
+            self._is_alerting = await named_locks.acquire(session, f"alerts {self._queue}")
         return self._is_alerting
 
     async def leave(self) -> None:
@@ -208,6 +208,7 @@ class AlertStore:
             await find_facts(session, email_id) if email_id else None,
             await find_troubles(session),
             {host: seen_at for host, seen_at, _ in await self._fetch("list_presences")},
+            [name for (name,) in await self._fetch("list_shared_host_names")],
             await list_disabled(session),
             await list_pauses(session),
             await self._fetch("find_impossible_events", {"limit": MAX_DUE_COUNT}),
@@ -217,7 +218,9 @@ class AlertStore:
         async with self._opening:
             if self._session is None or self._session.closed:
                 self._is_alerting = False
-                opened = await connect_async(self._database_url, name="dispatcher alerts")
+                opened = await connect_async(
+                    self._database_url, name=f"dispatcher alerts {self._host}", idle_seconds=self._idle_seconds
+                )
                 assert isinstance(opened, TimedSession)
                 opened.answer_seconds = self._answer_seconds
                 self._session = opened

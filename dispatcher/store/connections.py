@@ -260,19 +260,26 @@ def check_url(database_url: str) -> None:
 
 
 async def connect_async(
-    database_url: str, *, name: str, lock_seconds: float = LOCK_SECONDS, keeps_plans: bool = False
+    database_url: str,
+    *,
+    name: str,
+    lock_seconds: float = LOCK_SECONDS,
+    idle_seconds: float | None = None,
+    keeps_plans: bool = False,
 ) -> AsyncSession:
     """Opens an asynchronous session in autocommit mode, which detects a frozen server. The caller closes the session.
 
     Args:
         lock_seconds: How long a statement may wait for another transaction's lock.
+        idle_seconds: PostgreSQL ends the session after this time without a statement, so that a frozen host loses its
+            named locks. None: as the server is configured.
         keeps_plans: Whether PostgreSQL keeps the plan of each statement (see `keep_plans` in sql/queries/schema.sql).
             Only for a session that executes nothing but the relay's statements.
     """
     connection = await connect_unconfigured(database_url, name=name)
     with translated():
         try:
-            await _configure(connection, lock_seconds, keeps_plans=keeps_plans)
+            await _configure(connection, lock_seconds, idle_seconds=idle_seconds, keeps_plans=keeps_plans)
         except BaseException:
             await connection.close()
             raise
@@ -390,7 +397,12 @@ def _raise_if_cancelled() -> None:
 
 
 async def _configure(
-    connection: AsyncSession, lock_seconds: float, *, statement_seconds: float = STATEMENT_SECONDS, keeps_plans: bool
+    connection: AsyncSession,
+    lock_seconds: float,
+    *,
+    statement_seconds: float = STATEMENT_SECONDS,
+    idle_seconds: float | None = None,
+    keeps_plans: bool,
 ) -> None:
     """Sets a new session's timeouts and converters.
 
@@ -400,7 +412,8 @@ async def _configure(
     set_json_loads(orjson.loads, connection)
     connection.adapters.register_dumper(list, BatchDumper)
     await connection.execute(
-        query("configure_session"), {"statement_seconds": statement_seconds, "lock_seconds": lock_seconds}
+        query("configure_session"),
+        {"statement_seconds": statement_seconds, "lock_seconds": lock_seconds, "idle_seconds": idle_seconds},
     )
     if keeps_plans:
         await connection.execute(query("keep_plans"))

@@ -36,6 +36,7 @@ waits ends an autovacuum of its table."""
 NEXT_LOCK_SECONDS: Final = 0.2
 """How long a migration that has a lock waits for another lock. Much shorter than PostgreSQL's deadlock_timeout."""
 PAUSE_SECONDS: Final = 4.0
+INIT_POLL_SECONDS: Final = 0.2
 _EXCLUSIVE: Final = "access exclusive"
 _LOCK_MODES: Final = {
     _EXCLUSIVE: re.compile(r"\b(?:alter|drop) table (\w+)"),
@@ -137,9 +138,12 @@ def _locked_migrations(connection: Session, report_wait: Callable[[str], object]
     """Holds the lock of `init`. Waits for another `init` as long as that takes, because nothing else waits for it."""
     with suppress(pg.UndefinedObject, pg.InvalidParameterValue):  # an old server, or its operating system cannot do it
         connection.execute(query("check_client"))
-    if not fetch_sync(connection, "try_lock_migrations")[0][0]:
-        report_wait("waiting for another `dispatcher init`, which is still working")
-        fetch_sync(connection, "lock_migrations")
+    is_waiting = False
+    while not fetch_sync(connection, "try_lock_migrations")[0][0]:
+        if not is_waiting:
+            is_waiting = True
+            report_wait("waiting for another `dispatcher init`, which is still working")
+        time.sleep(INIT_POLL_SECONDS)
     try:
         yield
     finally:

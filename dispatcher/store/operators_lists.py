@@ -78,6 +78,7 @@ class RecentEvent:
 
     Attributes:
         happened_at: When the event happened, by the provider's clock.
+        doubt: What the event does not prove (docs/events.md); None if it proves what it says.
     """
 
     received_at: datetime
@@ -89,6 +90,7 @@ class RecentEvent:
     bounce: str | None
     code: str | None
     detail: str | None
+    doubt: str | None
     tenant_id: str
     message_key: str
 

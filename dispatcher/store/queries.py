@@ -29,7 +29,7 @@ _SCHEMA_NAME: Final = re.compile(rb"(?<=\bschema )dispatcher\b|\bdispatcher(?=\.
 def schema() -> str:
     """The schema of our tables: the value of DISPATCHER_DATABASE_SCHEMA at the first call.
 
-    Only this function reads the environment directly, because an application that uses the library loads no settings.
+    This function reads the environment itself, because an application that uses the library loads no settings.
 
     Raises:
         ConfigurationError: The value is not a valid schema name.

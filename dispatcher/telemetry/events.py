@@ -105,6 +105,8 @@ EVENTS: Final = MappingProxyType(
         "reason.",
         "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP. AMQP does not count messages that a "
         "consumer has received but not acked, so the depth can be too low. Field: reason.",
+        "host.name_shared": "Several hosts have used the same DISPATCHER_HOST_NAME for a while. Each host needs its "
+        "own. Field: host.",
         "alert.raised": "An operator has to act. Fields: severity, component, kind, phase (raised, reminded or test), "
         "queue, count, oldest_age_seconds, correlation_ids, reason, database_unreachable, summary.",
         "alert.resolved": "The condition that raised an alert no longer exists. Fields: kind, queue, summary.",
@@ -134,7 +136,7 @@ EVENTS: Final = MappingProxyType(
         "again. Fields: count, queue, reason.",
         "relay.dead_lettered": "The relay published dead letters to the DLQ. Field: count.",
         "relay.unroutable": "RabbitMQ could not route messages to a queue. Their emails stay due. Fields: count, "
-        "queue, retry_in_seconds.",
+        "queue, retry_in_seconds, reason (the queue is missing, or was not bound and is bound now).",
         "relay.unconfirmed": "RabbitMQ did not confirm messages: the queue has no quorum or is full, or the connection "
         "was lost. Their emails stay due. Fields: count, queue, retry_in_seconds.",
         "api.started": "The HTTP API listens. Field: listener.",

@@ -19,7 +19,7 @@ from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Out
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.pin import Pin
 from dispatcher.domain.scrub import scrub
-from dispatcher.domain.sms import SMS_CHANNEL, too_long
+from dispatcher.domain.sms import SMS_CHANNEL, SmsRules
 from dispatcher.errors import ProviderFault
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
@@ -173,17 +173,16 @@ class Attempts:
         *,
         timeout_seconds: float,
         allowed_headers: Collection[str] = (),
-        sms_segments: int = 10,
+        sms: SmsRules,
     ) -> None:
         """`timeout_seconds`: the longest time that an attempt may take. `allowed_headers`: the names of headers that
-        control a provider (see `domain.header_names`), and that the operator allows. `sms_segments`: the most segments
-        of an SMS."""
+        control a provider (see `domain.header_names`), and that the operator allows. `sms`: which SMS are allowed."""
         self.has_bulk_calls = any(isinstance(provider, BulkSender) for provider in routes.providers)
         self._routes = routes
         self._ledger = ledger
         self._timeout_seconds = timeout_seconds
         self._allowed_headers = allowed_headers
-        self._sms_segments = sms_segments
+        self._sms = sms
         self._log = get_log()
         self._without_channel = CountedLine(CHANNEL_SECONDS)
 
@@ -243,7 +242,9 @@ class Attempts:
             else:
                 route = self._choose(email, content)
                 if route is None:
-                    return self._no_provider(email, content)
+                    why = self._routes.capability_gap(content)
+                    assert why is not None, "if adapters refused, the outcome is the last adapter's refusal"
+                    return self._refused(email, why.reason, str(why))
                 if self._routes.domains.concern(route.name):
                     ended = await self._try_within_ceilings(email, content, route)
                 else:
@@ -364,8 +365,8 @@ class Attempts:
         to a provider, this method also adds all other providers to `email.unable`."""
         if email.content is None:
             return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
-        if why := self._forbidden(email.content):
-            return self._refused(email, Reason.INVALID_CONTENT, why)
+        if forbidden := self._forbidden(email.content):
+            return self._refused(email, *forbidden)
         if email.pin is not None:
             email.unable = self._routes.others(email.pin.provider)
             if why := self._lapse_of(email.pin):
@@ -373,12 +374,16 @@ class Attempts:
                 return Uncertain(why)
         return None
 
-    def _forbidden(self, content: OutgoingEmail) -> str | None:
-        """Checks the headers and the length of an SMS a second time: the host that enqueued the email may allow
-        more."""
-        if content.channel == SMS_CHANNEL and (why := too_long(content.text or "", self._sms_segments)):
-            return f"The text {why}."
-        return headers_fault(content.headers, self._allowed_headers) if content.headers else None
+    def _forbidden(self, content: OutgoingEmail) -> tuple[Reason, str] | None:
+        """Checks the headers, or the number and the text of an SMS, a second time: the host that enqueued the email may
+        allow more, and a row may be written without our library."""
+        if content.channel != SMS_CHANNEL:
+            why = headers_fault(content.headers, self._allowed_headers) if content.headers else None
+            return (Reason.INVALID_CONTENT, why) if why else None
+        fault = self._sms.fault(next(iter(content.to), ""), content.text or "")
+        if fault and fault.field == "to":
+            return Reason.REJECTED_RECIPIENT, f"The recipient {fault.reason}."
+        return (Reason.INVALID_CONTENT, f"The text {fault.reason}.") if fault else None
 
     def _choose(self, email: InFlightEmail, content: OutgoingEmail) -> Route | None:
         """The route to try now; None if no provider could ever send the email.
@@ -403,11 +408,6 @@ class Attempts:
                 self._log.warning("email.no_channel", email_id=email_id, channel=channel, count=count)
             raise NoRoute(CHANNEL_SECONDS)
         return route
-
-    def _no_provider(self, email: InFlightEmail, content: OutgoingEmail) -> Rejected:
-        why = self._routes.capability_gap(content)
-        assert why is not None, "if adapters refused, the outcome is the last adapter's refusal"
-        return self._refused(email, why.reason, str(why))
 
     def _has_next_provider(self, email: InFlightEmail, content: OutgoingEmail, route: Route, outcome: Outcome) -> bool:
         """Whether the adapter found that its provider cannot send the email, but another provider can."""

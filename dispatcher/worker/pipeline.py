@@ -73,7 +73,7 @@ class Pipeline:
             ledger,
             timeout_seconds=settings.send_timeout_seconds,
             allowed_headers=settings.allowed_provider_headers,
-            sms_segments=settings.sms_max_segments,
+            sms=settings.sms_rules,
         )
         contents = ContentLoader(
             store,

@@ -115,6 +115,19 @@ select host, max(seen_at), extract(epoch from clock_timestamp() - max(seen_at)):
 from dispatcher.host_presence
 group by host;
 
+-- name: list_shared_host_names
+-- The names that several connected monitors have as their host's name. After a host lost its network, PostgreSQL may
+-- count its former session, too, until that session has been idle for too long. The sessions of roles that cannot report
+-- for a host do not count.
+select substring(application_name from '^dispatcher alerts (.+)$') as host
+from pg_stat_activity
+where datname = current_database()
+    and starts_with(application_name, 'dispatcher alerts ')
+    and has_table_privilege(usesysid, 'dispatcher.host_presence', 'insert')
+group by 1
+having count(*) > 1
+order by 1;
+
 -- name: find_flow
 -- Shows whether emails are being sent. Returns the last hour with an accepted email, and the number of emails accepted
 -- in that hour: at least one of these two values changes with each accepted email. Also returns the number of emails

@@ -89,8 +89,10 @@ from begun;
 
 -- name: end_pause
 -- Ends a pause, and audits this. For a provider, also tells all workers whose circuit breaker is not closed to try the
--- provider again (see take_resumes). If only they wait, returns their wait as a pause that the dispatcher began. Zero
--- rows: there is no such pause, or it has already ended, and no worker waits.
+-- provider again (see take_resumes), and makes emails due that workers postponed without an attempt: 10,000 at most, so
+-- that the statement is short. They are due after 3 seconds, because by then every worker has read the end of the pause.
+-- If only workers wait, returns their wait as a pause that the dispatcher began. Zero rows: there is no such pause, or it
+-- has already ended, and no worker waits.
 with ended as (
     delete from dispatcher.pause
     where scope = %(scope)s
@@ -110,6 +112,23 @@ resumed as (
         and provider = %(name)s
         and state <> 'closed'
     returning until_at, reason, changed_at
+),
+postponed as (
+    select email_id
+    from dispatcher.email_log
+    where %(scope)s = 'provider'
+        and status = 'pending'
+        and leased_at is not null
+        and attempt_count = attempt_base
+        and publish_due_at > clock_timestamp() + interval '3 seconds'
+    order by publish_due_at
+    limit 10000
+    for no key update skip locked
+),
+hastened as (
+    update dispatcher.email_log
+    set publish_due_at = clock_timestamp() + interval '3 seconds'
+    where email_id = any(array(select email_id from postponed))
 ),
 over as (
     select scope, name, until_at, reason, actor, began_at

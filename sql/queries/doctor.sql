@@ -13,6 +13,16 @@ union all
 select 'email_attempt_default'
 where exists (select 1 from dispatcher.email_attempt_default);
 
+-- name: find_hash_readers
+-- The roles to which an earlier release granted the right to read the hashes of payloads. No row: `dispatcher topology
+-- grants --exact` has revoked it, or no such role exists.
+select acl.grantee::regrole::text
+from pg_attribute, aclexplode(attacl) as acl
+where attrelid = 'dispatcher.email_idempotency'::regclass
+    and attname = 'payload_hash'
+    and acl.privilege_type = 'SELECT'
+order by 1;
+
 -- name: sample_pending
 -- The oldest pending emails, with the fields that decide whether a provider can send them; no bodies, no attachments.
 select

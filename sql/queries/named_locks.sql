@@ -1,30 +1,58 @@
--- name: try_named_lock
--- True: this session holds the named lock until release_named_lock, or until the session ends.
-select pg_try_advisory_lock(hashtext('email_dispatcher_' || %(name)s));
+-- name: take_named_locks
+-- Takes those of the named locks that are free. A row per lock: its name, and whether this session has the lock until
+-- release_named_lock or the end of the session. False: a process of the release before took the lock at the same
+-- moment; release the lock. A lock without a row has another holder.
+-- The session also takes two advisory locks: (pid, key) shows that the session is alive, and the lock's name keeps
+-- processes of the release before away. If a stranger's session has the latter, no such process can take it.
+-- The row is replaced only if it is still the row that the snapshot shows, because its holder is checked only once.
+insert into dispatcher.named_lock as l (name, pid, key)
+select wanted.name, pg_backend_pid(), (random() * 2147483646)::integer
+from unnest(%(names)s::text[]) as wanted (name)
+where dispatcher.named_lock_holder(wanted.name) is null
+on conflict (name) do update
+set
+    pid = excluded.pid,
+    key = excluded.key,
+    taken_at = excluded.taken_at
+where l.key = (select seen.key from dispatcher.named_lock as seen where seen.name = l.name)
+returning
+    l.name,
+    pg_try_advisory_lock(l.pid, l.key)
+    and (
+        case
+            when l.name = 'relay_ready' then pg_try_advisory_lock_shared(hashtext('email_dispatcher_' || l.name))
+            else pg_try_advisory_lock(hashtext('email_dispatcher_' || l.name))
+        end
+        or exists (select from dispatcher.advisory_lock_holders(l.name, 'update') where not is_ours)
+    );
 
 -- name: release_named_lock
--- Releases the named lock.
-select pg_advisory_unlock(hashtext('email_dispatcher_' || %(name)s));
-
--- name: set_idle_timeout
--- PostgreSQL ends this session after this many seconds without a statement.
-select set_config('idle_session_timeout', (%(seconds)s * 1000)::integer::text || 'ms', false);
-
--- name: hold_shared_lock
--- Takes a shared named lock until release_shared_lock, or until the session ends. Other sessions see it with
--- find_other_lock_holder.
-select pg_advisory_lock_shared(hashtext('email_dispatcher_' || %(name)s));
-
--- name: release_shared_lock
--- Releases the lock of hold_shared_lock.
-select pg_advisory_unlock_shared(hashtext('email_dispatcher_' || %(name)s));
+-- Releases the named lock. Zero rows: this session does not have the lock.
+with released as (
+    delete from dispatcher.named_lock
+    where name = %(name)s
+        and pid = pg_backend_pid()
+    returning name, pid, key
+)
+select
+    pg_advisory_unlock(pid, key),
+    case
+        when name = 'relay_ready' then pg_advisory_unlock_shared(hashtext('email_dispatcher_' || name))
+        else pg_advisory_unlock(hashtext('email_dispatcher_' || name))
+    end
+from released;
 
 -- name: find_other_lock_holder
--- A row: another session holds the named lock.
+-- A row: another session has the named lock.
 select 1
-from pg_locks
-where locktype = 'advisory'
-    and objid::bigint = hashtext('email_dispatcher_' || %(name)s)::bigint & 4294967295
-    and database = (select oid from pg_database where datname = current_database())
-    and pid <> pg_backend_pid()
-limit 1;
+where dispatcher.named_lock_holder(%(name)s) <> pg_backend_pid();
+
+-- name: try_reading_lock
+-- True: no other session of a role that may read emails has this lock. A stranger's session does not count.
+select
+    pg_try_advisory_lock(hashtext('email_dispatcher_' || %(name)s))
+    or exists (select from dispatcher.advisory_lock_holders(%(name)s, 'select') where not is_ours);
+
+-- name: release_reading_lock
+-- Releases the lock of try_reading_lock.
+select pg_advisory_unlock(hashtext('email_dispatcher_' || %(name)s));

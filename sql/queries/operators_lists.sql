@@ -4,7 +4,7 @@
 -- columns identify the event below which the next page starts; null: this is the last page. These columns are returned
 -- even if no event matches.
 with examined as (
-    select received_at, email_id, event_key, happened_at, provider, kind, bounce, code, detail
+    select received_at, email_id, event_key, happened_at, provider, kind, bounce, code, detail, doubt
     from dispatcher.email_event
     where (received_at, email_id, event_key) < (%(at)s::timestamptz, %(email_id)s::uuid, %(event_key)s::bytea)
         and received_at >= %(since)s::timestamptz
@@ -22,8 +22,8 @@ wanted as (
     limit %(limit)s
 )
 select
-    w.received_at, w.email_id, w.event_key, w.happened_at, w.provider, w.kind, w.bounce, w.code, w.detail, w.tenant_id,
-    w.message_key, bound.received_at, bound.email_id, bound.event_key
+    w.received_at, w.email_id, w.event_key, w.happened_at, w.provider, w.kind, w.bounce, w.code, w.detail, w.doubt,
+    w.tenant_id, w.message_key, bound.received_at, bound.email_id, bound.event_key
 from (values (true)) as always
 left join lateral (
     select received_at, email_id, event_key

@@ -157,15 +157,7 @@ join dispatcher.email_replay as r
         and (r.replay_id = any(mine.paced_with) or mine.replay_id = any(r.paced_with))
         and mine.paced_with is not null
         and r.paced_with is not null
-        and exists (
-            select
-            from pg_locks as l
-            where l.locktype = 'advisory'
-                and l.database = (select oid from pg_database where datname = current_database())
-                and l.objid::bigint = hashtext('email_dispatcher_replay ' || r.replay_id)::bigint & 4294967295
-                and l.objsubid = 1
-                and l.granted
-        )
+        and dispatcher.named_lock_holder('replay ' || r.replay_id) is not null
     )
 where mine.replay_id = %(replay_id)s;
 
@@ -237,15 +229,7 @@ select
             group by 1
         ) as o
     ),
-    exists (
-        select
-        from pg_locks as l
-        where l.locktype = 'advisory'
-            and l.database = (select oid from pg_database where datname = current_database())
-            and l.objid::bigint = hashtext('email_dispatcher_replay ' || r.replay_id)::bigint & 4294967295
-            and l.objsubid = 1
-            and l.granted
-    )
+    dispatcher.named_lock_holder('replay ' || r.replay_id) is not null
 from dispatcher.email_replay as r
 where (%(replay_id)s::bigint is null or r.replay_id = %(replay_id)s)
     and (%(before)s::bigint is null or r.replay_id < %(before)s)

@@ -29,15 +29,33 @@ select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', true);
 select set_config('client_connection_check_interval', '1s', false);
 
 -- name: try_lock_migrations
--- True: this session holds the lock of `init` until unlock_migrations, or until the session ends.
-select pg_try_advisory_lock(hashtext('dispatcher_migration'));
-
--- name: lock_migrations
--- As try_lock_migrations, but waits until no other session holds the lock. One row.
-select pg_advisory_lock(hashtext('dispatcher_migration'));
+-- True: no other `init` is working, and this session has the lock of `init` until unlock_migrations, or until the session
+-- ends. Every role can take this lock. So a session counts as an `init` only if its role is, or can become, the owner of
+-- our tables (while there are no tables: this session's role). While any other session has the lock, `init` works without
+-- it.
+select
+    pg_try_advisory_lock(hashtext('dispatcher_migration'))
+    or exists (
+        select
+        from pg_locks as h
+        join pg_stat_activity as a on a.pid = h.pid
+        where h.locktype = 'advisory'
+            and h.database = (select oid from pg_database where datname = current_database())
+            and (h.classid::bigint << 32) | h.objid::bigint = hashtext('dispatcher_migration')::bigint
+            and h.objsubid = 1
+            and h.granted
+            and not pg_has_role(
+                a.usesysid,
+                coalesce(
+                    (select relowner from pg_class where oid = to_regclass('dispatcher.dispatcher_migration')),
+                    (select oid from pg_roles where rolname = current_user)
+                ),
+                'member'
+            )
+    );
 
 -- name: unlock_migrations
--- Releases the lock of lock_migrations.
+-- Releases the lock of try_lock_migrations.
 select pg_advisory_unlock(hashtext('dispatcher_migration'));
 
 -- name: limit_waits
@@ -162,7 +180,7 @@ select current_setting('email_dispatcher.session', true);
 -- name: configure_session
 -- Sets the settings of a new session. A commit waits for the disk, because the worker sends an email after the commit.
 -- No statement waits for ever. The server detects within 15 seconds that a client's host has vanished, and releases the
--- client's locks.
+-- client's locks. If idle_seconds is not null, the server ends the session after so many seconds without a statement.
 -- Sequential scans are off, because every statement finds its rows by an index. Otherwise, PostgreSQL would plan a
 -- sequential scan while a partition is almost empty, and keep this plan while the partition fills. This would happen
 -- each Monday, until the next autoanalyze.
@@ -170,6 +188,13 @@ select
     set_config('synchronous_commit', 'on', false),
     set_config('statement_timeout', %(statement_seconds)s::text || 's', false),
     set_config('lock_timeout', %(lock_seconds)s::text || 's', false),
+    set_config(
+        'idle_session_timeout',
+        coalesce(
+            (%(idle_seconds)s::double precision * 1000)::integer::text || 'ms', current_setting('idle_session_timeout')
+        ),
+        false
+    ),
     set_config('enable_seqscan', 'off', false),
     set_config('jit', 'off', false),
     set_config('tcp_keepalives_idle', '5', false),

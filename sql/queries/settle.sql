@@ -1,10 +1,12 @@
 -- name: terminate_sessions
--- Terminates the sessions of a dead worker. Zero rows: no session is left, so the worker can commit nothing more.
+-- Terminates the sessions of a dead worker. Zero rows: no session is left, so the worker can commit nothing more. Every
+-- role may give its session any name, so the session of a role that cannot update emails does not count.
 select pg_terminate_backend(pid)
 from pg_stat_activity
 where application_name = %(application_name)s
     and datname = current_database()
-    and pid <> pg_backend_pid();
+    and pid <> pg_backend_pid()
+    and has_table_privilege(usesysid, 'dispatcher.email_log', 'update');
 
 -- name: find_leases
 -- The leases of a worker, with the columns of find_expiring except the last one. No row: the worker has no lease.

@@ -120,6 +120,7 @@ with present as (
     from pg_stat_activity
     where datname = current_database()
         and application_name ~ ':w[0-9]+:[0-9]+:[0-9a-f]+$'
+        and has_table_privilege(usesysid, 'dispatcher.email_log', 'update')
     group by application_name
 ),
 leasing as (

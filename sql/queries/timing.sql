@@ -48,13 +48,10 @@ for no key update skip locked;
 -- Cancels the emails of find_expired, completes their keys, and adds an event to the feed. A held email may have been
 -- sent, but from now on, no operator needs to decide about it. So its dead letter is stale, and the change is audited.
 -- last_error says that the outcome is unknown if the email was held, or if an earlier attempt was uncertain and the
--- email then became pending, by policy or because it is pinned. An email that was delivered to some of its recipients
--- becomes failed instead, with a dead letter, unless it is unknown whether the others have it, too.
+-- email then became pending, by policy or because it is pinned. error_type says if some recipients have the email.
 -- Returns a row per cancelled email, with its previous status.
 with free as (
-    select
-        email_id, status,
-        recipient_outcomes is not null and status <> 'held' and not was_uncertain as is_partial
+    select email_id, status
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
@@ -65,36 +62,35 @@ with free as (
 cancelled as (
     update dispatcher.email_log as e
     set
-        status = case when f.is_partial then 'failed' else 'cancelled' end,
+        status = 'cancelled',
         wait_until = null,
         locked_by = null,
         locked_until = 'epoch',
         rescued_token = null,
         settled_at = clock_timestamp(),
-        error_type = case when f.is_partial then 'partly_delivered' else 'expired' end,
+        error_type = case when e.recipient_outcomes is null then 'expired' else 'partly_delivered' end,
         last_error = case
-            when f.is_partial
-                then 'The email expired after it was delivered to some of its recipients.'
             when f.status = 'held' or e.was_uncertain
                 then 'The email expired. It is unknown whether an earlier attempt was accepted.'
+            when e.recipient_outcomes is not null
+                then 'The email expired after it was delivered to some of its recipients.'
             else 'The email expired before it was sent.'
         end,
         publish_due_at = null,
-        dead_letter_due_at = case when f.is_partial then clock_timestamp() end
+        dead_letter_due_at = null
     from free as f
     where e.email_id = any(array(select email_id from free))
         and e.email_id between %(lowest_id)s and %(highest_id)s
         and e.email_id = f.email_id
     returning
-        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.error_type, e.provider, e.attempt_count,
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.error_type, e.provider, e.attempt_count,
         f.status as previous_status
 ),
 completed as (
     update dispatcher.email_idempotency as k
     set completed_at = clock_timestamp()
     from cancelled as c
-    where c.status = 'cancelled'
-        and k.tenant_id = any(array[c.tenant_id])
+    where k.tenant_id = any(array[c.tenant_id])
         and k.message_key = c.message_key
 ),
 audited as (
@@ -104,14 +100,12 @@ audited as (
         jsonb_build_object('attempts', attempt_count)
     from cancelled
     where previous_status = 'held'
-        and status = 'cancelled'
 ),
 announced as (
     insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason, provider)
-    select status, email_id, tenant_id, message_key, correlation_id, error_type, provider
+    select 'cancelled', email_id, tenant_id, message_key, correlation_id, error_type, provider
     from cancelled
     where (select is_on from dispatcher.outgoing_feed)
 )
 select email_id, correlation_id, previous_status
-from cancelled
-where status = 'cancelled';
+from cancelled;

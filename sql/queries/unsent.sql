@@ -30,8 +30,11 @@ cancelled as (
         status = 'cancelled',
         wait_until = null,
         settled_at = clock_timestamp(),
-        error_type = 'cancelled',
-        last_error = null,
+        error_type = case when e.recipient_outcomes is null then 'cancelled' else 'partly_delivered' end,
+        last_error = case
+            when e.recipient_outcomes is not null
+                then 'The email was cancelled after it was delivered to some of its recipients.'
+        end,
         locked_by = null,
         locked_until = 'epoch',
         publish_due_at = null,

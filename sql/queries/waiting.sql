@@ -14,20 +14,15 @@ select
         select from pg_stat_activity
         where datname = current_database()
             and application_name = e.locked_by
+            and has_table_privilege(usesysid, 'dispatcher.email_log', 'update')
     ),
-    exists (
-        select from pg_locks
-        where locktype = 'advisory'
-            and objid::bigint = hashtext('email_dispatcher_relay')::bigint & 4294967295
-            and database = (select oid from pg_database where datname = current_database())
-            and mode = 'ExclusiveLock'
-            and granted
-    ),
+    dispatcher.named_lock_holder('relay') is not null,
     (
         select count(distinct application_name)
         from pg_stat_activity
         where datname = current_database()
             and application_name ~ ':w[0-9]+:[0-9]+:[0-9a-f]+$'
+            and has_table_privilege(usesysid, 'dispatcher.email_log', 'update')
     ),
     (
         select count(*)

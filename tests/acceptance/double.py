@@ -71,6 +71,7 @@ class Double:
             "TWILIO_ACCOUNT_SID": f"AC{'0' * 32}",
             "TWILIO_AUTH_TOKEN": "test-token",
             "TWILIO_SENDER": "Example",
+            "SMS_COUNTRIES": "DE",
             "TWILIO_CALLBACK_URL": "https://mail.example.org/v1/events/twilio",
         }
 

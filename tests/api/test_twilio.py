@@ -15,7 +15,7 @@ from dispatcher.cli.api import api_settings
 from dispatcher.config import Settings
 from dispatcher.events.twilio import SIGNATURE_HEADER, sign
 from dispatcher.providers.twilio import TwilioSettings
-from tests.api.running_api import Answer, Api, running
+from tests.api.running_api import Answer, Api, make_key, running
 from tests.store.books import Books
 
 TOKEN = "the_token_of_the_account_0123456789"
@@ -70,6 +70,41 @@ async def test_a_long_sms_is_refused_by_the_setting(sms_api: Api) -> None:
 
     assert (answer.status, answer.code) == (422, "email-not-allowed")
     assert "takes 11 segments (GSM-7); DISPATCHER_SMS_MAX_SEGMENTS allows 10" in answer.json["errors"][0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("to", "code", "words"),
+    [
+        ("+18765551234", "email-not-allowed", "is a number of JM, which DISPATCHER_SMS_COUNTRIES"),
+        ("+499001234567", "invalid-email", "is a premium-rate number"),
+    ],
+)
+async def test_an_sms_to_a_number_that_is_not_allowed_is_refused(
+    settings: Settings, to: str, code: str, words: str
+) -> None:
+    async with running(replace(settings, sms_countries=frozenset({"US"}))) as api:
+        one = await enqueued(api, to=to)
+        batch = {"emails": [{**SMS, "channel": "sms", "message_key": "a", "to": to}]}
+        many = await api.call("POST", "/v1/emails/batch", body=batch)
+
+    assert (one.status, one.code, one.pointers) == (422, code, ["#/to"])
+    assert words in one.json["errors"][0]["detail"]
+    assert to[1:].encode() not in one.body
+    assert many.json["results"][0]["problem"]["code"].endswith(code)
+
+
+@pytest.mark.parametrize("limit", [{"sender_domains": ["example.com"]}, {"sender_addresses": ["shop@example.com"]}])
+async def test_a_key_with_a_list_of_senders_sends_sms_only_with_the_default_sender(
+    sms_api: Api, connection: psycopg.Connection, limit: dict[str, list[str]]
+) -> None:
+    token = make_key(connection, **limit)
+
+    async def status(key: str, **changes: str) -> int:
+        headers = {"Idempotency-Key": key}
+        return (await sms_api.call("POST", "/v1/sms", body={**SMS, **changes}, headers=headers, token=token)).status
+
+    assert await status("default") == 202
+    assert [await status("other", **{"from": sender}) for sender in (NUMBER, "Example", "12345")] == [403] * 3
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import secrets
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.cli.checks import volatility
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.email import Email
+from dispatcher.domain.sms import Sms
 from dispatcher.host.ledger import Ledger
 from dispatcher.producers import enqueue
 from tests.broker.rabbit import Operator
@@ -53,7 +55,7 @@ def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
         *("settings", "Python", "file descriptors", "run directory"),
         *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections"),
         *("PostgreSQL sessions", "PostgreSQL commits"),
-        *("tables", "partitions", "in-flight ledgers"),
+        *("tables", "partitions", "producers' rights", "host names", "in-flight ledgers"),
         *(
             "RabbitMQ",
             "RabbitMQ management",
@@ -64,6 +66,18 @@ def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
             "provider capture",
         ),
     }
+
+
+def test_two_connected_hosts_with_one_name_are_a_warning(prepared: CommandLine, database_url: str) -> None:
+    with (
+        psycopg.connect(database_url, application_name="dispatcher alerts twin"),
+        psycopg.connect(database_url, application_name="dispatcher alerts twin"),
+        psycopg.connect(database_url, application_name="dispatcher alerts alone"),
+    ):
+        found = _findings(prepared, code=0)["host names"]
+
+    assert (found["state"], found["detail"]) == ("warning", "several connected hosts are named twin")
+    assert "DISPATCHER_HOST_NAME" in found["remedy"]
 
 
 def test_with_api_no_provider_secret_is_needed(prepared: CommandLine) -> None:
@@ -246,6 +260,20 @@ def test_too_few_database_connections_for_the_workers_fails(settled: CommandLine
     assert found["PostgreSQL connections"]["state"] == "failed"
 
 
+def test_a_producer_that_can_read_hashes_of_payloads_is_a_warning(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    role = f"shop_{secrets.token_hex(4)}"
+    connection.execute(f"create role {role}; grant select (payload_hash) on email_idempotency to {role}".encode())
+
+    found = _findings(prepared, code=0)
+
+    connection.execute(f"drop owned by {role}; drop role {role}".encode())
+    assert found["producers' rights"]["state"] == "warning"
+    assert role in found["producers' rights"]["detail"]
+    assert "topology grants --exact" in found["producers' rights"]["remedy"]
+
+
 def test_rows_in_a_default_partition_are_a_warning(prepared: CommandLine, connection: psycopg.Connection) -> None:
     connection.execute(
         "insert into email_log (email_id, tenant_id, message_key)"
@@ -403,6 +431,37 @@ def test_pending_emails_with_a_header_that_is_not_allowed_are_reported(prepared:
     assert "pending emails will fail; the first: headers.X-MC-Tags controls Mailchimp Transactional" in found["detail"]
     assert "DISPATCHER_ALLOWED_PROVIDER_HEADERS" in found["remedy"]
     assert "pending emails" not in _findings(prepared.having(DISPATCHER_ALLOWED_PROVIDER_HEADERS=header), code=0)
+
+
+def test_pending_sms_to_a_country_that_is_not_allowed_are_reported(prepared: CommandLine) -> None:
+    host = prepared.having(
+        DISPATCHER_SMS_PROVIDERS="sms-capture", DISPATCHER_SMS_CAPTURE_DIR="sms", DISPATCHER_SMS_COUNTRIES="US,CA"
+    )
+    with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"]) as connection:
+        enqueue(connection, Sms(message_key="k", to="+18765551234", text="t"))
+
+    found = _findings(host, code=1)
+
+    assert found["countries of SMS"]["detail"].startswith("CA, US (DISPATCHER_SMS_COUNTRIES")
+    assert "pending emails will fail; the first: its recipient is a number of JM" in found["pending emails"]["detail"]
+    assert "pending emails" not in _findings(host.having(DISPATCHER_SMS_COUNTRIES="all"), code=0)
+
+
+def test_the_state_of_a_circuit_breaker_is_named_although_the_provider_accepts_the_credentials(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        "insert into provider_state (provider, slot, state, reason, until_at)"
+        " values ('capture', 'host/1', 'open', 'connection_failed', clock_timestamp() + interval '1 minute')"
+    )
+    connection.commit()
+
+    found = _findings(prepared, code=0)
+
+    assert found["provider capture"]["state"] == "ok"
+    assert found["circuit breaker"]["state"] == "warning"
+    assert "capture: open in 1 worker; capture fails for every email" in found["circuit breaker"]["detail"]
+    assert "`dispatcher resume provider capture`" in found["circuit breaker"]["detail"]
 
 
 def test_doctor_lists_the_sources_of_providers_events(settled: CommandLine) -> None:

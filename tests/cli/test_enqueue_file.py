@@ -187,3 +187,46 @@ def test_templates_are_accepted_if_no_provider_is_configured(storing: CommandLin
     (storing.folder / "emails.jsonl").write_bytes(_lines([_email(1, template_id="d-1", text=None)]))
 
     assert storing("enqueue", "--file", "emails.jsonl").code == 0
+
+
+def test_the_fault_of_a_file_in_a_wrong_format_is_printed_once(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
+    rows = [b"key,from,to,subject,text\n"] + [f"k-{n},a@example.com,b@example.org,s,t\n".encode() for n in range(99)]
+    (storing.folder / "emails.csv").write_bytes(b"".join(rows))
+
+    done = storing("enqueue", "--file", "emails.csv")
+
+    assert done.code == 1
+    assert done.stderr.count("looks like a table separated by commas; each line must be a JSON object") == 1
+    assert "… and 99 more (--json lists all)." in done.stderr
+    assert len(storing("enqueue", "--file", "emails.csv", "--json").json["refusals"]) == 100
+
+
+def test_the_same_fault_of_lines_that_are_not_adjacent_is_printed_with_each_number(storing: CommandLine) -> None:
+    (storing.folder / "emails.jsonl").write_bytes(b"\xff\n" + _lines([_email(1)]) + b"\xff\n")
+
+    done = storing("enqueue", "--file", "emails.jsonl")
+
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["line 1", "line 3"]
+
+
+def test_an_sms_to_a_country_that_is_not_allowed_is_refused_by_its_line_and_alone(storing: CommandLine) -> None:
+    host = storing.having(
+        DISPATCHER_SMS_PROVIDERS="twilio",
+        DISPATCHER_TWILIO_ACCOUNT_SID=f"AC{'0' * 32}",
+        DISPATCHER_TWILIO_SENDER="+14155550100",
+    )
+    lines = [
+        {"channel": "sms", "message_key": f"k-{to}", "to": to, "text": "t"} for to in ("+18765551234", "+14155550101")
+    ]
+    (host.folder / "emails.jsonl").write_bytes(_lines(lines))
+
+    done = host("enqueue", "--file", "emails.jsonl", "--json")
+    alone = host("enqueue", "--sms", "--key", "k", "--to", "+18765551234", "--text", "t")
+
+    assert (done.code, done.json["accepted"]) == (3, 1)
+    (refusal,) = done.json["refusals"]
+    assert (refusal["line"], refusal["field"]) == (1, "to")
+    assert alone.code == 1
+    assert "--to: is a number of JM, which DISPATCHER_SMS_COUNTRIES" in alone.stderr

@@ -31,7 +31,7 @@ def test_init_lists_its_changes_and_a_second_run_changes_nothing(
     assert "postgresql: applied migration 0001 emails" in lines
     for name in topology_names.queues:
         assert f"rabbitmq: declared queue {name} (quorum, durable)" in lines
-    assert second.stdout == "nothing to change\n"
+    assert second.stdout == "nothing to create: the tables are up to date, and the queues exist and are bound\n"
     assert first.stderr + second.stderr == ""
 
 

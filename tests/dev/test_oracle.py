@@ -103,8 +103,9 @@ def test_correct_records_have_no_violations() -> None:
 def test_a_cancelled_email_that_was_not_sent_is_no_violation() -> None:
     asked = replace(with_row(STRANGER, CANCELLED), cancelling=frozenset({STRANGER}), cancelled_at={STRANGER: 100.0})
     expired = with_row(STRANGER, replace(CANCELLED, reason="expired", may_expire=True))
+    partly = with_row(STRANGER, replace(CANCELLED, reason="partly_delivered", may_expire=True))
 
-    for records in (asked, expired):
+    for records in (asked, expired, partly):
         verdict = judge(records)
         assert verdict.is_good, verdict.violations
         assert verdict.counts["cancelled"] == 1
@@ -159,6 +160,12 @@ def test_each_recipient_is_judged(records: Records, lost: int, duplicates: int, 
 
     assert list(verdict.violations) == ([violation] if violation else [])
     assert (verdict.lost, verdict.duplicates) == (lost, duplicates)
+
+
+def test_a_partly_delivered_email_is_cancelled_only_on_request_or_by_its_expiry() -> None:
+    verdict = judge(with_row(STRANGER, replace(CANCELLED, reason="partly_delivered")))
+
+    assert list(verdict.violations) == ["cancelled without a request"]
 
 
 def test_a_lease_may_expire_soon_after_a_fault() -> None:

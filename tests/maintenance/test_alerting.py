@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from dispatcher.alerts.wording import summary
 from dispatcher.domain.alert import Kind
@@ -418,6 +420,33 @@ async def test_a_vanished_host_raises_an_alert_and_an_orderly_stop_does_not(
     assert reason.startswith("lost last reported at ")
     assert "orderly" not in reason
     assert "watching" not in reason
+
+
+async def test_a_name_that_two_hosts_share_for_a_while_is_logged_once(tables_url: str) -> None:
+    with capture_logs() as logs:
+        async with (
+            host(tables_url, Depth(0), name="alerting", after_seconds=0.2, interval_seconds=0.01) as alerting,
+            host(tables_url, Depth(0), name="alone") as alone,
+            host(tables_url, Depth(0), name="twin") as one,
+            host(tables_url, Depth(0), name="twin") as other,
+        ):
+            for each in (alerting, alone, one, other):
+                await each.check()
+
+            async def is_logged() -> bool:
+                await alerting.check()
+                return bool(shared_names(logs))
+
+            assert not shared_names(logs)
+            await until_answer(is_logged)
+            await alerting.check()
+
+    assert shared_names(logs) == ["twin"]
+
+
+def shared_names(logs: list[MutableMapping[str, Any]]) -> list[str]:
+    """The hosts of the events `host.name_shared`."""
+    return [entry["host"] for entry in logs if entry["event"] == "host.name_shared"]
 
 
 async def test_addresses_in_correlation_ids_are_removed(tables_url: str) -> None:

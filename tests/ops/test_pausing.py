@@ -31,7 +31,7 @@ def _worker(tables_url: str) -> Iterator[None]:
         psycopg.connect(tables_url, autocommit=True, application_name="host-a:w0:4711:9f86d081"),
         psycopg.connect(tables_url, autocommit=True) as relay,
     ):
-        relay.execute(query("try_named_lock"), {"name": "relay"})
+        relay.execute(query("take_named_locks"), {"names": ["relay"]})
         yield
 
 
@@ -143,6 +143,34 @@ async def test_resume_ends_the_wait_that_workers_began_themselves_and_is_audited
     (entry,) = books.select("select actor, action, reason, detail from operator_audit")
     assert (entry["actor"], entry["action"], entry["reason"]) == ("ann@ops-1", "resume", "maintenance")
     assert (entry["detail"]["scope"], entry["detail"]["name"]) == ("provider", "smtp")
+
+
+@pytest.mark.parametrize(
+    ("is_leased", "attempts", "base", "is_due_earlier"),
+    [
+        (True, 0, 0, True),
+        (True, 3, 3, True),  # replayed, and not attempted since
+        (True, 1, 0, False),  # deferred: its own wait goes on
+        (False, 0, 0, False),  # the API publishes it
+    ],
+)
+async def test_resume_of_a_provider_makes_emails_due_that_workers_postponed_without_an_attempt(
+    session: AsyncSession, books: Books, is_leased: bool, attempts: int, base: int, is_due_earlier: bool
+) -> None:
+    now = datetime.now(UTC)
+    late, soon = now + timedelta(seconds=90), now + timedelta(seconds=3)
+    email_id = books.enqueue_one()
+    books.change(email_id, publish_due_at=late, leased_at=now if is_leased else None)
+    books.change(email_id, attempt_count=attempts, attempt_base=base)
+
+    found = []
+    for scope, name in ((PauseScope.LANE, "normal"), (PauseScope.PROVIDER, "smtp")):
+        pause(books.connection, scope, name)
+        await pausing.resume(session, scope, name, ACT)
+        found.append(books.row(email_id)["publish_due_at"])
+
+    assert found[0] == late
+    assert (soon <= found[1] < late) if is_due_earlier else (found[1] == late)
 
 
 async def test_resume_ends_an_operators_pause_and_the_workers_waits_together(

@@ -86,7 +86,7 @@ async def test_a_cancelled_email_has_the_instant_of_its_cancellation(session: As
     ("doubt", "words"),
     [
         ("impossible", "without effect, because no worker sent the email through this provider"),
-        ("recipient", "suppresses nobody, because nothing proves that it is about this recipient"),
+        ("recipient", "suppresses no recipient, because nothing proves that it is about this one"),
     ],
 )
 async def test_an_event_in_doubt_says_in_words_what_it_does_not_do(

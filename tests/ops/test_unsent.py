@@ -56,6 +56,23 @@ async def test_a_cancelled_email_is_final_announced_and_audited(
     assert (event["kind"], event["reason"], event["email_id"]) == ("cancelled", "cancelled", email_id)
 
 
+async def test_the_reason_of_a_cancelled_email_says_if_some_recipients_have_it(
+    session: AsyncSession, books: Books
+) -> None:
+    books.connection.execute("update outgoing_feed set is_on = true")
+    email_id = books.enqueue_one()
+    books.change(email_id, recipient_outcomes='{"1": null}', attempt_base=1)
+
+    (changed,) = await cancel(session, [email_id], ACT)
+
+    row = books.row(email_id)
+    assert changed.change is Change.CANCELLED
+    assert (row["status"], row["error_type"]) == ("cancelled", "partly_delivered")
+    assert row["last_error"] == "The email was cancelled after it was delivered to some of its recipients."
+    (event,) = books.select("select kind, reason from outgoing_event")
+    assert event == {"kind": "cancelled", "reason": "partly_delivered"}
+
+
 @pytest.mark.parametrize("status", ["sending", "sent", "failed", "held"])
 async def test_it_is_too_late_for_an_email_with_another_status(
     session: AsyncSession, books: Books, status: str

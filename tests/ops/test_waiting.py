@@ -28,7 +28,7 @@ def running(tables_url: str) -> Iterator[ExitStack]:
     with ExitStack() as opened:
         opened.enter_context(psycopg.connect(tables_url, autocommit=True, application_name=WORKER))
         relay = opened.enter_context(psycopg.connect(tables_url, autocommit=True))
-        relay.execute(query("try_named_lock"), {"name": "relay"})
+        relay.execute(query("take_named_locks"), {"names": ["relay"]})
         yield opened
 
 

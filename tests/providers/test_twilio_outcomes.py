@@ -218,7 +218,8 @@ async def test_check_reports_whether_twilio_accepts_the_credentials(tmp_path: Pa
 
 
 def test_the_settings_need_an_account_and_never_show_its_token(tmp_path: Path) -> None:
-    _, _, mistakes = examine({"DISPATCHER_SMS_PROVIDERS": "twilio"}, needs=["providers"])
+    environ = {"DISPATCHER_SMS_PROVIDERS": "twilio", "DISPATCHER_SMS_COUNTRIES": "DE"}
+    _, _, mistakes = examine(environ, needs=["providers"])
     why = "is not set, but DISPATCHER_SMS_PROVIDERS lists twilio: set it to the account's"
     assert mistakes == (f"DISPATCHER_TWILIO_ACCOUNT_SID {why} SID.", f"DISPATCHER_TWILIO_AUTH_TOKEN {why} auth token.")
 
@@ -232,6 +233,55 @@ def test_the_settings_need_an_account_and_never_show_its_token(tmp_path: Path) -
     )
     assert settings.of(TwilioSettings).auth_token == TOKEN
     assert TOKEN not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("environ", "countries"),
+    [
+        ({"TWILIO_SENDER": "+4915112345678"}, {"DE"}),
+        ({"TWILIO_SENDER": "+14165550100"}, {"CA"}),
+        ({"TWILIO_SENDER": "+14165550100", "SMS_COUNTRIES": "us, CA"}, {"US", "CA"}),
+        ({"TWILIO_SENDER": "+14165550100", "SMS_COUNTRIES": "all"}, None),
+        ({"TWILIO_SENDER": "Example", "SMS_COUNTRIES": "AT"}, {"AT"}),
+        ({"SMS_PROVIDERS": "sms-capture", "SMS_CAPTURE_DIR": "/tmp"}, None),
+        ({"SMS_PROVIDERS": "sms-capture,twilio", "SMS_CAPTURE_DIR": "/tmp", "TWILIO_SENDER": "+4915112345678"}, {"DE"}),
+        ({"PROVIDERS": "smtp", "SMTP_URL": "smtp://localhost", "SMS_PROVIDERS": "", "TWILIO_SENDER": "Example"}, None),
+    ],
+)
+def test_the_countries_of_sms_are_those_of_the_senders_unless_they_are_set(
+    environ: dict[str, str], countries: set[str] | None
+) -> None:
+    settings, _, mistakes = examine(an_environ(environ), needs=["providers"])
+
+    assert mistakes == ()
+    assert settings.sms_countries == countries
+
+
+@pytest.mark.parametrize("sender", ["", "Example", "12345", "MG" + 32 * "0", "+15551234567"])
+def test_a_sender_that_shows_no_country_needs_the_countries(sender: str) -> None:
+    environ = an_environ({"TWILIO_SENDER": sender})
+
+    (mistake,) = examine(environ, needs=["providers"])[2]
+
+    assert mistake.startswith("DISPATCHER_SMS_COUNTRIES is not set, and no default sender of SMS is a number")
+    # A process that only accepts SMS starts, and leaves the countries to the hosts that send.
+    settings, _, mistakes = examine(environ)
+    assert (mistakes, settings.sms_countries) == ((), None)
+
+
+@pytest.mark.parametrize("text", ["UK", "DE,+1", "Germany", "001", ","])
+def test_countries_that_do_not_exist_are_a_mistake(text: str) -> None:
+    (mistake,) = examine({"DISPATCHER_SMS_COUNTRIES": text})[2]
+
+    assert mistake == (
+        "DISPATCHER_SMS_COUNTRIES must be two-letter codes of countries (ISO 3166), such as DE,AT,GB, or all."
+    )
+
+
+def an_environ(changes: dict[str, str]) -> dict[str, str]:
+    """The environment of a host with twilio, with these variables without their prefix."""
+    account = {"SMS_PROVIDERS": "twilio", "TWILIO_ACCOUNT_SID": ACCOUNT, "TWILIO_AUTH_TOKEN": TOKEN}
+    return {f"DISPATCHER_{name}": value for name, value in {**account, **changes}.items()}
 
 
 def test_a_callback_url_may_have_a_password_which_is_never_shown() -> None:

@@ -89,13 +89,9 @@ def free_process_slot() -> ProcessSlot:
 
 def leader(books: Books) -> int | None:
     """The pid of the leading relay's session; None if no relay leads."""
-    held = books.select(
-        "select pid from pg_locks where locktype = 'advisory' and granted "
-        "and objid::bigint = hashtext('email_dispatcher_relay')::bigint & 4294967295 "
-        "and database = (select oid from pg_database where datname = current_database())"
-    )
-    assert len(held) <= 1
-    return held[0]["pid"] if held else None
+    (found,) = books.select("select named_lock_holder('relay') as pid")
+    pid: int | None = found["pid"]
+    return pid
 
 
 async def next_round(books: Books) -> None:

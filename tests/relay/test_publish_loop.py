@@ -297,6 +297,32 @@ async def test_one_of_two_relays_leads_and_the_other_takes_over_when_its_session
     assert second in {row["pid"] for row in books.sessions("dispatcher relay")}
 
 
+OLD_LEADER = "select pg_try_advisory_lock(hashtext('email_dispatcher_relay'))"
+"""How a relay of the release before becomes the leader."""
+
+
+async def test_a_relay_waits_while_a_relay_of_the_release_before_leads(
+    start: Start, settings: Settings, books: Books, tables_url: str
+) -> None:
+    with psycopg.connect(tables_url, autocommit=True) as old:
+        assert old.execute(OLD_LEADER).fetchone() == (True,)
+        await start(settings)
+        await until(lambda: any("named_lock" in row["query"] for row in books.sessions("dispatcher relay")))
+        assert leader(books) == old.info.backend_pid
+
+    await until(lambda: leader(books) in {row["pid"] for row in books.sessions("dispatcher relay")})
+
+
+async def test_a_relay_of_the_release_before_waits_while_a_relay_leads(
+    start: Start, settings: Settings, books: Books, tables_url: str
+) -> None:
+    await start(settings)
+    first = await until(lambda: leader(books))
+    with psycopg.connect(tables_url, autocommit=True) as old:
+        assert old.execute(OLD_LEADER).fetchone() == (False,)
+        assert leader(books) == first
+
+
 async def test_losing_the_session_between_publishing_and_marking_causes_no_second_message(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
 ) -> None:

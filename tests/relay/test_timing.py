@@ -143,24 +143,25 @@ async def test_a_held_email_delivered_in_part_is_cancelled_when_it_expires(outbo
     (cancelled,) = await outbox.cancel_expired(10)
 
     row = books.row(email_id)
-    assert (cancelled.email_id, row["status"], row["error_type"]) == (email_id, "cancelled", "expired")
+    assert (cancelled.email_id, row["status"], row["error_type"]) == (email_id, "cancelled", "partly_delivered")
     assert "unknown" in row["last_error"]
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.WAITING])
-async def test_an_email_that_expires_after_some_recipients_got_it_is_failed_with_a_dead_letter(
+async def test_an_email_that_expires_after_some_recipients_got_it_is_cancelled_and_its_reason_says_so(
     outbox: Outbox, books: Books, status: Status
 ) -> None:
     email_id = books.enqueue_one(expires_at=soon())
     books.change(email_id, status=status, recipient_outcomes='{"1": null}', attempt_base=1)
     expire(books, email_id)
 
-    assert await outbox.cancel_expired(10) == []
+    (cancelled,) = await outbox.cancel_expired(10)
 
     row = books.row(email_id)
-    assert (row["status"], row["error_type"], row["wait_until"]) == ("failed", "partly_delivered", None)
-    assert row["dead_letter_due_at"] is not None
-    assert books.completed_at(email_id) is None
+    assert (cancelled.email_id, row["status"], row["error_type"]) == (email_id, "cancelled", "partly_delivered")
+    assert row["last_error"] == "The email expired after it was delivered to some of its recipients."
+    assert (row["wait_until"], row["dead_letter_due_at"]) == (None, None)
+    assert books.completed_at(email_id) is not None
 
 
 async def test_a_held_email_that_expires_needs_no_operator_any_more(

@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -19,6 +19,7 @@ from psycopg.rows import dict_row
 from dispatcher import Email, enqueue_many
 
 Row = dict[str, Any]
+UrlOf = Callable[[str], str]
 
 NEXT_YEAR = datetime.now(UTC) + timedelta(days=365)
 

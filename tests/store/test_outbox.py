@@ -11,15 +11,12 @@ import pytest
 
 from dispatcher import enqueue
 from dispatcher.domain.status import OnUncertain, Status
-from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.instants import LATEST
 from dispatcher.store.leases import LeaseStore
-from dispatcher.store.named_locks import acquire
 from dispatcher.store.outbox import DueRange, Outbox
 from tests.store.books import Books, email
 from tests.store.results import result
-from tests.waiting import until, until_answer
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 HOLD, RESEND = OnUncertain.HOLD, OnUncertain.RESEND
@@ -258,31 +255,6 @@ async def test_a_lease_that_is_being_recorded_is_left_alone(
         rescued = await outbox.recover_expired(HOLD, 5, await outbox.find_expiring())
 
     assert [email.email_id for email in rescued] == email_ids[1:]
-
-
-async def test_one_session_of_a_database_leads_as_relay_until_it_ends(
-    session: AsyncSession, books: Books, tables_url: str
-) -> None:
-    other = await connect_async(tables_url, name="relay 2")
-
-    assert await acquire(session, "relay")
-    assert not await acquire(other, "relay")
-    await session.close()
-
-    await until(lambda: not books.sessions("relay"))
-    assert await acquire(other, "relay")
-    await other.close()
-
-
-async def test_a_frozen_relay_loses_the_leadership(outbox: Outbox, session: AsyncSession, tables_url: str) -> None:
-    other = await connect_async(tables_url, name="relay 2")
-    assert await acquire(session, "relay", idle_seconds=0.2)
-
-    await until_answer(lambda: acquire(other, "relay"))
-
-    with pytest.raises(StoreUnavailable):
-        await outbox.find_publish_due(10)
-    await other.close()
 
 
 async def test_a_commit_wakes_the_listener_and_a_rollback_does_not(

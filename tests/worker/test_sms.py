@@ -96,6 +96,35 @@ async def test_an_sms_that_is_too_long_for_this_host_fails_before_it_is_sent(ben
     assert texts.calls == []
 
 
+@pytest.mark.parametrize(
+    ("to", "words"),
+    [
+        (["+18765551234"], "The recipient is a number of JM, which DISPATCHER_SMS_COUNTRIES"),
+        (["+15551234567"], "The recipient is a number that no country is known to assign;"),
+        (["+499001234567"], "The recipient is a premium-rate number:"),
+        (["+881612345678"], "The recipient has the calling code +881, which belongs to no country:"),
+        (["ann@example.org"], "The recipient must be a phone number with its country code,"),
+        ([], "The recipient must be a phone number with its country code,"),
+    ],
+)
+async def test_an_sms_that_was_stored_for_a_number_that_is_not_allowed_fails_and_nothing_is_sent(
+    bench: Bench, to: list[str], words: str
+) -> None:
+    texts = sms_provider()
+    await bench.start([texts], SMS_COUNTRIES="DE,US")
+    email_id, allowed = await enqueued(bench, an_sms("other"), an_sms("allowed"))
+    bench.books.connection.execute(
+        "update email_content set recipients = jsonb_build_object('to', %s::text[]) where email_id = %s", [to, email_id]
+    )
+    await bench.deliver([email_id, allowed])
+
+    await bench.settled({"failed": 1, "sent": 1})
+
+    row = bench.books.row(email_id)
+    assert (row["error_type"], row["last_error"][: len(words)]) == (Reason.REJECTED_RECIPIENT, words)
+    assert texts.accepted == {allowed: 1}
+
+
 async def test_a_recipient_who_opted_out_is_suppressed_for_the_next_sms(bench: Bench) -> None:
     texts = sms_provider()
     texts.always = answer(Rejected(Reason.OPTED_OUT, "unsubscribed recipient", "400 21610"))

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from dispatcher.api.ops_page.forms import CSRF_FIELD
 from dispatcher.api.ops_page.plain_text import breakable, plain, visible, whole
 from dispatcher.api.ops_page.static_files import static_files
+from dispatcher.ops.email_timeline import DOUBTS
 from dispatcher.version import VERSION
 
 REFRESH_SECONDS: Final = 5
@@ -55,7 +56,7 @@ class Rendering:
             auto_reload=False,
         )
         self._environment.filters.update(plain=plain, visible=visible, breakable=breakable, whole=whole)
-        self._environment.globals.update(url=self.url, static=self._static, version=VERSION)
+        self._environment.globals.update(url=self.url, static=self._static, version=VERSION, doubts=DOUBTS)
         self._environment.filters.update(
             time=time, age=age, number=number, copy=copyable, duration=duration, bytes=byte_count, label=label
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,9 +24,10 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.open_message import OpenMessage
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.phone import sms_number
 from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.domain.sms import SMS_CHANNEL
-from dispatcher.errors import ProviderFault
+from dispatcher.errors import InvalidEmail, ProviderFault
 from dispatcher.providers.contract import Attempt, NoFreeConnection, PollRefused
 from dispatcher.providers.twilio.polling import Message, document_of, event_in, list_path_of, matching, path_of
 from dispatcher.providers.twilio.request import form_of
@@ -83,6 +85,12 @@ class TwilioSettings(ProviderSettings):
     def max_connections(self, settings: Settings, /) -> int:
         """See `ProviderSettings`."""
         return settings.http_connections
+
+    def sender_countries(self) -> frozenset[str]:
+        """See `ProviderSettings`."""
+        with suppress(InvalidEmail):  # a name, a short code and a pool are no numbers
+            return frozenset(filter(None, sms_number("sender", self.sender)[1:]))
+        return frozenset()
 
 
 class TwilioProvider:

@@ -10,6 +10,11 @@ import psycopg
 import pytest
 
 from dispatcher import Email, enqueue
+from dispatcher.domain.controls import PauseScope, login_of
+from dispatcher.ops import pausing, replaying, webhooks
+from dispatcher.ops.acts import Act
+from dispatcher.store.connections import connect_async
+from dispatcher.store.failures import Selection
 from tests.api.ops_page.browsing import Browser
 from tests.api.running_api import Answer, Api, make_key
 from tests.waiting import until_answer
@@ -39,9 +44,9 @@ def make_email(connection: psycopg.Connection, key: str, tenant_id: str = "shop"
 def make_event(connection: psycopg.Connection, email_id: Any, **more: Any) -> None:
     row = {"provider": "sendgrid", "kind": "bounced", "bounce": "hard", "code": "5.1.1", "detail": "no mailbox", **more}
     connection.execute(
-        "insert into email_event (email_id, event_key, provider, kind, bounce, code, detail, happened_at) "
-        "values (%s, uuid_send(gen_random_uuid()), %s, %s, %s, %s, %s, now())",
-        [email_id, *(row[name] for name in ("provider", "kind", "bounce", "code", "detail"))],
+        "insert into email_event (email_id, event_key, provider, kind, bounce, code, detail, doubt, happened_at) "
+        "values (%s, uuid_send(gen_random_uuid()), %s, %s, %s, %s, %s, %s, now())",
+        [email_id, *(row.get(name) for name in ("provider", "kind", "bounce", "code", "detail", "doubt"))],
     )
 
 
@@ -139,6 +144,26 @@ async def test_events_link_to_their_emails_and_hostile_texts_are_text(
     assert "Bounced (hard) 1" in " ".join(text_of(page).split())
     assert "delivered" not in text_of(page).split("Arrived")[1]
     assert (await operator.get("/ops/events?since=yesterday")).status == 400
+
+
+@pytest.mark.parametrize(
+    ("doubt", "words"),
+    [
+        ("impossible", "impossible: without effect, because no worker sent the email through this provider"),
+        ("recipient", "recipient: suppresses no recipient, because nothing proves that it is about this one"),
+        (None, None),
+    ],
+)
+async def test_both_tables_of_events_say_what_an_event_does_not_prove(
+    operator: Browser, connection: psycopg.Connection, doubt: str | None, words: str | None
+) -> None:
+    email_id = make_email(connection, "doubtful")
+    make_event(connection, email_id, doubt=doubt)
+
+    for path in ("/ops/events", f"/ops/emails/{email_id}"):
+        html = (await operator.get(path)).body.decode()
+        (cell,) = re.findall(r'<td data-label="Doubt"[^>]*>(.*?)</td>', html)
+        assert cell == (words or "\u2013")
 
 
 async def test_a_webhook_is_disabled_enabled_rotated_replayed_and_removed_with_reasons(
@@ -350,6 +375,42 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
     await browser.get("/ops/pauses")
     await browser.submit("/pause", reason="complaints")
     assert "Paused: tenant shop" in text_of(await browser.follow())
+
+
+async def test_a_tenant_sees_no_operators_host_and_an_operator_sees_it(
+    ops_api: Api, operator: Browser, visitor_of_shop: Browser, connection: psycopg.Connection, database_url: str
+) -> None:
+    act = Act.of("ann@secret-host-1", "secret")
+    webhook_id = make_webhook(connection, "shop")
+    async with await connect_async(database_url, name="test session") as session:
+        await pausing.pause(session, PauseScope.TENANT, "shop", act, seconds=None)
+        await webhooks.disable(session, webhook_id, act)
+        replay = await replaying.create(session, Selection(tenant_id="shop"), act)
+    token = make_key(connection, scopes=["operate"])
+    pages = ("/", "/emails", "/pauses", "/webhooks", f"/webhooks/{webhook_id}", f"/replays/{replay.replay_id}")
+    paths = ("pauses", "webhooks", f"webhooks/{webhook_id}", f"replays/{replay.replay_id}")
+
+    shown = [(await visitor_of_shop.get(f"/ops{page}")).body for page in pages]
+    answers = [(await ops_api.get(f"/v1/{path}", token=token)).body for path in paths]
+
+    assert not [page for page, body in zip(pages, shown, strict=True) if b"secret-host" in body]
+    assert not [path for path, body in zip(paths, answers, strict=True) if b"secret-host" in body]
+    assert b"disabled by ann" in shown[4]
+    assert b"ann@secret-host-1" in (await operator.get("/ops/pauses")).body
+
+
+@pytest.mark.parametrize(
+    ("actor", "login"),
+    [
+        ("ann@ops-1", "ann"),
+        ("api key ed_abc (shop)", "api key ed_abc (shop)"),
+        ("openid ann-1 (ann@example.org)", "openid ann-1"),
+        ("openid ann-1", "openid ann-1"),
+        ("api", "api"),
+    ],
+)
+def test_tenants_read_an_actor_without_host_and_address(actor: str, login: str) -> None:
+    assert login_of(actor) == login
 
 
 async def test_a_visitor_who_may_only_read_gets_no_form_and_can_send_none(

@@ -1,0 +1,257 @@
+"""A named lock belongs to one session of the dispatcher's roles, and no other role can take it or keep it from them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from dispatcher.errors import StoreUnavailable
+from dispatcher.events import webhook_delivery
+from dispatcher.maintenance import partitions, recipient_summaries
+from dispatcher.relay import leadership
+from dispatcher.store import named_locks, retention, samples
+from dispatcher.store.connections import AsyncSession, connect_async, connected
+from dispatcher.store.migrations import migrate
+from dispatcher.store.named_locks import acquire, acquire_free, is_held_by_another, named_lock, release
+from dispatcher.store.outbox import Outbox
+from dispatcher.store.queries import query
+from tests.store.books import Books, UrlOf
+from tests.waiting import until, until_answer
+
+NAMES = (
+    leadership.LEADER,
+    leadership.READY,
+    named_locks.RELAY_BLOCKED,
+    webhook_delivery.LOCK_NAME,
+    partitions.LOCK_NAME,
+    recipient_summaries.LOCK_NAME,
+    retention.LOCK_NAME,
+    retention.CODES_LOCK_NAME,
+    samples.LOCK_NAME,
+    "alerts email.dispatcher.dlq",
+    "polling twilio",
+    "replay 17",
+)
+DLQ = "dlq email.dispatcher.dlq"
+OLD_LOCK = "pg_advisory_lock(hashtext('email_dispatcher_' || %s))"
+"""How the release before took a named lock."""
+
+
+@pytest.fixture
+async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
+    async with await connect_async(tables_url, name="first") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def other(tables_url: str) -> AsyncIterator[AsyncSession]:
+    async with await connect_async(tables_url, name="second") as opened:
+        yield opened
+
+
+@contextmanager
+def old_release(url: str, name: str, *, lock: str = OLD_LOCK) -> Iterator[psycopg.Connection]:
+    """A session with a named lock of the release before. So a stranger's session takes it, too."""
+    with psycopg.connect(url, autocommit=True) as opened:
+        opened.execute(f"select {lock}".encode(), [name])
+        yield opened
+
+
+async def test_a_session_has_a_named_lock_until_it_ends(session: AsyncSession, other: AsyncSession) -> None:
+    assert await acquire(session, "relay")
+    assert not await acquire(other, "relay")
+    assert await is_held_by_another(other, "relay")
+    assert not await is_held_by_another(session, "relay")
+
+    await session.close()
+
+    await until_answer(lambda: acquire(other, "relay"))
+
+
+async def test_a_released_lock_is_free_and_leaves_no_row(
+    session: AsyncSession, other: AsyncSession, books: Books
+) -> None:
+    assert await acquire_free(session, ["relay", "relay_ready"]) == {"relay", "relay_ready"}
+    assert await acquire_free(other, ["relay", "relay_ready", "webhooks"]) == {"webhooks"}
+
+    await release(session, "relay")
+
+    assert await acquire_free(other, ["relay", "relay_ready"]) == {"relay"}
+    await release(other, "relay")
+    await release(session, "relay_ready")
+    await release(other, "webhooks")
+    assert books.select("select name from named_lock") == []
+    assert books.select("select pid from pg_locks where locktype = 'advisory' and objsubid = 2") == []
+
+
+async def test_a_frozen_session_loses_its_locks(other: AsyncSession, tables_url: str) -> None:
+    frozen = await connect_async(tables_url, name="frozen", idle_seconds=0.2)
+    assert await acquire(frozen, "relay")
+
+    await until_answer(lambda: acquire(other, "relay"))
+
+    with pytest.raises(StoreUnavailable):
+        await is_held_by_another(frozen, "relay")
+    await frozen.close()
+
+
+async def test_a_session_that_a_pooler_resets_loses_its_locks(session: AsyncSession, other: AsyncSession) -> None:
+    assert await acquire(session, "relay")
+
+    await session.execute("discard all")
+
+    assert await acquire(other, "relay")
+
+
+@pytest.mark.parametrize("is_free_before", [True, False], ids=["free", "left by an ended session"])
+async def test_of_two_sessions_that_take_a_lock_at_once_one_gets_it(
+    session: AsyncSession, other: AsyncSession, books: Books, is_free_before: bool
+) -> None:
+    if not is_free_before:
+        books.connection.execute("insert into named_lock (name, pid, key) values ('relay', 1, 1)")
+    async with session.transaction():
+        # As `take_named_locks`, but at a moment when the other session has already found that the lock is free.
+        await session.execute(
+            "insert into named_lock (name, pid, key) values ('relay', pg_backend_pid(), 4711) "
+            "on conflict (name) do update set pid = excluded.pid, key = excluded.key"
+        )
+        second = asyncio.create_task(acquire(other, "relay"))
+        await until(lambda: books.select("select from pg_locks where not granted and pid = %s", other.info.backend_pid))
+
+        await session.execute("select pg_advisory_lock(pg_backend_pid(), 4711)")
+
+    assert not await second
+    assert await is_held_by_another(other, "relay")
+
+
+async def test_a_row_does_not_count_if_its_pid_now_belongs_to_another_session(
+    session: AsyncSession, other: AsyncSession, books: Books
+) -> None:
+    assert await acquire(other, "webhooks")
+    books.connection.execute(
+        "insert into named_lock (name, pid, key) values ('relay', %s, 4711)", [other.info.backend_pid]
+    )
+
+    assert await acquire(session, "relay")
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_stranger_cannot_keep_a_named_lock_from_us(
+    session: AsyncSession, other: AsyncSession, url_of: UrlOf, name: str
+) -> None:
+    with old_release(url_of("stranger"), name):
+        assert not await is_held_by_another(session, name)
+        assert await acquire(session, name)
+        assert not await acquire(other, name)
+        await release(session, name)
+        async with named_lock(other, name) as is_ours:
+            assert is_ours
+
+
+async def test_a_stranger_that_waits_for_a_lock_gets_nothing_when_its_session_ends(
+    session: AsyncSession, other: AsyncSession, url_of: UrlOf, books: Books
+) -> None:
+    assert await acquire(session, "relay")
+    with psycopg.connect(url_of("stranger"), autocommit=True) as stranger:
+        waiting = asyncio.create_task(asyncio.to_thread(stranger.execute, f"select {OLD_LOCK}".encode(), ["relay"]))
+        await until(
+            lambda: books.select("select from pg_locks where not granted and pid = %s", stranger.info.backend_pid)
+        )
+        await session.close()
+        await waiting
+
+        assert await acquire(other, "relay")
+
+
+@pytest.mark.parametrize("kind", ["producer", "reader", "stranger"])
+async def test_only_the_dispatchers_roles_can_write_a_named_lock(url_of: UrlOf, books: Books, kind: str) -> None:
+    with psycopg.connect(url_of(kind), autocommit=True) as connection:
+        for statement, parameters in (
+            ("take_named_locks", {"names": ["relay"]}),
+            ("release_named_lock", {"name": "relay"}),
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(query(statement), parameters)
+        for statement in (
+            "lock table dispatcher.named_lock in share mode",
+            "select from dispatcher.named_lock for update",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
+                connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_process_of_the_release_before_keeps_its_lock(
+    session: AsyncSession, url_of: UrlOf, books: Books, name: str
+) -> None:
+    with old_release(url_of("dispatcher"), name):
+        assert not await acquire(session, name)
+        assert await is_held_by_another(session, name)
+
+    await until_answer(lambda: acquire(session, name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_process_of_the_release_before_does_not_get_a_lock_that_is_taken(
+    session: AsyncSession, tables_url: str, name: str
+) -> None:
+    assert await acquire(session, name)
+    attempt = OLD_LOCK.replace("_lock(", "_lock_shared(" if name == leadership.READY else "_lock(").replace(
+        "pg_", "pg_try_"
+    )
+
+    with psycopg.connect(tables_url, autocommit=True) as old:
+        is_taken = f"select {attempt}".encode()
+        assert old.execute(is_taken, [name]).fetchone() == (name == leadership.READY,)
+        await session.close()
+        await until(lambda: old.execute(is_taken, [name]).fetchone() == (True,))
+
+
+async def test_relays_of_two_releases_see_that_the_other_is_ready(session: AsyncSession, tables_url: str) -> None:
+    """A relay of the release before has a shared lock while it is ready."""
+    name, shared = leadership.READY, OLD_LOCK.replace("_lock(", "_lock_shared(")
+    assert await acquire(session, name)
+    with old_release(tables_url, name, lock=shared) as old:
+        others = "select from pg_locks where locktype = 'advisory' and objsubid = 1 and pid <> pg_backend_pid()"
+        assert old.execute(others).fetchall()
+
+        await release(session, name)
+
+        assert old.execute(others).fetchall() == []
+        assert await is_held_by_another(session, name)
+
+
+async def test_of_the_roles_that_read_the_dlq_one_session_reads_at_a_time(
+    session: AsyncSession, other: AsyncSession, url_of: UrlOf
+) -> None:
+    async with await connect_async(url_of("reader"), name="reader") as reader:
+        async with (
+            named_lock(reader, DLQ, for_readers=True) as is_readers,
+            named_lock(session, DLQ, for_readers=True) as is_ours,
+        ):
+            assert (is_readers, is_ours) == (True, False)
+        with old_release(url_of("stranger"), DLQ):
+            for each in (session, reader):
+                async with named_lock(each, DLQ, for_readers=True) as is_ours:
+                    assert is_ours
+
+
+async def test_a_stranger_cannot_prevent_partitions(session: AsyncSession, url_of: UrlOf, books: Books) -> None:
+    books.connection.execute("select email_partitions_make(clock_timestamp(), 4)")
+    last = books.select("select max(relname) as name from pg_class where relname ~ '^email_event_p[0-9]+$'")[0]["name"]
+    books.connection.execute(f"drop table {last}".encode())
+
+    with old_release(url_of("stranger"), "email_partitions_make", lock="pg_advisory_lock(hashtext(%s))"):
+        assert await Outbox(session).make_partitions() == [last]
+
+
+def test_a_stranger_cannot_delay_init(tables_url: str, url_of: UrlOf) -> None:
+    with (
+        old_release(url_of("stranger"), "dispatcher_migration", lock="pg_advisory_lock(hashtext(%s))"),
+        connected(tables_url) as connection,
+    ):
+        assert migrate(connection) == []
