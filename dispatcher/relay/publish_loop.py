@@ -19,6 +19,7 @@ from dispatcher.relay.dead_letters import DeadLetterPublisher
 from dispatcher.relay.domain_waits import DomainWaits
 from dispatcher.relay.lane_queue import LaneQueue
 from dispatcher.relay.leadership import IDLE_SECONDS, Leadership
+from dispatcher.relay.notifications import PACE_SECONDS, POLL_SECONDS, QUIET_SECONDS, Notifications
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, PointerPublisher
 from dispatcher.relay.queue_writer import QueueWriter
 from dispatcher.relay.shares import Shares
@@ -27,15 +28,7 @@ from dispatcher.store.controls import READ_SECONDS
 from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry.log import get_log
 
-POLL_SECONDS: Final = 0.25
-"""How often the relay looks for due rows even without a notification, because some rows become due without one."""
-PACE_SECONDS: Final = 0.005
-"""The wait after a round that found rows. Rows that are committed in this time share one query, one write and one lease
-batch."""
 STANDBY_SECONDS: Final = 1.0
-NOTIFICATIONS_SECONDS: Final = 10.0
-"""How often the relay reads pending notifications. While every round finds rows, the loop never waits for a
-notification, and unread notifications would accumulate."""
 
 
 class PublishLoop:
@@ -50,6 +43,7 @@ class PublishLoop:
         *,
         poll_seconds: float = POLL_SECONDS,
         mark_after_seconds: float = MARK_AFTER_SECONDS,
+        quiet_seconds: float = QUIET_SECONDS,
     ) -> None:
         """
         Args:
@@ -57,14 +51,14 @@ class PublishLoop:
                 the leader's database session, and run before the first round and between rounds.
             process_slot: The relay's slot in the process table. In it, the loop records how long the relay has waited
                 for RabbitMQ's confirms.
-            poll_seconds: How often to look for due rows if PostgreSQL sends no notification.
+            poll_seconds, quiet_seconds: See `Notifications`.
             mark_after_seconds: See `PointerPublisher`.
         """
         self._settings = settings
         self._publisher = publisher
         self._services_of = services_of
         self._process_slot = process_slot
-        self._poll_seconds = poll_seconds
+        self._notifications_of = partial(Notifications, poll_seconds=poll_seconds, quiet_seconds=quiet_seconds)
         self._log = get_log()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=2.0)
@@ -130,15 +124,17 @@ class PublishLoop:
                     return
                 await asyncio.sleep(STANDBY_SECONDS)
             await outbox.listen()
+            await outbox.set_polling(is_on=False)  # whatever the leader before has set
+            notifications = self._notifications_of(outbox)
             self._outage.reset()
             self._is_notified = False  # so that the services run before the first batch
             self._log.info("relay.leading")
             domain_waits = DomainWaits(outbox)
             reader = _ControlsReader(outbox, self._shares, domain_waits)
-            own_services: tuple[Service, ...] = reader, domain_waits, _Notifications(outbox)
+            own_services: tuple[Service, ...] = reader, domain_waits, notifications
             services = [Periodic(service) for service in (*own_services, *self._services_of(outbox))]
             while not self._is_stopping:
-                await self._publish_round(outbox, services)
+                await self._publish_round(outbox, services, notifications)
                 if await leadership.must_release():
                     self._log.warning("relay.handed_over")
                     await self._pointers.mark_all(outbox)
@@ -147,7 +143,7 @@ class PublishLoop:
             # room for; the next leader publishes the rest. After RabbitMQ has counted the messages once more, the
             # queues may have room again, so repeat this once.
             for _ in range(2):
-                while await self._publish_round(outbox, services):
+                while await self._publish_round(outbox, services, notifications):
                     pass
                 for queue in self._queues.values():
                     await queue.counted()
@@ -155,7 +151,7 @@ class PublishLoop:
         finally:
             await leadership.close()
 
-    async def _publish_round(self, outbox: Outbox, services: Sequence[Periodic]) -> bool:
+    async def _publish_round(self, outbox: Outbox, services: Sequence[Periodic], notifications: Notifications) -> bool:
         """Runs due services, and publishes a batch. Waits if no row was due. Returns whether rows were due.
 
         If a notification of a new email ends the wait, the next round only publishes, so that the email does not wait
@@ -175,6 +171,7 @@ class PublishLoop:
             self._log.warning("broker.connection_lost", reason=error.message, retry_in_seconds=round(seconds, 2))
             await asyncio.sleep(seconds)
             return False
+        notifications.note_round(found)
         if self._is_stopping or dead_lettered or found >= BATCH:
             return bool(found) or dead_lettered
         if found:
@@ -185,8 +182,12 @@ class PublishLoop:
             # No message waits for its confirm, and no queue is in the backoff after a refusal. So the relay no longer
             # waits for RabbitMQ.
             self._process_slot.confirm.end()
-        waits = [self._poll_seconds, self._pointers.wait_seconds, *(service.wait_seconds for service in services)]
-        self._is_notified = await outbox.wait(min(waits)) and runs_services
+        waits = [
+            notifications.wait_seconds,
+            self._pointers.wait_seconds,
+            *(service.wait_seconds for service in services),
+        ]
+        self._is_notified = await notifications.wait(min(waits)) and runs_services
         return False
 
 
@@ -204,15 +205,3 @@ class _ControlsReader:
         controls = await self._outbox.read_controls()
         self._shares.set_controls(controls)
         self._domain_waits.set_limits(controls.domains)
-
-
-class _Notifications:
-    """Reads PostgreSQL's pending notifications, so that they do not accumulate."""
-
-    interval_seconds = NOTIFICATIONS_SECONDS
-
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-
-    async def run_once(self) -> None:
-        await self._outbox.wait(0.0)

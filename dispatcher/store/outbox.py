@@ -8,6 +8,7 @@ published.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -101,32 +102,42 @@ class Outbox:
 
     Attributes:
         locked: The emails whose rows other transactions have locked. The due marks of these emails cannot be cleared.
+        commit_seconds: How long the last durable commit of this session took; 0 if there was none yet.
     """
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
         self.locked = LockedRows(session, retry_seconds=RETRY_REFUSED_SECONDS)
+        self.commit_seconds = 0.0
         self._unfit: set[UUID] = set()
 
     async def listen(self) -> None:
-        """Subscribes to notifications. From now on, `wait` returns when a commit makes emails due."""
+        """Subscribes to notifications. From now on, `wait` returns when a commit notifies the relay."""
         await self._fetch("listen_due")
+
+    async def set_polling(self, *, is_on: bool) -> None:
+        """Sets whether the relay polls. If so, commits that make emails due do not notify it. Idempotent."""
+        if is_on:
+            await self._fetch("begin_polling")
+        else:
+            await self._fetch("end_polling")
 
     async def read_controls(self) -> Controls:
         """What operators set for all hosts (see `controls.read_controls`)."""
         return await read_controls(self._session)
 
-    async def wait(self, seconds: float) -> bool:
-        """Waits up to `seconds` for the notification that a commit made emails due. Returns whether it arrived."""
+    async def wait(self, seconds: float) -> int:
+        """Waits up to `seconds` for notifications that commits made emails due. Returns how many have arrived."""
         with translated():
-            woken = False
-            async for _ in self._session.notifies(timeout=seconds, stop_after=1):
-                woken = True
-            return woken
+            return len([each async for each in self._session.notifies(timeout=seconds, stop_after=1)])
 
-    async def find_publish_due(self, limit: int) -> list[DuePointer]:
-        """Up to `limit` emails whose message must be published, longest due first."""
-        parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS}
+    async def find_publish_due(self, limit: int, since_seconds: float | None = None) -> list[DuePointer]:
+        """Up to `limit` emails whose message must be published, longest due first.
+
+        Args:
+            since_seconds: Leaves out emails that have been due for longer; None leaves out none.
+        """
+        parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS, "since_seconds": since_seconds}
         try:
             return self._publishable(await self._fetch("find_publish_due", parameters))
         except StatementRefused:
@@ -346,7 +357,10 @@ class Outbox:
 
         Also marks the leases and messages that the promotion made uncertain (see `timeline.follow_timeline`).
         """
-        return await follow_timeline(self._session)
+        began_at = time.monotonic()
+        promotion = await follow_timeline(self._session)
+        self.commit_seconds = time.monotonic() - began_at
+        return promotion
 
     async def republish_overtaken(self, lanes: Sequence[str], age_seconds: float, limit: int) -> int:
         """Makes overtaken emails due again, at most `limit` emails. Returns the number of these emails.

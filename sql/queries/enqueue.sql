@@ -4,8 +4,8 @@
 -- the rule for the sender's domain, normal. The lane's policy is copied into the row, so that no later statement must
 -- read it. The caller itself publishes the emails of direct_lanes, except the emails of relay_tenants. These emails are
 -- due after publish_in_seconds; the relay then publishes those that the caller has not published. All other emails are
--- due immediately, and the commit wakes the relay. An email with send_at in the future is waiting and not due; the
--- relay wakes it (see timing.sql).
+-- due immediately, and the commit notifies the relay unless the relay polls (see begin_polling). An email with
+-- send_at in the future is waiting and not due; the relay wakes it (see timing.sql).
 -- Returns the inserted ids, when each email is due (null: the email waits until send_at), and the lane of each email
 -- that the caller itself publishes. Each email is due at a different instant, because the relay continues its scans
 -- from an instant. If an id is missing in the result, its message key already existed (see find_by_key), or the email
@@ -63,8 +63,8 @@ claimed as (
 accepted as (
     select
         email_id, tenant_id, message_key, correlation_id, traceparent, channel, expires_at,
-        chosen.lane, coalesce(input.on_uncertain, policy.on_uncertain) as on_uncertain, max_attempts, redeliver_seconds,
-        chosen.lane = any(%(direct_lanes)s::text[]) and tenant_id <> all(%(relay_tenants)s::text[]) as is_direct,
+        c.lane, coalesce(input.on_uncertain, p.on_uncertain) as on_uncertain, max_attempts, redeliver_seconds,
+        c.lane = any(%(direct_lanes)s::text[]) and tenant_id <> all(%(relay_tenants)s::text[]) as is_direct,
         case when send_at::timestamptz > clock_timestamp() then send_at::timestamptz end as later_at
     from input
     join claimed using (email_id)
@@ -72,8 +72,8 @@ accepted as (
     left join dispatcher.lane_rule as by_domain on by_domain.sender = sender_domain
     cross join lateral (
         select coalesce(input.lane, by_address.lane, by_domain.lane, 'normal') as lane offset 0
-    ) as chosen
-    left join dispatcher.lane_policy as policy on policy.lane = chosen.lane
+    ) as c
+    left join dispatcher.lane_policy as p on p.lane = c.lane
 ),
 logged as (
     insert into dispatcher.email_log (
@@ -90,7 +90,7 @@ logged as (
         case
             when later_at is not null then null
             when is_direct
-                then clock_timestamp() + %(publish_in_seconds)s::double precision * interval '1 second'
+                then clock_timestamp() + %(publish_in_seconds)s::float8 * interval '1 second'
             else clock_timestamp()
         end
     from accepted
@@ -126,7 +126,7 @@ select
     publish_due_at,
     case when later_at is null and is_direct then lane end,
     case
-        when later_at is null and not is_direct
+        when later_at is null and not is_direct and not exists (select from dispatcher.relay_polls)
             then pg_notify('email_dispatcher_due'::text, ''::text)
     end,
     -- After the commit, the email must not be lost. So this commit waits for the disk, even if the session's setting

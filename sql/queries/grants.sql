@@ -18,7 +18,7 @@ grant insert (tenant_id, message_key, email_id, payload_hash), select (email_id)
     to {role};
 grant execute on function dispatcher.hash_addresses, dispatcher.find_keys to {role};
 grant select (email_id, publish_due_at) on dispatcher.email_log to {role};
-grant select on dispatcher.lane_policy, dispatcher.lane_rule to {role};
+grant select on dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.relay_polls to {role};
 
 -- name: grant_dispatcher
 -- `dispatcher run`, `dispatcher api` and all operator commands except `init`, which needs the owner. No rows.
@@ -38,7 +38,7 @@ grant select, insert, update, delete on
     to {role};
 grant select, insert, delete on
     dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient, dispatcher.inbound_message,
-    dispatcher.ops_sign_in
+    dispatcher.ops_sign_in, dispatcher.relay_polls
     to {role};
 grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispatcher.operator_audit to {role};
 grant update (error) on dispatcher.email_attempt to {role};

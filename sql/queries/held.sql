@@ -122,7 +122,9 @@ audited as (
     select %(actor)s, 'release', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
     from released
 )
-select email_id, pg_notify('email_dispatcher_due', '')
+select
+    email_id,
+    case when not exists (select from dispatcher.relay_polls) then pg_notify('email_dispatcher_due', '') end
 from released;
 
 -- name: find_status

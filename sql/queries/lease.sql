@@ -298,5 +298,8 @@ audited as (
         jsonb_build_object('attempts', attempt_count)
     from replayed
 )
-select email_id, verdict, pg_notify('email_dispatcher_due', '')
+select
+    email_id,
+    verdict,
+    case when not exists (select from dispatcher.relay_polls) then pg_notify('email_dispatcher_due', '') end
 from judged;

@@ -2,6 +2,17 @@
 -- Subscribes this session to the notifications of commits that make emails due.
 listen email_dispatcher_due;
 
+-- name: begin_polling
+-- From now on, commits that make emails due no longer notify the relay. PostgreSQL lets only one notifying transaction
+-- of a database commit at a time, so under load the relay polls instead. No rows.
+insert into dispatcher.relay_polls
+select
+where not exists (select from dispatcher.relay_polls);
+
+-- name: end_polling
+-- From now on, commits that make emails due notify the relay. No rows.
+delete from dispatcher.relay_polls;
+
 -- name: find_publish_due
 -- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was
 -- written, or up to four minutes later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was
@@ -9,10 +20,14 @@ listen email_dispatcher_due;
 -- and marks more than ahead_seconds ahead. Hundreds of thousands of emails that wait for an unavailable provider may
 -- have marks between these ranges, and are not read. An expired email is not published, because cancel_expired is about
 -- to cancel it.
+-- Marks of more than since_seconds ago are left out. While an old transaction is open, the index keeps the entries of all
+-- marks that were cleared since it began, and a search from the first mark on would read them again each time. Null: none
+-- is left out.
 (
     select email_id, message_key, correlation_id, traceparent, publish_due_at, lane, tenant_id
     from dispatcher.email_log
     where publish_due_at < now()
+        and publish_due_at >= coalesce(now() - %(since_seconds)s::double precision * interval '1 second', '-infinity')
         and (expires_at is null or expires_at > now())
     order by publish_due_at
     limit %(limit)s
@@ -37,6 +52,7 @@ from (
         select email_id, publish_due_at
         from dispatcher.email_log
         where publish_due_at < now()
+            and publish_due_at >= coalesce(now() - %(since_seconds)s::double precision * interval '1 second', '-infinity')
             and (expires_at is null or expires_at > now())
         order by publish_due_at
         limit %(limit)s

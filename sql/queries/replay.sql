@@ -111,7 +111,10 @@ settled as (
         and i.email_id = j.email_id
         and j.outcome is not null
 )
-select email_id, outcome, pg_notify('email_dispatcher_due', '')
+select
+    email_id,
+    outcome,
+    case when not exists (select from dispatcher.relay_polls) then pg_notify('email_dispatcher_due', '') end
 from judged;
 
 -- name: find_overlaps

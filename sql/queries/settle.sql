@@ -64,7 +64,10 @@ audited as (
         email_id, jsonb_build_object('attempts', attempt_count, 'worker', %(worker)s::text)
     from recovered
 )
-select email_id, correlation_id, pg_notify('email_dispatcher_due', '')
+select
+    email_id,
+    correlation_id,
+    case when not exists (select from dispatcher.relay_polls) then pg_notify('email_dispatcher_due', '') end
 from recovered;
 
 -- name: find_histories

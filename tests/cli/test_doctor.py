@@ -55,7 +55,8 @@ def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
         *("settings", "Python", "file descriptors", "run directory"),
         *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections"),
         *("PostgreSQL sessions", "PostgreSQL commits"),
-        *("tables", "partitions", "producers' rights", "host names", "in-flight ledgers"),
+        *("PostgreSQL vacuum", "PostgreSQL collation"),
+        *("tables", "indexes", "partitions", "producers' rights", "host names", "in-flight ledgers"),
         *(
             "RabbitMQ",
             "RabbitMQ management",
@@ -284,6 +285,30 @@ def test_rows_in_a_default_partition_are_a_warning(prepared: CommandLine, connec
 
     assert found["partitions"]["state"] == "warning"
     assert "email_log_default" in found["partitions"]["detail"]
+
+
+def test_a_changed_order_of_texts_fails_with_the_statements_that_rebuild_the_indexes(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    database = connection.info.dbname
+    connection.execute("update pg_database set datcollversion = '0' where datname = current_database()")
+
+    found = _findings(prepared, code=1)["PostgreSQL collation"]
+
+    assert found["state"] == "failed"
+    assert "its version was 0 when the indexes were built" in found["detail"]
+    assert 'reindex schema concurrently "dispatcher"' in found["remedy"]
+    assert f"alter database {database} refresh collation version" in found["remedy"]
+
+
+def test_a_missing_index_is_a_warning_and_init_builds_it(prepared: CommandLine, connection: psycopg.Connection) -> None:
+    connection.execute("drop index dispatcher.email_log_waiting")
+
+    found = _findings(prepared, code=0)["indexes"]
+
+    assert (found["state"], "email_log_waiting" in found["detail"]) == ("warning", True)
+    assert "postgresql: built index email_log_waiting" in prepared("init").stdout
+    assert _findings(prepared, code=0)["indexes"]["state"] == "ok"
 
 
 def test_a_refused_login_names_its_setting_and_does_not_ask_to_start_the_server(

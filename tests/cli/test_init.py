@@ -39,7 +39,7 @@ def test_json_lists_changes_by_server(unprepared: CommandLine) -> None:
     first, second = unprepared("init", "--json"), unprepared("init", "--json")
 
     assert len(first.json["changes"]["rabbitmq"]) == 5  # the exchange, three send queues, the DLQ
-    assert second.json == {"changes": {"postgresql": [], "rabbitmq": []}, "faults": {}}
+    assert second.json == {"changes": {"postgresql": [], "rabbitmq": []}, "plan": [], "faults": {}}
 
 
 def test_queue_with_other_arguments_is_named_with_the_difference(prepared: CommandLine, topology: Topology) -> None:

@@ -223,6 +223,8 @@ def test_no_role_has_more_privileges_than_it_needs(owner: CommandLine, database:
             """select "order".email_partition_prune('email_log', now(), now())""",
             """select "order".operator_audit_prune(now(), 1)""",
             'create table "order".mine (a integer)',
+            'insert into "order".relay_polls default values',
+            'delete from "order".relay_polls',
         ),
         "dispatcher": (
             'drop table "order".email_log',

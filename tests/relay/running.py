@@ -16,7 +16,8 @@ from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.host.process_table import ProcessSlot, ProcessTable
 from dispatcher.processes.relay import leader_services
-from dispatcher.relay.publish_loop import POLL_SECONDS, PublishLoop
+from dispatcher.relay.notifications import POLL_SECONDS, QUIET_SECONDS
+from dispatcher.relay.publish_loop import PublishLoop
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.waiting import until
@@ -59,7 +60,9 @@ async def start() -> AsyncIterator[Start]:
     """Starts relays that stop at the end of the test."""
     async with AsyncExitStack() as stack:
 
-        async def run(settings: Settings, *, poll_seconds: float = POLL_SECONDS) -> PublishLoop:
+        async def run(
+            settings: Settings, *, poll_seconds: float = POLL_SECONDS, quiet_seconds: float = QUIET_SECONDS
+        ) -> PublishLoop:
             publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
             publishing = PublishLoop(
                 settings,
@@ -68,6 +71,7 @@ async def start() -> AsyncIterator[Start]:
                 free_process_slot(),
                 poll_seconds=poll_seconds,
                 mark_after_seconds=MARK_AFTER_SECONDS,
+                quiet_seconds=quiet_seconds,
             )
             task = asyncio.create_task(publishing.run())
             stack.push_async_callback(publisher.close)

@@ -1,0 +1,294 @@
+"""Commits that make emails due notify the relay while there is little load. Under load, the relay polls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import psycopg
+import pytest
+
+from dispatcher.config import Settings
+from dispatcher.relay.notifications import POLL_SECONDS, QUIET_SECONDS, Notifications
+from dispatcher.store.connections import connect_async
+from dispatcher.store.outbox import Outbox
+from dispatcher.store.queries import all_queries
+from tests.broker.rabbit import Rabbit
+from tests.relay.running import Start, leader
+from tests.store.books import Books
+from tests.waiting import until
+
+FOR_EVER = 3600.0
+COMMIT_SECONDS = 0.025
+MANY = 200
+"""So many emails in one round of a test are a load."""
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
+    """The leader's outbox, which listens. Its commits take COMMIT_SECONDS."""
+    async with await connect_async(tables_url, name="relay") as session:
+        outbox = Outbox(session)
+        await outbox.listen()
+        outbox.commit_seconds = COMMIT_SECONDS
+        yield outbox
+
+
+def notify(books: Books, count: int) -> None:
+    """As `count` transactions that notify the relay."""
+    books.connection.execute(
+        "select pg_notify('email_dispatcher_due', n::text) from generate_series(1, %s) as n", [count]
+    )
+
+
+def polls(books: Books) -> bool:
+    """Whether the table says that the relay polls."""
+    return books.count("relay_polls") > 0
+
+
+def set_polls(books: Books, rows: int) -> None:
+    """Writes the table as no leader would leave it now."""
+    books.connection.execute("delete from relay_polls")
+    books.connection.execute("insert into relay_polls select from generate_series(1, %s)", [rows])
+
+
+def received(listener: psycopg.Connection, books: Books) -> list[str]:
+    """The payloads of the notifications that were sent until now."""
+    books.connection.execute("select pg_notify('email_dispatcher_due', 'last')")
+    payloads: list[str] = []
+    while "last" not in payloads:
+        payloads += [each.payload for each in listener.notifies(timeout=10, stop_after=1)]
+    return payloads[:-1]
+
+
+def polls_under_load(books: Books) -> bool:
+    """Adds load, thousands of notifications per second if called again and again. Returns whether the relay polls."""
+    notify(books, MANY)
+    return polls(books)
+
+
+async def until_busy(notifications: Notifications, books: Books, clock: Clock) -> None:
+    clock.now += 1.0
+    while notifications.are_on:
+        notify(books, MANY)
+        assert await notifications.wait(10)
+        await notifications.run_once()
+    assert polls(books)
+
+
+async def test_under_load_emails_are_published_without_notifications(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
+) -> None:
+    await start(settings, quiet_seconds=FOR_EVER)
+    await until(lambda: leader(books))
+    await until(lambda: polls_under_load(books))
+
+    with psycopg.connect(tables_url, autocommit=True) as listener:
+        listener.execute("listen email_dispatcher_due")
+        email_ids = [books.enqueue_one() for _ in range(20)]
+        messages = await rabbit.take_all(settings.queue, 20)
+
+        assert sorted(message.pointer.email_id for message in messages) == sorted(email_ids)
+        assert received(listener, books) == []
+
+
+async def test_while_the_relay_polls_the_notifications_of_an_older_library_do_no_harm(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    await start(settings, poll_seconds=FOR_EVER, quiet_seconds=FOR_EVER)
+    await until(lambda: leader(books))
+    await until(lambda: polls_under_load(books))
+
+    for _ in range(3):
+        books.enqueue_one()
+        notify(books, 1)
+        await rabbit.take_all(settings.queue, 1)
+
+
+async def test_after_a_load_commits_notify_again(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    await start(settings, quiet_seconds=0.0)
+    await until(lambda: leader(books))
+    await until(lambda: polls_under_load(books))
+    await until(lambda: not polls(books))
+
+    books.enqueue_one()
+    await rabbit.take_all(settings.queue, 1)
+
+
+async def test_if_the_leader_dies_under_load_the_next_leader_publishes_and_wants_notifications(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit
+) -> None:
+    await start(settings, quiet_seconds=FOR_EVER)
+    await until(lambda: leader(books))
+    await until(lambda: polls_under_load(books))
+
+    books.terminate("dispatcher relay")
+    email_id = books.enqueue_one()  # no relay leads, and no notification is sent
+
+    (message,) = await rabbit.take_all(settings.queue, 1)
+    assert message.pointer.email_id == email_id
+    assert not polls(books)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+async def test_a_stale_row_delays_an_email_only_until_the_next_poll(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, rows: int
+) -> None:
+    await start(settings)
+    await until(lambda: leader(books))
+    set_polls(books, rows)
+    email_id = books.enqueue_one()
+
+    (message,) = await rabbit.take_all(settings.queue, 1)
+
+    assert message.pointer.email_id == email_id
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+async def test_a_new_leader_removes_what_the_leader_before_has_left(
+    start: Start, settings: Settings, books: Books, rows: int
+) -> None:
+    set_polls(books, rows)
+
+    await start(settings)
+
+    await until(lambda: not polls(books))
+
+
+@pytest.mark.parametrize(
+    ("notified", "commit_seconds", "are_on"),
+    [
+        (0, COMMIT_SECONDS, True),
+        (10, COMMIT_SECONDS, True),
+        (MANY, COMMIT_SECONDS, False),
+        (MANY, 0.001, True),
+        (MANY, 0.0, True),  # no commit was measured yet
+    ],
+)
+async def test_notifications_are_off_if_commits_would_wait_for_each_other(
+    outbox: Outbox, books: Books, notified: int, commit_seconds: float, are_on: bool
+) -> None:
+    notify(books, notified)
+    notifications = Notifications(outbox)
+    outbox.commit_seconds = commit_seconds
+    assert await notifications.wait(10 if notified else 0) == bool(notified)
+
+    await notifications.run_once()
+
+    assert (notifications.are_on, polls(books)) == (are_on, not are_on)
+
+
+@pytest.mark.parametrize(
+    ("steps", "are_on"),
+    [
+        # Each step: how many seconds pass, and how many emails are found in them.
+        ([(QUIET_SECONDS, 0)], [True]),
+        ([(2.0, 0), (2.0, 0), (2.0, 0)], [False, False, True]),
+        ([(QUIET_SECONDS, MANY)], [False]),
+        ([(2.0, 0), (2.0, MANY), (2.0, 0), (2.0, 0), (2.0, 0)], [False, False, False, False, True]),
+        ([(2.0, 3), (2.0, 3), (2.0, 3)], [False, False, True]),
+    ],
+)
+async def test_notifications_are_on_again_only_after_a_quiet_time(
+    outbox: Outbox, books: Books, clock: Clock, steps: Sequence[tuple[float, int]], are_on: Sequence[bool]
+) -> None:
+    notifications = Notifications(outbox, clock=clock)
+    await until_busy(notifications, books, clock)
+    seen = []
+    for passed, found in steps:
+        clock.now += passed
+        notifications.note_round(found)
+        await notifications.run_once()
+        seen.append(notifications.are_on)
+
+    assert seen == are_on
+    assert polls(books) is not are_on[-1]
+
+
+@pytest.mark.parametrize(
+    ("calm_seconds", "quiet_seconds"),
+    [
+        (1.0, [5, 10, 20, 40, 80, 80]),  # the emails wait for a slow provider: the relay finds fewer than are committed
+        (300.0, [5, 5, 5]),
+    ],
+)
+async def test_if_the_load_returns_at_once_the_relay_polls_for_twice_as_long(
+    outbox: Outbox, books: Books, clock: Clock, calm_seconds: float, quiet_seconds: Sequence[float]
+) -> None:
+    notifications = Notifications(outbox, clock=clock)
+    polled_seconds = []
+    for _ in quiet_seconds:
+        await until_busy(notifications, books, clock)
+        began_at = clock.now
+        while not notifications.are_on:
+            clock.now += 1.0
+            await notifications.run_once()
+        polled_seconds.append(clock.now - began_at)
+        clock.now += calm_seconds
+        await notifications.run_once()
+
+    assert polled_seconds == quiet_seconds
+
+
+@pytest.mark.parametrize(
+    ("rounds", "waits_ms"),
+    [
+        ([1, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0], [0, 5, 10, 20, 40, 80, 160, 250, 250, 0, 5]),
+        ([0] * 20, [5, 10, 20, 40, 80, 160] + [250] * 14),
+        ([500, 500, 0], [0, 0, 5]),
+    ],
+)
+async def test_the_relay_never_waits_longer_than_a_poll_and_polls_fast_while_emails_come(
+    outbox: Outbox, books: Books, clock: Clock, rounds: Sequence[int], waits_ms: Sequence[int]
+) -> None:
+    notifications = Notifications(outbox, clock=clock)
+    assert notifications.wait_seconds == POLL_SECONDS
+    await until_busy(notifications, books, clock)
+    waits = []
+    for found in rounds:
+        notifications.note_round(found)
+        waits.append(round(1000 * notifications.wait_seconds))
+
+    assert waits == waits_ms
+
+
+async def test_a_session_measures_its_own_durable_commits(outbox: Outbox) -> None:
+    outbox.commit_seconds = 0.0
+
+    await outbox.follow_timeline()
+
+    assert 0.0 < outbox.commit_seconds < 10.0
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_a_commit_notifies_the_relay_unless_the_relay_polls(books: Books, tables_url: str, rows: int) -> None:
+    set_polls(books, rows)
+    with psycopg.connect(tables_url, autocommit=True) as listener:
+        listener.execute("listen email_dispatcher_due")
+
+        books.enqueue_one()
+
+        assert received(listener, books) == [""] * (rows == 0)
+
+
+def test_every_statement_that_notifies_finds_out_first_whether_the_relay_polls() -> None:
+    notifying = [text for text in all_queries().values() if b"pg_notify" in text]
+
+    assert len(notifying) == 5
+    assert all(b"not exists (select from dispatcher.relay_polls)" in text for text in notifying)
