@@ -26,8 +26,9 @@ from benchmarks.figures import per_email_us
 from dispatcher.broker.connection import open_connection
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import LOCK_SECONDS, STATEMENT_SECONDS
+from dispatcher.store.instants import EARLIEST, LATEST
 from dispatcher.store.leases import MAX_OCTETS
-from dispatcher.store.outbox import AHEAD_SECONDS, THE_END, THE_START
+from dispatcher.store.outbox import AHEAD_SECONDS
 from dispatcher.store.queries import ids_within, query
 from dispatcher.transport.http import HttpTransport
 
@@ -215,7 +216,7 @@ async def _publish(places: Places, sizes: Sizes, database: Any, emails: int, gat
         keys: dict[UUID, str] = {}
         messages = 0
         async with gate.open("publish", emails):
-            since = THE_START
+            since = EARLIEST
             while new := await _find_due(database, since, keys):
                 for bundle in _batches(new, sizes.bundle):
                     properties = spec.BasicProperties(
@@ -242,7 +243,7 @@ async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> 
         "lanes": ["normal"],
         "tenant_ids": ["default"],
         "sinces": [since],
-        "until_ats": [THE_END],
+        "until_ats": [LATEST],
         "mosts": [PUBLISH_BATCH],
         "ahead_seconds": AHEAD_SECONDS,
     }

@@ -20,8 +20,8 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer
 
 MAX_ERROR_CHARACTERS: Final = 4000
-"""A longer error is truncated: every dead letter must be far shorter than `pointer.MAX_BODY_OCTETS`. The email's row
-has the full text."""
+"""A longer text, such as an error, is truncated: every dead letter must be far shorter than `pointer.MAX_BODY_OCTETS`,
+and RabbitMQ closes the connection of a message that is too long. The email's row has the full text."""
 
 MAX_ATTEMPT_COUNT: Final = 2**31 - 1
 """The largest number of attempts that fits into the database column."""
@@ -29,11 +29,12 @@ MAX_ATTEMPT_COUNT: Final = 2**31 - 1
 
 def encode(dead_letter: DeadLetter) -> bytes:
     """The message's body. Times are in RFC 3339 format."""
-    error = dead_letter.error and dead_letter.error[:MAX_ERROR_CHARACTERS]
-    fields = {name: getattr(dead_letter, name) for name in DeadLetter.__slots__}
+    values = [getattr(dead_letter, name) for name in DeadLetter.__slots__]
+    clipped = [value[:MAX_ERROR_CHARACTERS] if isinstance(value, str) else value for value in values]
+    fields = dict(zip(DeadLetter.__slots__, clipped, strict=True))
     if dead_letter.channel == EMAIL_CHANNEL:
         del fields["channel"]
-    return orjson.dumps({"v": VERSION, **fields, "error": error})
+    return orjson.dumps({"v": VERSION, **fields})
 
 
 def decode(body: bytes) -> DeadLetter:

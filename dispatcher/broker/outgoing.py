@@ -48,7 +48,8 @@ class Outgoing:
         message_id: The email's id; for a bundle, the id of its first email.
         correlation_id: None for a bundle, and for an email whose correlation id is longer than 255 octets (AMQP's
             limit) or missing. The email's row contains the full id.
-        traceparent: The W3C trace context for the header `traceparent`; None for a bundle.
+        traceparent: The W3C trace context for the header `traceparent`; None for a bundle, and for an email whose
+            trace context is too long or missing.
     """
 
     queue: str
@@ -61,7 +62,7 @@ class Outgoing:
     def of_pointer(cls, queue: str, due: Pointer) -> Outgoing:
         """The message that makes a worker send an email."""
         message_id, correlation_id = pointer.id_text(due.email_id), _short(due.correlation_id)
-        return cls(queue, pointer.encode(due), message_id, correlation_id, due.traceparent)
+        return cls(queue, pointer.encode(due), message_id, correlation_id, _short(due.traceparent))
 
     @classmethod
     def of_pointers(cls, queue: str, due: Sequence[Pointer], most: int) -> tuple[list[Outgoing], list[int]]:
@@ -87,7 +88,8 @@ class Outgoing:
     @classmethod
     def of_dead_letter(cls, dlq: str, failure: DeadLetter, traceparent: str | None = None) -> Outgoing:
         """The message for the DLQ about an email that failed or is held."""
-        return cls(dlq, dead_letter.encode(failure), str(failure.email_id), _short(failure.correlation_id), traceparent)
+        message_id, correlation_id = str(failure.email_id), _short(failure.correlation_id)
+        return cls(dlq, dead_letter.encode(failure), message_id, correlation_id, _short(traceparent))
 
     def frames(self, channel_number: int, exchange: str, most_body_octets: int) -> bytes:
         """The frames that publish this message as persistent and mandatory.

@@ -254,7 +254,8 @@ def delivered_recipients(status: str, outcomes: Mapping[str, str | None] | None)
         status: The email's status. A `sent` email was delivered to everyone who was not refused.
         outcomes: The value of `email_log.recipient_outcomes`.
     """
-    accepted = {int(position): "" for position, code in (outcomes or {}).items() if code is None}
+    codes = outcomes if isinstance(outcomes, Mapping) else {}  # the row may be damaged
+    accepted = {int(position): "" for position, code in codes.items() if code is None and position.isdecimal()}
     return ", ".join(positions for positions, _, _ in _runs(accepted)) if accepted and status != "sent" else None
 
 

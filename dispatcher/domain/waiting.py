@@ -195,7 +195,8 @@ def _of_schedule(facts: Facts, until: datetime) -> WaitExplanation:
 
 def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
     if not facts.has_owner:
-        settled_at = facts.locked_until + timedelta(seconds=recovery_seconds)
+        latest = datetime.max.replace(tzinfo=facts.locked_until.tzinfo)
+        settled_at = facts.locked_until + min(timedelta(seconds=recovery_seconds), latest - facts.locked_until)
         return WaitExplanation(
             WaitReason.WORKER_LOST,
             "The worker that leased the email has ended; a relay will recover the email.",

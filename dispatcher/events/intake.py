@@ -61,7 +61,6 @@ class EventIntake:
         self._rules = rules
         self._hasher: AddressHasher | None = None
         self._locked = LockedRows(pool)
-        self._log = get_log()
 
     async def store(self, events: Sequence[ProviderEvent]) -> Stored:
         """Stores events, and settles the emails whose acceptance these events prove. Idempotent.
@@ -100,9 +99,8 @@ class EventIntake:
             {row.email_id for row in rows},
             lambda free: self._execute([row for row in rows if row.email_id in free]),
         )
-        for email_id, error in outcome.refused.items():
-            metrics.EVENTS.add(1, "unknown", "unknown", "refused", "unknown")
-            self._log.error("email.statement_failed", email_id=str(email_id), reason=error.message)
+        if outcome.refused:
+            metrics.EVENTS.add(len(outcome.refused), "unknown", "unknown", "refused", "unknown")
         found = outcome.rows()
         for each in found:
             labels = each.provider, each.metric_kind

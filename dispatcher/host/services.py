@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from dispatcher.domain.backoff import Backoff
-from dispatcher.errors import DispatcherError, StoreUnavailable
+from dispatcher.errors import DispatcherError, StatementRefused, StoreUnavailable
 from dispatcher.host.lifecycle import raise_on_stray_cancel
+from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 FIRST_WAIT_SECONDS: Final = 1.0
@@ -52,11 +53,20 @@ class Periodic:
     async def run_if_due(self) -> None:
         """Runs a round of the service if a round is due.
 
-        If the round fails, raises its exception. The next round is due after the interval, as usual.
+        If the round fails, raises its exception. The next round is due after the interval, as usual. If PostgreSQL
+        refuses a statement, for example because of a damaged row, logs one line until a round succeeds, and raises
+        nothing: the other services of the process do not depend on this row.
         """
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self.service.interval_seconds
-            seconds = await self.service.run_once()
+            try:
+                seconds = await self.service.run_once()
+            except StatementRefused as error:
+                metrics.STATEMENTS_REFUSED.add(1, "service")
+                if not self._is_failing:
+                    get_log().error("service.refused", service=type(self.service).__name__, reason=error.message)
+                self._is_failing = True
+                return
             self._is_failing = False
             self._due_at = time.monotonic() + (self.service.interval_seconds if seconds is None else seconds)
 

@@ -7,6 +7,7 @@ PostgreSQL's timeline each second, and detects the promotion after it has reconn
 
 from __future__ import annotations
 
+from dispatcher.errors import StatementRefused, StoreUnavailable
 from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry.log import get_log
 
@@ -21,8 +22,17 @@ class LostCommits:
         self._outbox = outbox
 
     async def run_once(self) -> None:
-        """Records PostgreSQL's timeline. After a promotion, marks the emails that became uncertain."""
-        if (promotion := await self._outbox.follow_timeline()) is None:
+        """Records PostgreSQL's timeline. After a promotion, marks the emails that became uncertain.
+
+        Raises:
+            StoreUnavailable: PostgreSQL is unreachable, or refuses to mark an email.
+        """
+        try:
+            promotion = await self._outbox.follow_timeline()
+        except StatementRefused as error:
+            # Nothing may be published before all uncertain emails are marked.
+            raise StoreUnavailable(f"PostgreSQL cannot mark the uncertain emails: {error.message}") from error
+        if promotion is None:
             return
         log = get_log().error if promotion.is_lossy else get_log().info
         log(

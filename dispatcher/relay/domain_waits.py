@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Final
 
 from dispatcher.domain.controls import DomainLimit
-from dispatcher.store.outbox import THE_START, Outbox
+from dispatcher.store.instants import EARLIEST
+from dispatcher.store.outbox import Outbox
 
 BATCH: Final = 1000
 """The most emails per round."""
@@ -39,7 +40,7 @@ class DomainWaits:
         self._look_until = time.monotonic() + LATE_SECONDS
         self._slow_since: dict[str, float] = {}  # by domain: since when its attempts have taken longer
         self._factors: dict[str, float] = {}  # by domain: the factor by which to multiply the waits of its emails
-        self._after = THE_START
+        self._after = EARLIEST
 
     def set_limits(self, limits: Mapping[str, DomainLimit]) -> None:
         """Compares the ceilings with those of the last call, and notes for `run_once` which waits to shorten."""
@@ -74,10 +75,10 @@ class DomainWaits:
         if not self._factors:
             return INTERVAL_SECONDS
         domain, factor = next(iter(self._factors.items()))
-        if self._after == THE_START:
+        if self._after == EARLIEST:
             await self._outbox.shorten_group_waits(domain, factor)
         count, self._after = await self._outbox.shorten_waits(domain, factor, self._after, BATCH)
         if count < BATCH:
             del self._factors[domain]
-            self._after = THE_START
+            self._after = EARLIEST
         return 0.0 if self._factors else INTERVAL_SECONDS

@@ -40,7 +40,8 @@ from uuid import UUID
 from dispatcher.broker.confirmed import ConfirmedMessages
 from dispatcher.errors import BrokerUnavailable
 from dispatcher.relay.shares import Shares
-from dispatcher.store.outbox import THE_END, THE_START, DuePointer, DueRange, Outbox, Tenant
+from dispatcher.store.instants import EARLIEST, LATEST
+from dispatcher.store.outbox import DuePointer, DueRange, Outbox, Tenant
 
 BATCH: Final = 500
 """The most emails per round, and the most due marks per statement. While the relay remembers more emails than this, it
@@ -95,7 +96,7 @@ class PointerPublisher:
         self._calls: set[asyncio.Task[None]] = set()
         # When the last complete scan began, when the next is due, and the first due time that later scans have found.
         self._completed_at = self._complete_due_at = 0.0
-        self._read_since = THE_END
+        self._read_since = LATEST
         # The following fields are the state of `_scan_by_tenant`.
         self._has_backlog = False
         # Tenants that had due rows when the tenants were last listed, and whose rows were not all read since.
@@ -183,9 +184,9 @@ class PointerPublisher:
             self._checked_at = self._completed_at = began_at
             ended_at = time.monotonic()
             self._complete_due_at = ended_at + min((ended_at - began_at) / self._complete_share, COMPLETE_SECONDS)
-            self._published_until, self._read_since, since = {}, THE_END, THE_START
+            self._published_until, self._read_since, since = {}, LATEST, EARLIEST
         else:  # all scans after a complete scan begin at the same due time, which is not later than that of their rows
-            since = self._read_since = min(self._read_since, rows[0].due_at if rows else THE_END)
+            since = self._read_since = min(self._read_since, rows[0].due_at if rows else LATEST)
         self._confirmed.retain({row.email_id: row.due_at for row in rows}, since=since)
         self._published_until |= {row.tenant: row.due_at for row in rows if self._is_known(row)}
         found: dict[Tenant, list[DuePointer]] = {}
@@ -239,11 +240,11 @@ class PointerPublisher:
         """
         self._checked_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
-        ranges = [DueRange(tenant, THE_START, until, most) for tenant, until in self._published_until.items()]
+        ranges = [DueRange(tenant, EARLIEST, until, most) for tenant, until in self._published_until.items()]
         found = await self._find(outbox, ranges) if ranges else {}
         cut_at = [rows[-1].due_at for rows in found.values() if len(rows) == most]
         due = {row.email_id: row.due_at for rows in found.values() for row in rows}
-        self._confirmed.retain(due, until=min(cut_at, default=THE_END))
+        self._confirmed.retain(due, until=min(cut_at, default=LATEST))
         for tenant, rows in found.items():
             if late := next((row for row in rows if not self._is_known(row)), None):
                 self._resume_from[tenant] = late.due_at, sum(row.due_at == late.due_at for row in rows)
@@ -256,8 +257,8 @@ class PointerPublisher:
         turns = Counter(order)
         ranges = []
         for tenant, emails in turns.items():
-            since, known = self._resume_from.get(tenant, (THE_START, 0))
-            ranges.append(DueRange(tenant, since, THE_END, emails + known))
+            since, known = self._resume_from.get(tenant, (EARLIEST, 0))
+            ranges.append(DueRange(tenant, since, LATEST, emails + known))
         read = await self._find(outbox, ranges)
         found: dict[Tenant, list[DuePointer]] = {}
         for each in ranges:

@@ -16,6 +16,8 @@ from psycopg.abc import AdaptContext, Buffer, PyFormat
 from psycopg.adapt import Dumper
 from psycopg.types.array import ListDumper
 
+from dispatcher.store.instants import EARLIEST, LATEST
+
 Write = Callable[[Sequence[Any]], str]
 """Writes items as the text between the braces of an array literal."""
 
@@ -44,11 +46,20 @@ def _texts(items: Sequence[str | None]) -> str:
     return _each_text(items) if needs_escapes else together
 
 
+_each_instant: Final = _each(lambda instant: f'"{instant.isoformat()}"')
+_EARLIEST, _LATEST = (_each_instant([instant]) for instant in (EARLIEST, LATEST))
+
+
+def _instants(items: Sequence[datetime | None]) -> str:
+    """Joins instants for an array literal. EARLIEST and LATEST become the infinite instants for which they stand."""
+    return _each_instant(items).replace(_EARLIEST, "-infinity").replace(_LATEST, "infinity")
+
+
 _WRITERS: Final[dict[type, Write]] = {
     UUID: _each(lambda email_id: f"{email_id.int:032x}"),
     int: _each(str),
     float: _each(repr),
-    datetime: _each(lambda instant: f'"{instant.isoformat()}"'),
+    datetime: _instants,
     str: _texts,
 }
 

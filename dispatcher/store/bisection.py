@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
+from uuid import UUID
 
 from dispatcher.errors import StatementRefused
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.log import get_log
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -39,3 +42,9 @@ async def bisect_batch(
     answers, culprits = await bisect_batch(items[:middle], execute)
     more_answers, more_culprits = await bisect_batch(items[middle:], execute)
     return answers + more_answers, culprits + more_culprits
+
+
+def report_refused(email_id: UUID, reason: str) -> None:
+    """Logs and counts an email that a batch leaves out."""
+    metrics.STATEMENTS_REFUSED.add(1, "email")
+    get_log().error("email.statement_failed", email_id=str(email_id), reason=reason)

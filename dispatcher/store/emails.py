@@ -8,8 +8,6 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from psycopg.rows import dict_row
-
 from dispatcher.domain.controls import PauseScope
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
@@ -18,9 +16,9 @@ from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool,
 from dispatcher.store.controls import find_pauses_of
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.providers import find_troubles
-from dispatcher.store.queries import ids_within, query
+from dispatcher.store.queries import ids_within
 from dispatcher.store.recipients import may_read_recipients
-from dispatcher.store.statements import fetch, fetch_sync, from_rows, session_of
+from dispatcher.store.statements import fetch, fetch_records, fetch_sync, from_rows
 
 Record = dict[str, Any]
 
@@ -161,13 +159,13 @@ async def find_tenants_of_key(session: AsyncSession, message_key: str, *, most_t
 
 async def find_email(session: AsyncSession, email_id: UUID) -> Record | None:
     """The columns of an email, by name, without private columns; None if the email does not exist."""
-    rows = await _records(session, "find_email", {"email_id": email_id})
+    rows = await fetch_records(session, "find_email", {"email_id": email_id})
     return rows[0] if rows else None
 
 
 async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
     """The email's attempts, in order."""
-    return await _records(session, "list_attempts", {"email_id": email_id})
+    return await fetch_records(session, "list_attempts", {"email_id": email_id})
 
 
 async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
@@ -177,7 +175,7 @@ async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
     None if the event concerns no recipient of the email, if the content was deleted, or if the role has no right to
     read addresses.
     """
-    events = await _records(session, "list_events", {"email_id": email_id})
+    events = await fetch_records(session, "list_events", {"email_id": email_id})
     positions = await _recipient_positions(session, email_id) if events else {}
     for event in events:
         address_hash = event.pop("address_hash")
@@ -196,12 +194,12 @@ async def _recipient_positions(session: AsyncSession, email_id: UUID) -> dict[by
 
 async def list_acts(session: AsyncSession, email_id: UUID) -> list[Record]:
     """The audited operator actions on the email, in order."""
-    return await _records(session, "list_acts", {"email_id": email_id})
+    return await fetch_records(session, "list_acts", {"email_id": email_id})
 
 
 async def list_replays_of(session: AsyncSession, email_id: UUID) -> list[Record]:
     """The replays that included the email, in order."""
-    return await _records(session, "list_replays_of", {"email_id": email_id})
+    return await fetch_records(session, "list_replays_of", {"email_id": email_id})
 
 
 async def reveal_content(session: AsyncSession, email_id: UUID) -> Record | None:
@@ -209,17 +207,11 @@ async def reveal_content(session: AsyncSession, email_id: UUID) -> Record | None
 
     The caller must audit the call first.
     """
-    rows = await _records(session, "reveal_content", {"email_id": email_id})
+    rows = await fetch_records(session, "reveal_content", {"email_id": email_id})
     if not rows:
         return None
-    attachments = await _records(session, "list_attachment_names", {"email_id": email_id})
+    attachments = await fetch_records(session, "list_attachment_names", {"email_id": email_id})
     return {**rows[0], "attachments": attachments}
-
-
-async def _records(session: AsyncSession, name: str, parameters: Mapping[str, Any]) -> list[Record]:
-    async with session_of(session), session.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(query(name), parameters)
-        return await cursor.fetchall()
 
 
 def sample_pending(connection: Session) -> list[OutgoingEmail]:

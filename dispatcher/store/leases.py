@@ -232,7 +232,9 @@ class LeaseStore:
             "most_octets": MAX_OCTETS,
             "redeliver_seconds": self._redeliver_seconds,
         }
-        return await self._with_outcomes([_lease(row) for row in await fetch(self._pool, "lease", parameters)])
+        # An instant that Python cannot represent must not become the Date header.
+        rows = await fetch(self._pool, "lease", parameters, is_exact=True)
+        return await self._with_outcomes([_lease(row) for row in rows])
 
     async def _with_outcomes(self, leases: list[Lease]) -> list[Lease]:
         """Adds `recipient_outcomes`. A partial delivery increases `attempt_base`, so only few emails need a query."""
@@ -240,7 +242,10 @@ class LeaseStore:
         if not repeated:
             return leases
         rows = await fetch(self._pool, "find_recipient_outcomes", ids_within(repeated))
-        found = {email_id: {int(at): code for at, code in codes.items()} for email_id, codes in rows}
+        try:
+            found = {email_id: {int(at): code for at, code in codes.items()} for email_id, codes in rows}
+        except _NO_EMAIL as error:
+            raise StatementRefused("An email's recipient_outcomes in PostgreSQL are not valid.") from error
         return [lease._replace(recipient_outcomes=found.get(lease.email_id, _NO_OUTCOMES)) for lease in leases]
 
     async def lease_without_content(
@@ -279,7 +284,7 @@ class LeaseStore:
         Raises:
             StatementRefused: PostgreSQL cannot read the content, or the row is not a valid email.
         """
-        rows = await fetch(self._pool, "find_content", {"email_id": email_id})
+        rows = await fetch(self._pool, "find_content", {"email_id": email_id}, is_exact=True)
         attachments: list[OutgoingAttachment] = []
         found = await fetch(self._pool, "find_attachments", {"email_id": email_id})
         for position, filename, content_type, octets in found:

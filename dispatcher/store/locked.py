@@ -19,15 +19,15 @@ from uuid import UUID
 
 from dispatcher.domain.waiting import describe_holder
 from dispatcher.errors import StatementRefused, StoreBusy
-from dispatcher.store.bisection import bisect_batch
+from dispatcher.store.bisection import bisect_batch, report_refused
 from dispatcher.store.connections import BATCH_LOCK_SECONDS
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
 from dispatcher.telemetry.log import get_log
 
 REMEMBERED_SECONDS: Final = 60.0
-"""How long an email is remembered after it was last found locked. If a batch includes the email sooner, its row is
-checked again."""
+"""How long an email is remembered after it was last found locked or refused. If a batch includes a locked email sooner,
+its row is checked again. If PostgreSQL refuses an email again sooner, this is not logged again."""
 RETRY_REFUSED_SECONDS: Final = 10.0
 """How long the relay waits before it retries an email for which PostgreSQL refused a statement."""
 MAX_NAMED: Final = 5
@@ -122,15 +122,17 @@ class LockedRows:
             return BatchOutcome([], locked, refused)
         answers, culprits = await bisect_batch(sorted(free, key=_NUMBER), execute_free)
         for email_id, error in culprits:
+            if email_id not in self._refused:
+                report_refused(email_id, error.message)
             self._refused[email_id] = time.monotonic(), error
-            self._log.error("email.statement_failed", email_id=str(email_id), reason=error.message)
         return BatchOutcome([*chain.from_iterable(answers)], locked, refused | dict(culprits))
 
     def _still_refused(self, email_ids: set[UUID]) -> dict[UUID, StatementRefused]:
         """The errors of the given emails for which PostgreSQL refused a statement less than `retry_seconds` ago."""
-        after = time.monotonic() - self._retry_seconds
-        self._refused = {i: (at, error) for i, (at, error) in self._refused.items() if at > after}
-        return {i: self._refused[i][1] for i in email_ids & self._refused.keys()} if self._refused else {}
+        now = time.monotonic()
+        self._refused = {i: (at, error) for i, (at, error) in self._refused.items() if at > now - REMEMBERED_SECONDS}
+        after = now - self._retry_seconds
+        return {i: error for i, (at, error) in self._refused.items() if i in email_ids and at > after}
 
     async def find_locked(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
         """The given emails that are locked now. Normally checks only emails that were found locked before.

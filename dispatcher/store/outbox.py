@@ -12,16 +12,18 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from dispatcher.domain.controls import Controls
 from dispatcher.domain.dead_letter import DeadLetter
+from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.values import value
 from dispatcher.errors import StatementRefused
+from dispatcher.store.bisection import report_refused
 from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.controls import read_controls
 from dispatcher.store.events import SettledEmail, find_proven, settle_proven
@@ -34,11 +36,6 @@ from dispatcher.store.timeline import Promotion, follow_timeline
 
 AHEAD_SECONDS: Final = 300.0
 """If a time in a row is more than this ahead of PostgreSQL's clock, the clock was set back after the write."""
-
-THE_START: Final = datetime.min.replace(tzinfo=UTC)
-"""Earlier than every due mark."""
-THE_END: Final = datetime.max.replace(tzinfo=UTC)
-"""Later than every due mark."""
 
 Tenant: TypeAlias = "tuple[str, str]"
 """A tenant within a lane: the lane and the tenant's id."""
@@ -112,6 +109,7 @@ class Outbox:
         self._session = session
         self.locked = LockedRows(session, retry_seconds=RETRY_REFUSED_SECONDS)
         self.commit_seconds = 0.0
+        self._unfit: set[UUID] = set()
 
     async def listen(self) -> None:
         """Subscribes to notifications. From now on, `wait` returns when a commit notifies the relay."""
@@ -141,7 +139,7 @@ class Outbox:
         """
         parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS, "since_seconds": since_seconds}
         try:
-            return from_rows(DuePointer, await self._fetch("find_publish_due", parameters))
+            return self._publishable(await self._fetch("find_publish_due", parameters))
         except StatementRefused:
             return await self._find_readable(await self._fetch("find_publish_due_ids", parameters))
 
@@ -165,13 +163,22 @@ class Outbox:
             "ahead_seconds": AHEAD_SECONDS,
         }
         try:
-            return from_rows(DuePointer, await self._fetch("find_due_of_tenants", parameters))
+            return self._publishable(await self._fetch("find_due_of_tenants", parameters))
         except StatementRefused:
             return await self._find_readable(await self._fetch("find_due_ids_of_tenants", parameters))
 
     async def _find_readable(self, ids: Sequence[Row]) -> list[DuePointer]:
         outcome = await self._fetch_readable("find_due_pointers", ids)
-        return sorted(from_rows(DuePointer, outcome.rows()), key=attrgetter("due_at"))
+        return sorted(self._publishable(outcome.rows()), key=attrgetter("due_at"))
+
+    def _publishable(self, rows: Sequence[Row]) -> list[DuePointer]:
+        """The emails of the rows, without emails whose message key is too long for a message. Reports these once."""
+        due = from_rows(DuePointer, rows)
+        unfit = {row.email_id for row in due if len(row.message_key) > MAX_KEY_CHARACTERS}
+        for email_id in unfit - self._unfit:
+            report_refused(email_id, "The message key is too long for a message.")
+        self._unfit |= unfit
+        return [row for row in due if row.email_id not in unfit] if unfit else due
 
     async def mark_published(self, due: Mapping[UUID, datetime]) -> set[UUID]:
         """Clears the due marks of emails whose messages RabbitMQ has confirmed.

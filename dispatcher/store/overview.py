@@ -155,6 +155,20 @@ async def list_rates(session: AsyncSession) -> dict[str, ProviderRate]:
 async def find_alert_check(session: AsyncSession, queue: str) -> AlertCheck | None:
     """The last check of the DLQ `queue`; None if no monitor has checked it."""
     for host, age_seconds, depth, fault, alerts in await fetch(session, "find_alert_check", {"queue": queue}):
-        active = [ActiveAlert(**{**alert, "raised_at": datetime.fromisoformat(alert["raised_at"])}) for alert in alerts]
-        return AlertCheck(host, age_seconds, depth, fault, active)
+        return AlertCheck(host, age_seconds, depth, fault, [active for alert in alerts if (active := _alert(alert))])
     return None
+
+
+def _alert(stored: Any) -> ActiveAlert | None:
+    """An alert as a monitor has stored it. Ignores other fields, because the monitor may be of a later release. None if
+    the alert cannot be read."""
+    try:
+        return ActiveAlert(
+            str(stored["kind"]),
+            datetime.fromisoformat(stored["raised_at"]),
+            stored.get("count"),
+            stored.get("oldest_age_seconds"),
+            stored.get("reason"),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
 
@@ -20,12 +21,18 @@ async def may_read_recipients(source: Source) -> bool:
 
 
 async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:
-    """The addresses to which each email is sent, as they were enqueued. Leaves out emails whose content was deleted."""
+    """The addresses to which each email is sent, as they were enqueued. Leaves out emails whose content was deleted or
+    cannot be read."""
     if not email_ids:
         return {}
-    rows = await fetch(source, "find_recipients", ids_within(set(email_ids)))
-    fields = ("to", "cc", "bcc")
-    return {email_id: [each for field in fields for each in found.get(field, ())] for email_id, found in rows}
+    answers, _ = await bisect_batch([*set(email_ids)], lambda part: fetch(source, "find_recipients", ids_within(part)))
+    return {email_id: _addresses(found) for rows in answers for email_id, found in rows}
+
+
+def _addresses(recipients: Any) -> list[str]:
+    """The addresses in a value of `email_content.recipients`. Leaves out what is no text: the row may be damaged."""
+    lists = [recipients.get(field) for field in ("to", "cc", "bcc")] if isinstance(recipients, dict) else []
+    return [each for listed in lists if isinstance(listed, list) for each in listed if isinstance(each, str)]
 
 
 async def find_recipient_hashes(

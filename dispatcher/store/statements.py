@@ -8,9 +8,10 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeAlias, TypeVar, get_type_hints, overload
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, DataError
 
 from dispatcher.store.connections import AsyncSession, Pool, Session, session, translated
+from dispatcher.store.instants import load_nearest
 from dispatcher.store.queries import query
 
 T = TypeVar("T")
@@ -21,23 +22,49 @@ Source: TypeAlias = "Pool | AsyncSession"
 
 
 @overload
-async def fetch(source: Source, name: str, parameters: Mapping[str, Any] | None = None) -> list[Row]: ...
+async def fetch(
+    source: Source, name: str, parameters: Mapping[str, Any] | None = None, *, is_exact: bool = False
+) -> list[Row]: ...
 @overload
 async def fetch(
     source: Source, name: str, parameters: Mapping[str, Any] | None = None, *, into: Callable[..., T]
 ) -> list[T]: ...
 async def fetch(
-    source: Source, name: str, parameters: Mapping[str, Any] | None = None, *, into: Callable[..., Any] | None = None
+    source: Source,
+    name: str,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    into: Callable[..., Any] | None = None,
+    is_exact: bool = False,
 ) -> list[Any]:
     """Executes a statement and returns its rows. Errors are translated (see `translated`).
 
     Args:
         into: Converts each row (see `from_rows`).
+        is_exact: Whether to raise an error if Python cannot represent an instant. Otherwise, the nearest instant that
+            Python can represent stands for it (see `store.instants`).
     """
     async with session_of(source) as connection:
         cursor = await connection.execute(query(name), parameters)
-        rows = await cursor.fetchall() if cursor.description else []
+        try:
+            rows = await cursor.fetchall() if cursor.description else []
+        except DataError:
+            if is_exact:
+                raise
+            rows = load_nearest(cursor)
     return rows if into is None else from_rows(into, rows)
+
+
+async def fetch_records(session: AsyncSession, name: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """As `fetch`, but each row is a dictionary with the columns' names."""
+    async with session_of(session) as connection:
+        cursor = await connection.execute(query(name), parameters)
+        try:
+            rows = await cursor.fetchall()
+        except DataError:
+            rows = load_nearest(cursor)
+    names = [column.name for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 @overload
@@ -56,7 +83,10 @@ def fetch_sync(
     """As `fetch`, on a synchronous connection."""
     with translated():
         cursor = connection.execute(query(name), parameters)
-        rows = cursor.fetchall() if cursor.description else []
+        try:
+            rows = cursor.fetchall() if cursor.description else []
+        except DataError:
+            rows = load_nearest(cursor)
     return rows if into is None else from_rows(into, rows)
 
 

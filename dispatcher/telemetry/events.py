@@ -27,8 +27,8 @@ EVENTS: Final = MappingProxyType(
         "email.locked": "Another transaction holds locks on email rows. These emails wait; all other emails are sent. "
         "Fields: count, email_ids (the first few), lock_holders (sessions that may hold the locks: pid, application, "
         "state, age).",
-        "email.statement_failed": "PostgreSQL cannot read or write one email. All other emails are sent. Fields: "
-        "email_id, reason.",
+        "email.statement_failed": "PostgreSQL cannot read or write one email, or RabbitMQ could not carry its message. "
+        "All other emails are sent. Fields: email_id, reason.",
         "email.hold_reverted": "Recovery had made an email held, but now the email's worker or the worker's ledger "
         "proves that no byte of the email was sent. The email is pending again. Fields: email_id, correlation_id.",
         "email.recovered": "Recovery set the status of an email. Fields: reason (lease_expired: no worker renewed the "
@@ -79,6 +79,9 @@ EVENTS: Final = MappingProxyType(
         "provider.throttled": "A provider throttled a worker, so the rate of all workers for this provider was halved. "
         "Fields: provider, per_second (the new rate).",
         # Events about processes and services.
+        "service.refused": "PostgreSQL refused a statement of a periodic service, usually because of a damaged row. "
+        "The other services continue, and this service tries again at its interval. Logged once until a round "
+        "succeeds. Fields: service, reason.",
         "startup.failed": "`dispatcher run` or `dispatcher api` cannot start, and exits. Each mistake has its own "
         "line. Fields: reason, remedy.",
         "dispatcher.started": "The parent process runs. Fields: workers, run_dir, pid.",

@@ -100,6 +100,15 @@ RECOVERED: Final = Counter(
     panel=Panel.TROUBLE,
 )
 
+STATEMENTS_REFUSED: Final = Counter(
+    "dispatcher_refused_statements_total",
+    "How often PostgreSQL refused a statement because of one email (email), or a round of a periodic service failed "
+    "because PostgreSQL refused a statement (service). The usual reason is a damaged row.",
+    ("kind",),
+    (("email",), ("service",)),
+    panel=Panel.TROUBLE,
+)
+
 # Metrics of messages and batches.
 DUPLICATES: Final = Counter(
     "dispatcher_duplicate_deliveries_total",

@@ -26,7 +26,7 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
-from dispatcher.store.bisection import bisect_batch
+from dispatcher.store.bisection import bisect_batch, report_refused
 from dispatcher.store.controls import READ_SECONDS
 from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, UnleasedEmail
 from dispatcher.telemetry import metrics
@@ -221,7 +221,7 @@ class LeaseStage:
         """Acks, requeues or rejects messages whose email got no lease."""
         _, culprits = await bisect_batch(arrivals, self._settle_all)
         for (delivery, pointer), error in culprits:
-            self._log.error("email.statement_failed", email_id=str(pointer.email_id), reason=error.message)
+            report_refused(pointer.email_id, error.message)
             self._reject(delivery, pointer.email_id)
 
     def _reject(self, delivery: Delivery, email_id: UUID) -> None:

@@ -20,7 +20,7 @@ from dispatcher.errors import SchemaError, StatementRefused, StoreBusy, StoreUna
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
-from dispatcher.store.bisection import bisect_batch
+from dispatcher.store.bisection import bisect_batch, report_refused
 from dispatcher.store.leases import LeaseStore
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -85,7 +85,7 @@ class RecordStage:
         later."""
         _, culprits = await bisect_batch(batch, self._record_with_retries)
         for ended, error in culprits:
-            self._log.error("email.statement_failed", email_id=str(ended.email.email_id), reason=error.message)
+            report_refused(ended.email.email_id, error.message)
             bare = ended.result.without_provider_texts()
             if bare != ended.result:
                 await self._record_or_split([ended._replace(result=bare)])

@@ -72,6 +72,7 @@ from (
         where status = 'failed'
             and error_type is distinct from 'suppressed'
             and dead_letter_discarded_at is null
+            and isfinite(coalesce(dead_letter_due_at, created_at))
         order by email_id
         limit %(limit)s
     )
@@ -81,6 +82,7 @@ from (
         from dispatcher.email_log
         where status = 'held'
             and dead_letter_discarded_at is null
+            and isfinite(coalesce(dead_letter_due_at, created_at))
         order by email_id
         limit %(limit)s
     )
@@ -169,10 +171,13 @@ cross join (
 ) as waiting;
 
 -- name: find_longest_due_dead_letter
--- How many seconds the oldest due dead letter has been waiting to be published; null if none is due.
+-- How many seconds the oldest due dead letter has been waiting to be published; null if none is due. Here and in the
+-- other statements about all emails, `isfinite` leaves out damaged rows: before PostgreSQL 17, to subtract an infinite
+-- instant raises an error.
 select extract(epoch from clock_timestamp() - min(dead_letter_due_at))::double precision
 from dispatcher.email_log
-where dead_letter_due_at is not null;
+where dead_letter_due_at is not null
+    and isfinite(dead_letter_due_at);
 
 -- name: find_impossible_events
 -- The impossible events of the last day (see events.sql), at most `limit`: their number by provider, and one of their

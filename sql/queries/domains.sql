@@ -245,6 +245,7 @@ from dispatcher.email_log
 where status = 'waiting'
     and wait_reason = 'domain'
     and wait_domain = %(domain)s
+    and isfinite(wait_until)
     and wait_until > greatest(%(after)s::timestamptz, clock_timestamp())
 order by wait_until
 limit %(limit)s

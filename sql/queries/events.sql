@@ -177,7 +177,10 @@ counted as (
     select
         s.provider, s.kind, s.bounce, g.mailbox, true as is_new, false as is_unknown,
         (s.doubt = 'impossible') is true as is_impossible,
-        case when s.kind = 'delivered' then extract(epoch from s.happened_at - sent_at)::double precision end as seconds
+        case
+            when s.kind = 'delivered' and isfinite(sent_at)
+                then extract(epoch from s.happened_at - sent_at)::double precision
+        end as seconds
     from stored as s
     join known using (email_id)
     join (select distinct email_id, event_key, mailbox from given) as g using (email_id, event_key)

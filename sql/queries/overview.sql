@@ -181,6 +181,8 @@ from (
     ) as read
     where status = 'sent'
         and sent_at > statement_timestamp() - interval '10 minutes'
+        and isfinite(sent_at)
+        and isfinite(coalesce(due_since, created_at))
     order by sent_at desc
     limit 1000
 ) as newest;

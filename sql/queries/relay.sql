@@ -160,10 +160,10 @@ with recursive pairs (lane, tenant_id, number) as (
 )
 select
     pairs.lane, pairs.tenant_id, due.emails::integer,
-    extract(epoch from clock_timestamp() - due.oldest)::double precision
+    coalesce(extract(epoch from clock_timestamp() - due.oldest)::double precision, 0)
 from pairs
 cross join lateral (
-    select count(*) as emails, min(first.publish_due_at) as oldest
+    select count(*) as emails, min(first.publish_due_at) filter (where isfinite(first.publish_due_at)) as oldest
     from (
         select e.publish_due_at
         from dispatcher.email_log as e

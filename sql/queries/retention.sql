@@ -155,6 +155,7 @@ from dispatcher.email_log as e
 where status in ('failed', 'held')
     and email_id < dispatcher.email_id_lowest_at(statement_timestamp() - (%(undecided_days)s - %(warn_days)s - 1) * interval '1 day')
     and greatest(created_at, due_since) < statement_timestamp() - (%(undecided_days)s - %(warn_days)s) * interval '1 day'
+    and isfinite(greatest(created_at, due_since))
     and dead_letter_discarded_at is null
     and error_type is distinct from 'suppressed'
     and exists (select from dispatcher.email_content as c where c.email_id = e.email_id);

@@ -10,9 +10,11 @@ where application_name = %(application_name)s
 
 -- name: find_leases
 -- The leases of a worker, with the columns of find_expiring except the last one. No row: the worker has no lease.
+-- Here and below, seconds are subtracted and not instants: an infinite instant, or an interval out of range, in one row
+-- would make PostgreSQL refuse the statement.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
-    extract(epoch from clock_timestamp() - pinned_at)::double precision
+    (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision
 from dispatcher.email_log
 where status = 'sending'
     and locked_by = %(worker)s;
@@ -72,17 +74,14 @@ from recovered;
 -- How many attempts each email had before its last replay or redelivery, for how many seconds it has been pinned to a
 -- provider, and its own retry limits (see lease). If an id is missing in the result, there is no such email.
 select
-    email_id, attempt_base, extract(epoch from clock_timestamp() - pinned_at)::double precision,
+    email_id, attempt_base, (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision,
     case
         when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
             max_attempts,
-            extract(
-                epoch from least(
-                    coalesce(due_since, created_at)
-                    + coalesce(redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
-                    expires_at
-                ) - clock_timestamp()
-            ),
+            least(
+                extract(epoch from coalesce(due_since, created_at)) + coalesce(redeliver_seconds, %(redeliver_seconds)s),
+                extract(epoch from expires_at)
+            ) - extract(epoch from clock_timestamp()),
             redelivery_count
         ]::double precision[]
     end
@@ -147,17 +146,14 @@ from crashed;
 -- before the ledger of their worker.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
-    extract(epoch from clock_timestamp() - pinned_at)::double precision,
+    (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision,
     case
         when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
             max_attempts,
-            extract(
-                epoch from least(
-                    coalesce(due_since, created_at)
-                    + coalesce(redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
-                    expires_at
-                ) - clock_timestamp()
-            ),
+            least(
+                extract(epoch from coalesce(due_since, created_at)) + coalesce(redeliver_seconds, %(redeliver_seconds)s),
+                extract(epoch from expires_at)
+            ) - extract(epoch from clock_timestamp()),
             redelivery_count
         ]::double precision[]
     end

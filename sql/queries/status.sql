@@ -78,6 +78,7 @@ select
                     or (p.scope = 'lane' and p.name = e.lane)
                     or (p.scope = 'tenant' and p.name = e.tenant_id)
             )
+                and isfinite(coalesce(e.due_since, e.created_at))
             limit 10000
         ) as first
     ),
@@ -87,6 +88,7 @@ select
             select publish_due_at, lane, tenant_id
             from dispatcher.email_log
             where publish_due_at is not null
+                and isfinite(publish_due_at)
             order by publish_due_at
             limit %(limit)s
         ) as e
@@ -122,7 +124,9 @@ with present as (
     group by application_name
 ),
 leasing as (
-    select locked_by as worker, count(*) as emails, max(locked_until) as last_lease_until
+    select
+        locked_by as worker, count(*) as emails,
+        max(locked_until) filter (where isfinite(locked_until)) as last_lease_until
     from dispatcher.email_log
     where status = 'sending'
     group by locked_by
@@ -146,6 +150,8 @@ from (
     select sent_at, coalesce(due_since, created_at) as created_at
     from dispatcher.email_log
     where status = 'sent'
+        and isfinite(sent_at)
+        and isfinite(coalesce(due_since, created_at))
         and email_id > dispatcher.email_id_lowest_at(statement_timestamp() - interval '10 minutes')
     order by email_id desc
     limit 1000

@@ -55,7 +55,7 @@ returning email_id;
 -- emails are included. First, emails that were released with a later due mark, which has passed since: the standby may
 -- have lagged by the time in between. Second, emails that an API process publishes itself: their marks are some seconds
 -- after the enqueue. Third, waiting emails whose time has come, because they may have been woken and sent on the lost
--- timeline.
+-- timeline. Seconds are added and not an interval, because a damaged created_at could make the sum out of range.
 select e.email_id
 from dispatcher.email_log as e
 cross join dispatcher.relay_timeline as t
@@ -64,7 +64,7 @@ where e.status in ('pending', 'waiting')
     and e.created_at <= t.uncertain_before
     and (
         e.publish_due_at <= t.doubted_at
-        or e.publish_due_at <= e.created_at + interval '10 seconds'
+        or extract(epoch from e.publish_due_at) <= extract(epoch from e.created_at) + 10
         or e.wait_until <= t.doubted_at
     )
 order by e.email_id

@@ -1,6 +1,7 @@
 -- name: find_next_wake
--- The seconds until the first waiting email is due; negative if it is overdue. Zero rows: no email waits.
-select extract(epoch from wait_until - clock_timestamp())::double precision
+-- The seconds until the first waiting email is due; negative if it is overdue. Zero rows: no email waits. Before
+-- PostgreSQL 17, `wait_until - clock_timestamp()` would raise an error if an instant is infinite.
+select (extract(epoch from wait_until) - extract(epoch from clock_timestamp()))::double precision
 from dispatcher.email_log
 where status = 'waiting'
 order by wait_until

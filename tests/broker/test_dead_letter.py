@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -43,6 +44,13 @@ def body(**changes: Any) -> bytes:
 
 def test_a_dead_letter_survives_encoding_and_decoding() -> None:
     assert decode(encode(DEAD_LETTER)) == DEAD_LETTER
+
+
+def test_a_text_that_is_too_long_for_a_message_is_truncated() -> None:
+    long = "x" * 20_000_000
+    body = encode(replace(DEAD_LETTER, tenant_id=long, message_key=long, correlation_id=long, provider=long))
+
+    assert len(body) < MAX_BODY_OCTETS
 
 
 def test_optional_fields_may_be_absent() -> None:

@@ -31,6 +31,7 @@ from tests.chaos.process_actions import (
     reload_run,
     restart_run,
 )
+from tests.chaos.row_actions import damage_rows
 from tests.chaos.server_actions import (
     alarm_broker,
     black_hole,
@@ -95,6 +96,7 @@ DECK: Final[Mapping[str, tuple[Action, int]]] = {
     "restart database": (restart_database, 2),
     "inject duplicates": (inject_duplicates, 2),
     "inject garbage": (inject_garbage, 1),
+    "damage rows": (damage_rows, 2),
     "cancel": (cancel, 3),
     "reschedule": (reschedule, 2),
     "pause": (pause, 2),
@@ -149,6 +151,6 @@ KILLS: Final = ("kill worker", "kill relay", "kill parent", "kill host", "kill p
 
 GENTLE: Final = (
     *("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker", "release", "kill api"),
-    *("cancel", "reschedule", "pause"),
+    *("cancel", "reschedule", "pause", "damage"),
 )
 """The name prefixes of actions that do not prevent a worker from renewing its leases."""

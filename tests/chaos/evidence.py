@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
@@ -14,6 +16,7 @@ from dispatcher.dev.wire import RecordedAttempt, Wire
 from tests.acceptance.harness import Sink
 from tests.chaos.producer import recipients_of
 from tests.chaos.reporter import FORGED
+from tests.chaos.row_actions import DAMAGED_TENANT
 from tests.chaos.stage import StormStage
 from tests.supervisor.program import Event
 
@@ -22,7 +25,9 @@ _ROWS = """
         l.expires_at is not null
     from dispatcher.email_log as l
     left join dispatcher.email_idempotency as k on k.email_id = l.email_id
+    where l.tenant_id <> %s
 """
+_DAMAGED = "select email_id from dispatcher.email_log where tenant_id = %s"
 _ATTEMPTS = """
     select email_id, attempt_number, worker, extract(epoch from started_at)::float8,
         extract(epoch from finished_at)::float8, outcome
@@ -51,16 +56,21 @@ _FORGED = "select email_id from dispatcher.email_event where kind = %s"
 _REPORTED = "select distinct email_id from dispatcher.email_event"
 
 
+_ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
 def collect(stage: StormStage, policy: str) -> Records:
     """The records that the oracle needs. Call this after the dispatcher has ended."""
     with psycopg.connect(stage.database_url, autocommit=True) as session:
-        rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS)}
-        attempts = [RecordedAttempt(*row) for row in session.execute(_ATTEMPTS)]
+        rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS, [DAMAGED_TENANT])}
+        damaged = {row[0] for row in session.execute(_DAMAGED, [DAMAGED_TENANT])}
+        attempts = [RecordedAttempt(*row) for row in session.execute(_ATTEMPTS) if row[0] not in damaged]
         unledgered = {row[0] for row in session.execute(_UNLEDGERED, [_died_without_ledger(stage)])}
         reported = {row[0] for row in session.execute(_REPORTED)}
         forged = sum(1 for _ in session.execute(_FORGED, [FORGED]))
         settled = {row[0] for row in session.execute(_SETTLED)}
-    entries, unknown = _dlq_entries(stage)
+    recovered = [event for event in stage.events("email.recovered") if UUID(event["email_id"]) not in damaged]
+    entries, unknown = _dlq_entries(stage, damaged)
     requested_keys = stage.producers.keys()
     recipients = {}
     if isinstance(stage.provider, Sink):  # it records for whom it accepts an email
@@ -72,7 +82,7 @@ def collect(stage: StormStage, policy: str) -> Records:
         answers=stage.producers.answers(),
         rows=rows,
         attempts=attempts,
-        expired_leases=Counter(UUID(event["email_id"]) for event in stage.events("email.recovered")),
+        expired_leases=Counter(UUID(event["email_id"]) for event in recovered),
         dlq_entries=entries,
         unknown_messages=unknown,
         garbage=frozenset(stage.diary.garbage),
@@ -84,7 +94,7 @@ def collect(stage: StormStage, policy: str) -> Records:
         disturbances=stage.diary.disturbances,
         faults=tuple(stage.diary.faults),
         unledgered=frozenset(unledgered),
-        expired_at=[_unix(event) for event in stage.events("email.recovered") if event["reason"] == "lease_expired"],
+        expired_at=[_unix(event) for event in recovered if event["reason"] == "lease_expired"],
         fault_times=tuple(stage.diary.struck_at),
         reported=frozenset(stage.reporter.reported | reported) if stage.reporter else None,
         settled=frozenset(settled),
@@ -106,9 +116,13 @@ def _unix(event: Event) -> float:
     return datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
-def _dlq_entries(stage: StormStage) -> tuple[list[DlqEntry], list[bytes]]:
+def _dlq_entries(stage: StormStage, damaged: Collection[UUID]) -> tuple[list[DlqEntry], list[bytes]]:
+    """The dead letters, and the bodies of other messages, except those that name a damaged row."""
     entries, unknown = [], []
+    about_damaged = {str(email_id).encode() for email_id in damaged}
     for message in stage.rabbit.read_all(stage.topology.dlq):
+        if {match.group() for match in _ID.finditer(message.body)} & about_damaged:
+            continue
         if message.was_rejected:
             unknown.append(message.body)
         else:

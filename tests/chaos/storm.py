@@ -445,15 +445,20 @@ def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 _OPEN: Final = """
     select count(*) from dispatcher.email_log
-    where status not in ('sent', 'failed', 'held', 'cancelled')
-        or dead_letter_due_at is not null
-        or publish_due_at is not null
-        or (proven_by is not null and status <> 'sent')
+    where tenant_id <> 'damaged'
+        and (
+            status not in ('sent', 'failed', 'held', 'cancelled')
+            or dead_letter_due_at is not null
+            or publish_due_at is not null
+            or (proven_by is not null and status <> 'sent')
+        )
 """
 
 
 _WAITING: Final = """
-    select from dispatcher.email_log where status = 'waiting' and wait_until > clock_timestamp() limit 1
+    select from dispatcher.email_log
+    where status = 'waiting' and wait_until > clock_timestamp() and tenant_id <> 'damaged'
+    limit 1
 """
 
 

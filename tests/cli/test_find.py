@@ -7,6 +7,7 @@ import pytest
 
 from tests.cli.commandline import CommandLine
 from tests.store.books import Books
+from tests.store.damaged_rows import insert_damaged
 
 
 @pytest.fixture
@@ -93,3 +94,21 @@ def test_unsent_emails_are_selected_by_tag(command: CommandLine, tables: Books) 
     assert command("cancel", "--tag", "reminder", "--reason", "wrong text", "--yes").code == 0
 
     assert (tables.status(wanted), tables.status(other)) == ("cancelled", "pending")
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+def test_commands_show_damaged_rows_beside_all_others_in_every_time_zone(
+    storing: CommandLine, tables: Books, zone: str
+) -> None:
+    ids = insert_damaged(tables)
+    other = tables.enqueue_one()
+    command = storing.having(TZ=zone)
+
+    found = command("find", "--limit", "1000")
+    named = [name for name in ids if "infinity" in name]
+    shown = {name: command.without_process("show", str(ids[name]), "--no-queue") for name in named}
+    others = {words: command(*words.split()) for words in ("find --json --limit 1000", "dlq list", "held list")}
+
+    assert all(str(email_id) in found.stdout for email_id in (other, *ids.values()))
+    assert {name: each.stderr for name, each in shown.items() if each.code != 0} == {}
+    assert {words: each.stderr for words, each in others.items() if each.code != 0} == {}

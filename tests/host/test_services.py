@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from structlog.testing import capture_logs
 
-from dispatcher.errors import StoreUnavailable
+from dispatcher.errors import StatementRefused, StoreUnavailable
 from dispatcher.host import services
 from dispatcher.host.services import Periodic, Task, run_tasks
 from tests.waiting import until
@@ -173,6 +173,24 @@ async def test_a_failed_service_is_retried_and_a_slow_one_delays_no_other() -> N
             await until(lambda: failing.rounds > 2 and steady.rounds > 2)
 
     assert [log["where"] for log in logs] == ["monitor: Rounds"]
+
+
+async def test_a_refused_statement_is_logged_once_until_a_round_succeeds_and_raises_nothing() -> None:
+    refused = [StatementRefused("PostgreSQL refused a statement (22008).") for _ in range(3)]
+    service = Rounds(*refused)
+    step = Periodic(service)
+
+    with capture_logs() as logs:
+        while service.rounds < 4:
+            await step.run_if_due()
+        service.faults.append(StatementRefused("PostgreSQL refused a statement (XX001)."))
+        while service.faults:
+            await step.run_if_due()
+
+    assert [(log["event"], log["service"], log["reason"][-8:-2]) for log in logs] == [
+        ("service.refused", "Rounds", "(22008"),
+        ("service.refused", "Rounds", "(XX001"),
+    ]
 
 
 async def test_run_if_due_runs_a_service_only_if_it_is_due() -> None:

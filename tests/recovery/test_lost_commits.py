@@ -29,6 +29,7 @@ from dispatcher.store.timeline import follow_timeline
 from tests.broker.rabbit import Rabbit
 from tests.relay.running import Start, settings_for
 from tests.store.books import Books
+from tests.store.damage import refused
 from tests.store.results import result
 from tests.waiting import until, wait_until
 
@@ -280,3 +281,17 @@ async def opened(database_url: str) -> AsyncIterator[Pool]:
         yield pool
     finally:
         await pool.close()
+
+
+async def test_nothing_is_published_while_postgresql_refuses_to_mark_an_uncertain_lease(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
+) -> None:
+    leased, _ = books.enqueue(2)
+    books.change(leased, status="sending", locked_by=WORKER, locked_until="9999-01-01 00:00+00", publish_due_at=None)
+    was_promoted(books)
+
+    with refused(books.connection, leased, "new.locked_by <> old.locked_by"), capture_logs() as logs:
+        await start(settings_for(servers.amqp_url, tables_url, topology))
+        await until(lambda: sum(log["event"] == "store.connection_lost" for log in logs) > 1)
+
+        assert await rabbit.take(topology.queue) is None

@@ -17,8 +17,9 @@ from dispatcher.errors import BrokerUnavailable
 from dispatcher.relay.pointers import BATCH, PointerPublisher
 from dispatcher.relay.shares import Shares
 from dispatcher.store.connections import connect_async
+from dispatcher.store.instants import LATEST
 from dispatcher.store.leases import LeaseStore
-from dispatcher.store.outbox import THE_END, DuePointer, DueRange, Outbox
+from dispatcher.store.outbox import DuePointer, DueRange, Outbox
 from tests.store.books import Books
 from tests.waiting import DEADLINE_SECONDS, until_answer
 
@@ -49,7 +50,7 @@ class CountingOutbox(Outbox):
 
     async def find_due_of_tenants(self, ranges: Sequence[DueRange]) -> list[DuePointer]:
         rows = await super().find_due_of_tenants(ranges)
-        is_check = all(each.until != THE_END for each in ranges)
+        is_check = all(each.until != LATEST for each in ranges)
         (self.read_again if is_check else self.read_on).append(len(rows))
         return rows
 

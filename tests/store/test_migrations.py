@@ -25,6 +25,11 @@ BLOCKING_LOCKS = """
         and l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
 """The tables that this transaction keeps others from writing; of a partition, its table."""
+STORED = """
+    select relname, relfilenode from pg_class
+    where relkind in ('r', 'i') and relnamespace = 'dispatcher'::regnamespace and relname like 'email_log%'
+"""
+"""The file of each partition and index. PostgreSQL writes a new file when it rewrites or rebuilds one of them."""
 ALL_TABLES = "select relname from pg_class where relkind in ('r', 'p') and relnamespace = 'dispatcher'::regnamespace"
 
 SCHEMA = """
@@ -240,6 +245,17 @@ def test_an_application_enqueues_after_an_upgrade_with_the_rights_of_the_release
         finally:
             connection.execute("reset role")
             connection.execute(f"drop owned by {role}; drop role {role}".encode())
+
+
+def test_columns_adopt_domains_without_rewriting_a_table_or_an_index(empty_database_url: str) -> None:
+    create_tables(empty_database_url, before=56)
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        before: dict[str, int] = dict(connection.execute(STORED).fetchall())
+
+        migrate(connection)
+
+        after: dict[str, int] = dict(connection.execute(STORED).fetchall())
+    assert {name: after[name] for name in before} == before
 
 
 @pytest.mark.parametrize(("right", "may_write"), [("insert", False), ("update", True), ("select", None)])

@@ -12,8 +12,9 @@ import pytest
 from dispatcher import enqueue
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.instants import LATEST
 from dispatcher.store.leases import LeaseStore
-from dispatcher.store.outbox import THE_END, DueRange, Outbox
+from dispatcher.store.outbox import DueRange, Outbox
 from tests.store.books import Books, email
 from tests.store.results import result
 
@@ -60,7 +61,7 @@ async def test_a_continued_search_finds_emails_due_at_that_instant_or_later(outb
         books.change(email_id, publish_due_at=EXPIRED + timedelta(hours=number))
 
     since = EXPIRED + timedelta(hours=2)
-    due = await outbox.find_due_of_tenants([DueRange(("normal", "default"), since, THE_END, 2)])
+    due = await outbox.find_due_of_tenants([DueRange(("normal", "default"), since, LATEST, 2)])
 
     assert [row.email_id for row in due] == email_ids[2:4]
 

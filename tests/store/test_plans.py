@@ -24,8 +24,9 @@ from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async, make_pool
 from dispatcher.store.events import EventRow, settle_proven, store_events
+from dispatcher.store.instants import EARLIEST, LATEST
 from dispatcher.store.leases import DomainWait, Lease, LeaseStore
-from dispatcher.store.outbox import THE_END, THE_START, DueRange, Outbox
+from dispatcher.store.outbox import DueRange, Outbox
 from dispatcher.store.overview import (
     READ_FOR_LATENCY,
     count_for_overview,
@@ -294,7 +295,7 @@ async def test_a_search_for_the_due_emails_of_small_tenants_does_not_read_those_
         session = await connect_async(database_url, name="planned", keeps_plans=True)
 
     async def look() -> int:
-        ranges = [DueRange(("normal", tenant_id), THE_START, THE_END, 10) for tenant_id in tenants]
+        ranges = [DueRange(("normal", tenant_id), EARLIEST, LATEST, 10) for tenant_id in tenants]
         return len(await Outbox(session).find_due_of_tenants(ranges))
 
     for _ in range(RUNS):

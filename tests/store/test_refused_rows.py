@@ -12,7 +12,7 @@ from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.store.books import Books
-from tests.store.damage import damage, noise, refused
+from tests.store.damage import allow_damage, damage, noise, refused
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 OTHERS = 5
@@ -30,7 +30,7 @@ async def test_due_emails_are_found_without_an_unreadable_row(
     outbox: Outbox, books: Books, capsys: pytest.CaptureFixture[str]
 ) -> None:
     culprit, *others = books.enqueue(OTHERS + 1)
-    with damage(books.connection, "email_log"):
+    with allow_damage(books.connection), damage(books.connection, "email_log"):
         books.change(culprit, traceparent=noise(9_000))
 
     for _ in range(3):

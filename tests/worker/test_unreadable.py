@@ -9,7 +9,7 @@ import pytest
 
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.store.leases import MAX_OCTETS
-from tests.store.damage import damage, noise, refused
+from tests.store.damage import allow_damage, damage, noise, refused
 from tests.waiting import until
 from tests.worker.bench import Bench
 from tests.worker.scripted import accept_when_let_go, leave_when_let_go
@@ -115,7 +115,7 @@ async def test_an_unreadable_email_does_not_stop_a_worker_whose_lease_was_interr
     books = bench.books
     *others, culprit = books.enqueue(OTHERS)
     keys = books.keys([*others, culprit])
-    with damage(books.connection, "email_log"):
+    with allow_damage(books.connection), damage(books.connection, "email_log"):
         books.change(culprit, message_key=noise(9_000))
     with psycopg.connect(tables_url) as person:
         person.execute("select from email_log where email_id = %s for update", [others[0]])
@@ -125,5 +125,17 @@ async def test_an_unreadable_email_does_not_stop_a_worker_whose_lease_was_interr
         await until(lambda: books.terminate(worker.name, waiting=True) > 0)
 
     await until(lambda: books.statuses() == {"sent": OTHERS - 1, "pending": 1} or worker.task.done())
+    assert not worker.task.done()
+    assert bench.provider.accepted == dict.fromkeys(others, 1)
+
+
+async def test_an_email_whose_recipient_outcomes_are_damaged_is_not_sent_and_the_others_are(bench: Bench) -> None:
+    culprit, *others = bench.books.enqueue(OTHERS)
+    bench.books.change(culprit, attempt_count=1, attempt_base=1, recipient_outcomes="5")
+    worker = await bench.start()
+
+    await bench.deliver([*others, culprit])
+
+    await until(lambda: bench.books.statuses()["sent"] == OTHERS - 1 or worker.task.done())
     assert not worker.task.done()
     assert bench.provider.accepted == dict.fromkeys(others, 1)
