@@ -77,7 +77,8 @@ class InvalidEmail(DispatcherError):
 
 
 class MessageKeyConflict(DispatcherError):
-    """The message key was enqueued before with a different payload. Nothing was stored.
+    """The message key was enqueued before with a different payload, or the email was erased (`dispatcher forget`).
+    Nothing was stored.
 
     Attributes:
         email_id: The id of the email that was first enqueued with this key.
@@ -85,7 +86,8 @@ class MessageKeyConflict(DispatcherError):
 
     def __init__(self, tenant_id: str, message_key: str, email_id: str) -> None:
         super().__init__(
-            f"message_key: {message_key!r} already belongs to email {email_id}, which has a different payload",
+            f"message_key: {message_key!r} already belongs to email {email_id}, which has a different payload or was "
+            "erased (`dispatcher forget`)",
             remedy="Use a new key for a new email, or send the same payload again.",
         )
         self.tenant_id = tenant_id

@@ -15,7 +15,7 @@ The `_async` functions do the same with psycopg's AsyncConnection, or SQLAlchemy
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,7 +35,7 @@ from dispatcher.store.callers import (
 )
 from dispatcher.store.enqueueing import (
     Draft,
-    Key,
+    Holders,
     attachment_parameters,
     draft,
     has_attachments,
@@ -66,7 +66,8 @@ class Acceptance(StrEnum):
     KNOWN = "known"
     """The key was enqueued before with the same payload. Nothing was stored."""
     CONFLICT = "conflict"
-    """The key was enqueued before with a different payload. Nothing was stored."""
+    """The key was enqueued before with a different payload, or `dispatcher forget` has erased the payload. Nothing was
+    stored."""
     EXPIRED = "expired"
     """The email's `expires_at` has passed, and the key is new. Nothing was stored."""
 
@@ -138,14 +139,17 @@ def enqueue_many(
         if driver.autocommit and not (report_conflicts or _is_one_statement(emails)):
             call.enter_context(driver.transaction())
         for drafts in _batches(emails, traceparent):
-            with ExitStack() as batch:
-                if driver.autocommit and report_conflicts and has_attachments(drafts):
-                    batch.enter_context(driver.transaction())
-                inserted = {row[0] for row in _fetch(driver, "enqueue", insert_parameters(drafts))}
-                if attachments := attachment_parameters(drafts, inserted):
-                    _run(driver, "enqueue_attachments", attachments)
-            keys = key_parameters(drafts, inserted)
-            known = holders(_fetch(driver, "find_by_key", keys)) if keys else {}
+            inserted: set[UUID] = set()
+            known: Holders = {}
+            for left in _rounds(drafts, inserted, known):
+                with ExitStack() as batch:
+                    if driver.autocommit and report_conflicts and has_attachments(left):
+                        batch.enter_context(driver.transaction())
+                    inserted |= {row[0] for row in _fetch(driver, "enqueue", insert_parameters(left))}
+                    if attachments := attachment_parameters(left, inserted):
+                        _run(driver, "enqueue_attachments", attachments)
+                if keys := key_parameters(left, inserted):
+                    known |= holders(_fetch(driver, "find_by_key", keys))
             answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
     return answers
 
@@ -171,14 +175,17 @@ async def enqueue_many_async(
         if driver.autocommit and not (report_conflicts or _is_one_statement(emails)):
             await call.enter_async_context(driver.transaction())
         for drafts in _batches(emails, traceparent):
-            async with AsyncExitStack() as batch:
-                if driver.autocommit and report_conflicts and has_attachments(drafts):
-                    await batch.enter_async_context(driver.transaction())
-                inserted = {row[0] for row in await _fetch_async(driver, "enqueue", insert_parameters(drafts))}
-                if attachments := attachment_parameters(drafts, inserted):
-                    await _run_async(driver, "enqueue_attachments", attachments)
-            keys = key_parameters(drafts, inserted)
-            known = holders(await _fetch_async(driver, "find_by_key", keys)) if keys else {}
+            inserted: set[UUID] = set()
+            known: Holders = {}
+            for left in _rounds(drafts, inserted, known):
+                async with AsyncExitStack() as batch:
+                    if driver.autocommit and report_conflicts and has_attachments(left):
+                        await batch.enter_async_context(driver.transaction())
+                    inserted |= {row[0] for row in await _fetch_async(driver, "enqueue", insert_parameters(left))}
+                    if attachments := attachment_parameters(left, inserted):
+                        await _run_async(driver, "enqueue_attachments", attachments)
+                if keys := key_parameters(left, inserted):
+                    known |= holders(await _fetch_async(driver, "find_by_key", keys))
             answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
     return answers
 
@@ -197,6 +204,16 @@ def _batches(emails: Iterable[Message], traceparent: str | None) -> Iterator[lis
         octets += size
     if batch:
         yield draft(batch, traceparent)
+
+
+def _rounds(drafts: list[Draft], inserted: set[UUID], known: Holders) -> Iterator[list[Draft]]:
+    """All drafts, then the drafts that were neither inserted nor found. Their keys existed, but without an email, so
+    `find_by_key` deleted the keys."""
+    yield drafts
+    if len(inserted) < len(drafts) and (
+        left := [item for item in drafts if item.email_id not in inserted and item.key not in known]
+    ):
+        yield left
 
 
 @cache
@@ -228,7 +245,7 @@ def _is_one_statement(emails: Iterable[Message]) -> bool:
 def _answers(
     drafts: Sequence[Draft],
     inserted: set[UUID],
-    known: Mapping[Key, tuple[UUID, bytes]],
+    known: Holders,
     *,
     report_conflicts: bool,
 ) -> Iterator[Enqueued]:

@@ -74,7 +74,7 @@ def test_links_lead_to_chapters() -> None:
     chapters = re.findall(r"^## (.+)$", RUNBOOK, re.MULTILINE)
     links = re.findall(r"\]\(#([^)]+)\)", RUNBOOK)
 
-    assert len(chapters) == 23
+    assert len(chapters) == 25
     anchors = {re.sub(r"[^a-z0-9 -]", "", chapter.lower()).replace(" ", "-") for chapter in chapters}
     assert set(links) <= anchors
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -35,6 +36,7 @@ MIN_REFRESH_INTERVAL_SECONDS: Final = 0.2
 new."""
 _NO_HASH: Final = bytes(32)
 DEFAULT_TENANT: Final = "default"
+_KEY_ID: Final = re.compile(r"\bed_([0-9A-Za-z]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,11 @@ class Caller:
 
     key: ApiKey | None
     name: str
+
+    @property
+    def share(self) -> str:
+        """Identifies the caller for limits per tenant. A key for all tenants has limits of its own."""
+        return self.name if self.key is None or self.key.tenant_id is None else self.key.tenant_id
 
     def tenant(self, asked: object) -> str:
         """The tenant that a request acts for.
@@ -239,11 +246,7 @@ class AccessControl:
             bucket.overdraw(more)
 
     def _charge(self, key: ApiKey) -> None:
-        """Counts one request against the key's requests per second.
-
-        Raises:
-            Problem: `rate-limited`.
-        """
+        """Counts one request against the key's requests per second. Raises `rate-limited`."""
         if (bucket := self._bucket_of(key)) and (wait := bucket.acquire()):
             seconds = math.ceil(wait)
             limit = f"{bucket.per_second:g} per second"
@@ -263,6 +266,12 @@ class AccessControl:
         key = self._keys.get(key_id)
         return key if key is not None and key.revoked_at is None else None
 
+    def is_own_act(self, actor: str | None, tenant_id: str | None) -> bool:
+        """Whether an operator acted with an API key of the tenant. A tenant sees who acted, and why, only then."""
+        found = _KEY_ID.search(actor or "")
+        key = None if found is None else self.valid_key(found[1])
+        return key is not None and key.tenant_id is not None and key.tenant_id == tenant_id
+
     async def find(self, secret: Secret) -> ApiKey | None:
         """The key with this secret; None if the key does not exist or was revoked, or if the secret is wrong.
 
@@ -275,6 +284,11 @@ class AccessControl:
             # which ids exist.
             await self._refresh_after_now()
             key = self._matching(secret)
+        return key if key is not None and key.revoked_at is None else None
+
+    def find_known(self, secret: Secret) -> ApiKey | None:
+        """As `find`, but does not find a key that was created since all keys were read, up to two seconds ago."""
+        key = self._matching(secret)
         return key if key is not None and key.revoked_at is None else None
 
     async def _key(self, request: Request) -> ApiKey:
@@ -293,13 +307,7 @@ class AccessControl:
         return key if secret.matches(key.secret_hash if key else _NO_HASH) else None
 
     async def _refresh_after_now(self) -> None:
-        """Reads all keys from the database. Concurrent calls share one read.
-
-        The read begins after this call, so it finds every key that was created before the call.
-
-        Raises:
-            StoreUnavailable: the keys could not be read.
-        """
+        """Reads all keys, and so finds every key that was created before this call. Concurrent calls share one read."""
         called_at = time.monotonic()
         async with self._refresh_lock:
             if self._failed_at >= called_at:

@@ -39,6 +39,7 @@ from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.api.unsent_endpoints import UnsentEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
+from dispatcher.store.connections import Pool
 from dispatcher.version import VERSION
 
 if TYPE_CHECKING:
@@ -57,12 +58,14 @@ def make_app(
     webhooks: WebhookEndpoints,
     suppressions: SuppressionEndpoints,
     refusals: RefusalCounter,
+    unsubscribe_sessions: Pool,
     events: EventEndpoints | None = None,
     ops: OpsMount | None = None,
 ) -> FastRoutes:
     """Builds the application from its endpoints, whose database connections are already open.
 
     Args:
+        unsubscribe_sessions: Sessions for recipients' requests only, so that they never wait for operators' requests.
         events: None if no provider posts events.
         ops: The operators' page; None if it is off.
     """
@@ -90,7 +93,7 @@ def make_app(
     _add(app, "GET", "/v1/emails", status.list, status_operations.LIST)
     _add(app, "GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY)
     _add(app, "GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET)
-    unsent = UnsentEndpoints(access, operators.bodies, operators.pool)
+    unsent = UnsentEndpoints(access, operators.bodies, operators.sessions)
     _add(app, "POST", "/v1/emails/{email_id:uuid}/cancel", unsent.cancel, unsent_operations.CANCEL)
     _add(app, "POST", "/v1/emails/{email_id:uuid}/reschedule", unsent.reschedule, unsent_operations.RESCHEDULE)
     _add(app, "POST", "/v1/emails/cancel", unsent.cancel_selected, unsent_operations.CANCEL_SELECTED)
@@ -113,11 +116,11 @@ def make_app(
     _add(app, "GET", "/v1/suppressions", suppressions.list, suppression_operations.LIST_SUPPRESSIONS)
     _add(app, "POST", "/v1/suppressions", suppressions.add, suppression_operations.ADD_SUPPRESSIONS)
     _add(app, "DELETE", "/v1/suppressions", suppressions.remove, suppression_operations.REMOVE_SUPPRESSIONS)
-    pauses = PauseEndpoints(access, operators.bodies, operators.pool)
+    pauses = PauseEndpoints(access, operators.bodies, operators.sessions)
     _add(app, "GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES)
     _add(app, "POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE)
     _add(app, "DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE)
-    unsubscribed = UnsubscribeEndpoints(access, operators.pool)
+    unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.ask, methods=["GET"], include_in_schema=False)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.unsubscribe, methods=["POST"], include_in_schema=False)
     fast: dict[tuple[str, str], Endpoint] = {

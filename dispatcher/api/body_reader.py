@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from starlette.requests import Request
 
@@ -17,21 +17,12 @@ from dispatcher.api.problems import FieldError, Problem
 LARGE_BYTES: Final = 64 * 1024
 """From this size, a body is parsed in a thread, so that the event loop can serve other requests."""
 MIN_CHARGED_BYTES: Final = 16 * 1024
-"""The least memory that counts for a request: for its headers, and for the task that waits for its body."""
+"""The least memory that counts for a request with a key: for its headers, and for the task that waits for its body."""
 CHARGED_BYTES_PER_VALUE: Final = 200
 """How many bytes of memory a parsed JSON value needs, in addition to its text. The memory is in use until the value's
 email is inserted."""
 
 T = TypeVar("T")
-
-
-class Caller(Protocol):
-    """The sender of a request. The request's memory and slot count against this caller's limits."""
-
-    @property
-    def name(self) -> str:
-        """Identifies the caller for limits per caller."""
-        ...
 
 
 class BodyReader:
@@ -45,23 +36,26 @@ class BodyReader:
             max_bytes: The size of the largest body that is accepted.
             for_providers: Whether the bodies are those of providers, which need no API key. Any Content-Type is
                 accepted: Amazon SNS posts JSON as text/plain. Values are counted only roughly: the exact count of a
-                hostile body would take most of a second.
+                hostile body would take most of a second. Memory counts only from MIN_CHARGED_BYTES: otherwise,
+                connections that send one byte each would use up a provider's memory. Nearly all genuine bodies are
+                smaller, and need only a slot.
         """
         self._slots = slots
         self._memory = memory
         self._max_bytes = max_bytes
         self._for_providers = for_providers
 
-    def read(self, request: Request, caller: Caller, *, max_bytes: int | None = None) -> _BodyContext:
+    def read(self, request: Request, name: str, *, max_bytes: int | None = None) -> _BodyContext:
         """A context manager that reads the body.
 
         The body's memory and a request slot count against the caller's limits until the block ends. A request
         gets its slot only after its whole body has arrived, so a slow client occupies no slot.
 
         Args:
+            name: The caller's name.
             max_bytes: A limit for this body that is lower than the reader's.
         """
-        return _BodyContext(self, request, caller.name, min(max_bytes or self._max_bytes, self._max_bytes))
+        return _BodyContext(self, request, name, min(max_bytes or self._max_bytes, self._max_bytes))
 
     async def receive(self, context: _BodyContext) -> bytearray:
         """Reads a request's body.
@@ -75,12 +69,14 @@ class BodyReader:
         if declared.isdigit() and int(declared) > context.max_bytes:
             raise _too_large(context.max_bytes)
         body = bytearray()  # grows in place: a list of chunks, joined at the end, would need twice the memory
-        self._charge(context, min(MIN_CHARGED_BYTES, self._memory.max_per_caller))
+        least = min(MIN_CHARGED_BYTES, self._memory.max_per_caller)
+        if not self._for_providers:
+            self._charge(context, least)
         async for chunk in request.stream():
             if len(body) + len(chunk) > context.max_bytes:
                 raise _too_large(context.max_bytes)
             body += chunk
-            if len(body) > context.charged:
+            if len(body) > least:
                 self._charge(context, len(body))
         length = len(body)
         if length >= LARGE_BYTES:

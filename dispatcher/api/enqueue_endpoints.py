@@ -52,7 +52,7 @@ class EnqueueEndpoints:
         caller = await self.access.authenticate(request, Scope.SEND)
         key = idempotency_key(request)
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
-            async with self.bodies.read(request, caller) as body:
+            async with self.bodies.read(request, caller.name) as body:
                 made = await run_off_loop(
                     len(body), lambda: self._draft(body, kind, caller, key, enqueueing.traceparent)
                 )
@@ -78,7 +78,7 @@ class EnqueueEndpoints:
         """Enqueues up to 1,000 emails. Each email gets its own result, in the request's order."""
         caller = await self.access.authenticate(request, Scope.SEND)
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
-            async with self.bodies.read(request, caller) as body:
+            async with self.bodies.read(request, caller.name) as body:
                 traceparent = enqueueing.traceparent
                 made = await run_off_loop(
                     len(body), lambda: self._drafts(batch_items(parse(body)), caller, traceparent)

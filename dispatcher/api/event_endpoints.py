@@ -1,8 +1,9 @@
 """The endpoints to which providers post events. A request needs no API key: its signature authenticates it.
 
 All providers together count as one caller, with one caller's limits for requests and memory. So forged requests cannot
-displace the clients that enqueue emails. A response is sent after the events are committed, and never shows whether an
-email exists.
+displace the clients that enqueue emails. Each configured provider has an equal share of these limits. So requests that
+are forged in the name of one provider cannot displace those of the others. A response is sent after the events are
+committed, and never shows whether an email exists.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from dispatcher.events import sendgrid, ses, twilio
 from dispatcher.events.contract import EventSink, EventsRefused, EventsUnreadable, ParsedEvents, SourceUnavailable
 from dispatcher.events.reports import report_refusal, report_skipped
 from dispatcher.events.sendgrid import SendGridSignature, SendGridVerifier
-from dispatcher.events.sns import Fetch, MessageType, SnsVerifier, fetcher
+from dispatcher.events.sns import MessageType, SnsVerifier, fetcher
+from dispatcher.events.sns_certificates import Fetch
 from dispatcher.events.twilio import TwilioVerifier
 from dispatcher.ops.suppressions import opt_in, opt_out
 from dispatcher.providers.twilio import TwilioSettings
@@ -44,11 +46,8 @@ _BYTES_PER_ESCAPE: Final = 16
 """How many other bytes of a form are parsed in the time of one escape, such as `%41`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Providers:
-    """All providers, which together have the limits of one caller of the API."""
-
-    name: str = "provider events"
+SHARE: Final = "provider events"
+"""The caller of the API as which all providers together count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,8 @@ class EventEndpoints:
             sink: Stores the events.
             fetch: Requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. By default, it sends
                 the request over the network; tests pass a different function.
-            pool: The database sessions that store suppressions: a recipient who answers an SMS with STOP is suppressed.
+            pool: The database sessions that store suppressions, because a recipient who answers an SMS with STOP is
+                suppressed, and certificates of Amazon SNS.
         """
         keys, topics, seconds = (
             settings.sendgrid_events_keys,
@@ -89,7 +89,9 @@ class EventEndpoints:
             bodies,
             sink,
             SendGridVerifier(keys, max_age_seconds=seconds) if keys else None,
-            SnsVerifier(topics, max_age_seconds=seconds, fetch=fetch or fetcher(settings.ca_file)) if topics else None,
+            SnsVerifier(topics, max_age_seconds=seconds, fetch=fetch or fetcher(settings.ca_file), source=pool)
+            if topics
+            else None,
             *_twilio(settings),
             pool,
         )
@@ -108,11 +110,10 @@ class EventEndpoints:
         return found
 
     async def receive_sendgrid(self, request: Request) -> Response:
-        """Stores a batch of SendGrid's events."""
         assert self.sendgrid is not None
         with _as_problems(sendgrid.NAME):
             signature = self.sendgrid.check_headers(request.headers)
-            async with self.bodies.read(request, Providers()) as body:
+            async with self.bodies.read(request, sendgrid.NAME) as body:
                 parsed = await run_off_loop(len(body), lambda: _verified(self.sendgrid, signature, body))
                 await self._store(sendgrid.NAME, parsed)
         return Response(status_code=204)
@@ -121,7 +122,7 @@ class EventEndpoints:
         """Handles one message of Amazon SNS: stores its events, or confirms the subscription to an allowed topic."""
         assert self.sns is not None
         with _as_problems(ses.NAME):
-            async with self.bodies.read(request, Providers(), max_bytes=MAX_SNS_BYTES) as body:
+            async with self.bodies.read(request, ses.NAME, max_bytes=MAX_SNS_BYTES) as body:
                 message = await self.sns.verify(body)
                 match message.type:
                     case MessageType.NOTIFICATION:
@@ -134,7 +135,6 @@ class EventEndpoints:
         return Response(status_code=204)
 
     async def receive_twilio(self, request: Request) -> Response:
-        """Stores the event of one status callback."""
         with _as_problems(twilio.NAME):
             form = await self._twilio_form(request, self.twilio_url)
             await self._store(twilio.NAME, twilio.parse_status(request.query_params.get("email_id", ""), form))
@@ -157,7 +157,7 @@ class EventEndpoints:
         if request.url.query:
             url = f"{url}?{request.url.query}"
         verifier, signature = self.twilio, self.twilio.check_headers(request.headers)
-        async with self.bodies.read(request, Providers(), max_bytes=MAX_FORM_BYTES) as body:
+        async with self.bodies.read(request, twilio.NAME, max_bytes=MAX_FORM_BYTES) as body:
             size = len(body) + _BYTES_PER_ESCAPE * body.count(b"%")
             return await run_off_loop(size, lambda: verifier.verify(signature, url, body))
 

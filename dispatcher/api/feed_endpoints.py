@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
+from dispatcher.api.fair_limiter import FairTurns
 from dispatcher.api.status_endpoints import TENANT, Parameter, parameters
 from dispatcher.domain.api_key import Scope
 from dispatcher.store.connections import Pool, session
@@ -52,14 +52,14 @@ class FeedEndpoints:
 
     access: AccessControl
     pool: Pool
-    reading: asyncio.Semaphore
+    reading: FairTurns
 
     async def list(self, request: Request) -> Response:
         """Returns a tenant's events after a cursor, oldest first."""
         async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
             tenant = caller.tenant(given.get("tenant_id"))
-            async with self.reading, session(self.pool) as connection:
+            async with self.reading.turn(caller.share), session(self.pool) as connection:
                 page = await read_page(
                     connection, given.get("after"), tenant=tenant, limit=given.get("limit", DEFAULT_PAGE_EVENTS)
                 )

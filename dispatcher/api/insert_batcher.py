@@ -187,7 +187,8 @@ def _result_of(draft: Draft, insertion: Insertion) -> InsertResult:
     if holder is None and draft.email.expires_at is not None:
         return Enqueued(draft.email_id, key, Acceptance.EXPIRED)
     if holder is None:
-        # The email with this key was pruned between the insert, which found the key, and the look-up of the key.
+        # Between the insert, which found the key, and the look-up of the key, the email was pruned. Or the look-up has
+        # deleted the key, because it had no email.
         return StoreBusy("The earlier email with this message key was deleted during the request.")
     email_id, payload_hash = holder
     is_same = payload_hash == draft.payload_hash

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.body_reader import BodyReader, run_off_loop
+from dispatcher.api.fair_limiter import FairSessions
 from dispatcher.api.large_json import parse
 from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.problems import FieldError, Problem
@@ -28,7 +29,7 @@ from dispatcher.errors import InvalidEmail
 from dispatcher.ops import replaying, verdicts
 from dispatcher.ops.acts import Act
 from dispatcher.ops.verdicts import Verdict
-from dispatcher.store.connections import AsyncSession, Pool, session
+from dispatcher.store.connections import AsyncSession
 from dispatcher.store.emails import EmailStore
 from dispatcher.store.failures import Selection
 from dispatcher.store.replays import Replay, ReplayState
@@ -133,11 +134,10 @@ class OperatorEndpoints:
     access: AccessControl
     bodies: BodyReader
     emails: EmailStore
-    pool: Pool
+    sessions: FairSessions
     jobs: OperatorJobs
 
     async def confirm(self, request: Request) -> Response:
-        """Sets a held email to `sent`."""
         return await self._decide(request, verdicts.confirm)
 
     async def release(self, request: Request) -> Response:
@@ -148,7 +148,7 @@ class OperatorEndpoints:
         """Selects emails, and starts to replay them in the background."""
         async with (
             operator_request(self.access, self.bodies, request, _REPLAY) as (caller, given),
-            session(self.pool) as connection,
+            self.sessions.of(caller.share) as connection,
         ):
             act = act_of(caller, given["reason"])
             selection = _selection(given, caller.tenant(given.get("tenant_id")))
@@ -161,36 +161,54 @@ class OperatorEndpoints:
                 force=given.get("force", False),
             )
         self.jobs.start_replay(replay)
-        return json_response(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
+        return json_response(self._document(caller, replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
 
     async def get_replay(self, request: Request) -> Response:
-        """Returns a replay's progress."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
-            async with session(self.pool) as connection:
-                return json_response(document(await _found(connection, request, tenant)))
+            async with self.sessions.of(caller.share) as connection:
+                return json_response(self._document(caller, await _found(connection, request, tenant)))
 
     async def stop_replay(self, request: Request) -> Response:
         """Stops a replay after its current email. Idempotent."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
-            async with session(self.pool) as connection:
+            async with self.sessions.of(caller.share) as connection:
                 replay = await _found(connection, request, tenant)
                 stopped = await replaying.stop(connection, replay.replay_id, act_of(caller, "stopped over HTTP"))
-        return json_response(document(stopped or replay))
+        return json_response(self._document(caller, stopped or replay))
 
     async def resume_replay(self, request: Request) -> Response:
         """Continues a stopped or interrupted replay in this process. Has no effect on a running or done replay."""
         async with (
             operator_request(self.access, self.bodies, request, DECISION) as (caller, given),
-            session(self.pool) as connection,
+            self.sessions.of(caller.share) as connection,
         ):
             replay = await _found(connection, request, caller.tenant(given.get("tenant_id")))
             act = act_of(caller, given["reason"])
             resumed = await replaying.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
         if resumed is not None and resumed.state is ReplayState.RUNNING:
             self.jobs.start_replay(replay)
-        return json_response(document(resumed or replay), 202)
+        return json_response(self._document(caller, resumed or replay), 202)
+
+    def _document(self, caller: Caller, replay: Replay) -> dict[str, Any]:
+        """The JSON object that describes a replay. A tenant does not see the reason of another operator."""
+        tenant_id = None if caller.key is None else caller.key.tenant_id
+        shows_reason = tenant_id is None or self.access.is_own_act(replay.actor, tenant_id)
+        return {
+            "id": replay.replay_id,
+            "state": replay.state.value,
+            "is_active": replay.is_active,
+            "total": replay.total,
+            "waiting": replay.waiting,
+            "outcomes": {outcome.value: count for outcome, count in replay.outcomes.items()},
+            "include_held": replay.include_held,
+            "per_second": replay.per_second,
+            "paced_with": list(replay.paced_with),
+            "reason": replay.reason if shows_reason else None,
+            "created_at": replay.created_at,
+            "changed_at": replay.changed_at,
+        }
 
     async def _decide(
         self, request: Request, decide: Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
@@ -199,7 +217,7 @@ class OperatorEndpoints:
             email_id: UUID = request.path_params["email_id"]
             if await self.emails.find(caller.tenant(given.get("tenant_id")), email_id) is None:
                 raise Problem("not-found", "The tenant has no email with this id.")
-            async with session(self.pool) as connection:
+            async with self.sessions.of(caller.share) as connection:
                 verdict = await decide(connection, email_id, act_of(caller, given["reason"]))
         if verdict not in (Verdict.CONFIRMED, Verdict.RELEASED):
             raise Problem("not-held", _NOT_HELD[verdict])
@@ -227,7 +245,7 @@ async def operator_request(
         Problem: the codes of `authenticate` and of `BodyReader.receive`, `malformed-json` or `invalid-body`.
     """
     caller = await access.authenticate(request, *scopes)
-    async with bodies.read(request, caller) as body:
+    async with bodies.read(request, caller.name) as body:
         given = await run_off_loop(len(body), lambda: parse(body))
         if not isinstance(given, dict):
             raise Problem("invalid-body", errors=[FieldError("pointer", "#", "must be an object")])
@@ -273,24 +291,6 @@ async def _found(connection: AsyncSession, request: Request, tenant: str) -> Rep
     if replay is None or replay.selection.get("tenant_id") != tenant:
         raise Problem("not-found", "The tenant has no replay with this id.")
     return replay
-
-
-def document(replay: Replay) -> dict[str, Any]:
-    """The JSON object that describes a replay."""
-    return {
-        "id": replay.replay_id,
-        "state": replay.state.value,
-        "is_active": replay.is_active,
-        "total": replay.total,
-        "waiting": replay.waiting,
-        "outcomes": {outcome.value: count for outcome, count in replay.outcomes.items()},
-        "include_held": replay.include_held,
-        "per_second": replay.per_second,
-        "paced_with": list(replay.paced_with),
-        "reason": replay.reason,
-        "created_at": replay.created_at,
-        "changed_at": replay.changed_at,
-    }
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -133,7 +133,7 @@ SCHEMAS: Final[dict[str, Any]] = {
                 "description": "Running replays with some of the same emails. All these replays share one rate, the "
                 "lowest `per_second` among them.",
             },
-            "reason": {"type": "string"},
+            "reason": nullable("string") | {"description": "Null if it was not given with a key of your tenant."},
             "created_at": INSTANT,
             "changed_at": INSTANT,
         }

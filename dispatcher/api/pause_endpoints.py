@@ -15,13 +15,13 @@ from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.body_reader import BodyReader
+from dispatcher.api.fair_limiter import FairSessions
 from dispatcher.api.operator_endpoints import DECISION, Check, act_of, json_response, operator_request
 from dispatcher.api.problems import Problem
 from dispatcher.api.status_endpoints import TENANT, parameters
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.ops import pausing
-from dispatcher.store.connections import Pool, session
 from dispatcher.store.controls import list_pauses
 
 
@@ -41,22 +41,19 @@ class PauseEndpoints:
 
     access: AccessControl
     bodies: BodyReader
-    pool: Pool
+    sessions: FairSessions
 
     async def list(self, request: Request) -> Response:
-        """Returns the pause of the tenant, if there is one."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
-            async with session(self.pool) as connection:
+            async with self.sessions.of(caller.share) as connection:
                 pauses = await list_pauses(connection)
-        own = [each for each in pauses if each.scope is PauseScope.TENANT and each.name == tenant]
-        return json_response({"pauses": [document(each) for each in own]})
+        return json_response({"pauses": [document(each) for each in pausing.seen_by(pauses, tenant)]})
 
     async def create(self, request: Request) -> Response:
-        """Pauses the tenant."""
         async with (
             operator_request(self.access, self.bodies, request, _NEW, ("reason",)) as (caller, given),
-            session(self.pool) as connection,
+            self.sessions.of(caller.share) as connection,
         ):
             act, tenant = act_of(caller, given["reason"]), caller.tenant(given.get("tenant_id"))
             seconds = given.get("for_seconds")
@@ -64,10 +61,9 @@ class PauseEndpoints:
         return json_response(document(begun))
 
     async def remove(self, request: Request) -> Response:
-        """Resumes the tenant."""
         async with (
             operator_request(self.access, self.bodies, request, DECISION, ("reason",)) as (caller, given),
-            session(self.pool) as connection,
+            self.sessions.of(caller.share) as connection,
         ):
             act, tenant = act_of(caller, given["reason"]), caller.tenant(given.get("tenant_id"))
             try:

@@ -22,7 +22,7 @@ from dispatcher.api.app import make_app
 from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
-from dispatcher.api.fair_limiter import FairLimiter
+from dispatcher.api.fair_limiter import FairLimiter, FairSessions, FairTurns
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.http_protocol import PipelineQueue, StrictHttpProtocol, Timeouts
 from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
@@ -53,7 +53,7 @@ from dispatcher.telemetry.tracing import TRACER
 if TYPE_CHECKING:
     from dispatcher.api.event_endpoints import EventEndpoints
     from dispatcher.api.ops_page.application import OpsMount
-    from dispatcher.events.sns import Fetch
+    from dispatcher.events.sns_certificates import Fetch
 
 LOCK_SECONDS: Final = 0.25
 """How long an insert waits for a transaction that is inserting the same message key, and how long a request waits for
@@ -61,12 +61,14 @@ its API key's quota row. While an insert waits, all emails of its batch wait."""
 READ_SESSIONS: Final = 3
 KEY_SESSIONS: Final = 2
 """The number of database sessions for keys and quotas only, so that these do not wait for list queries."""
-OPERATOR_SESSIONS: Final = 2
-"""The number of database sessions for operators' requests only. If such a request waits for a locked row, other
-requests do not wait."""
+OPERATOR_SESSIONS: Final = 4
+"""The number of database sessions for operators' requests only, half of them for one tenant. If such a request waits
+for a locked row, other requests do not wait."""
+UNSUBSCRIBE_SESSIONS: Final = 1
+"""The number of database sessions for recipients' requests only."""
 OPERATOR_LOCK_SECONDS: Final = 2.0
-OPS_SESSIONS: Final = 3
-"""The number of database sessions for the operators' page only."""
+OPS_SESSIONS: Final = 4
+"""The number of database sessions for the operators' page only: one for each of its concurrent requests."""
 OPS_STATEMENT_SECONDS: Final = 2.0
 """The time limit of each statement for the operators' page. If a statement takes longer, the visitor gets a page that
 asks for a narrower filter."""
@@ -195,7 +197,10 @@ async def serve(
         operator_sessions = make_pool(
             url, name="dispatcher api operator", size=OPERATOR_SESSIONS, lock_seconds=OPERATOR_LOCK_SECONDS
         )
-        for pool in (write_sessions, read_sessions, key_sessions, operator_sessions):
+        unsubscribe_sessions = make_pool(
+            url, name="dispatcher api unsubscribe", size=UNSUBSCRIBE_SESSIONS, lock_seconds=OPERATOR_LOCK_SECONDS
+        )
+        for pool in (write_sessions, read_sessions, key_sessions, operator_sessions, unsubscribe_sessions):
             await pool.open()
             opened.push_async_callback(pool.close)
         publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher api", ca_file=settings.ca_file)
@@ -227,21 +232,24 @@ async def serve(
         status = StatusEndpoints(
             access,
             EmailStore(read_sessions),
-            asyncio.Semaphore(CONCURRENT_LISTS),
+            FairTurns(CONCURRENT_LISTS),
             settings.lease_seconds,
             read_sessions,
         )
         operator_bodies = BodyReader(slots, memory, max_bytes=min(MAX_BODY_BYTES, settings.api_max_body_bytes))
         jobs = OperatorJobs(settings)
         opened.push_async_callback(jobs.stop)
-        operators = OperatorEndpoints(access, operator_bodies, EmailStore(read_sessions), operator_sessions, jobs)
-        feed = FeedEndpoints(access, read_sessions, asyncio.Semaphore(CONCURRENT_LISTS))
-        webhooks = WebhookEndpoints(access, operator_bodies, operator_sessions, settings)
+        tenant_sessions = FairSessions(operator_sessions)
+        operators = OperatorEndpoints(access, operator_bodies, EmailStore(read_sessions), tenant_sessions, jobs)
+        feed = FeedEndpoints(access, read_sessions, FairTurns(CONCURRENT_LISTS))
+        webhooks = WebhookEndpoints(access, operator_bodies, tenant_sessions, settings)
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
-        suppressions = SuppressionEndpoints(access, operator_bodies, operator_sessions)
+        suppressions = SuppressionEndpoints(access, operator_bodies, tenant_sessions)
         endpoints = (enqueueing, status, operators, feed, webhooks, suppressions)
         ops = await opened.enter_async_context(_ops_page(settings, access, jobs))
-        app = ErrorMiddleware(make_app(access, *endpoints, refusals, events, ops), refusals=refusals)
+        app = ErrorMiddleware(
+            make_app(access, *endpoints, refusals, unsubscribe_sessions, events, ops), refusals=refusals
+        )
         background_tasks = [asyncio.create_task(work.run()) for work in (access, immediate_publisher, refusals)]
         background_tasks += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
         server = _server(settings, app, refusals, () if ops is None else ops.static_paths)
@@ -268,7 +276,8 @@ async def _event_endpoints(
 ) -> AsyncIterator[EventEndpoints | None]:
     """The endpoints for providers' events, with their database sessions; None if no provider may post events."""
     has_callbacks = getattr(settings.own.get("twilio"), "callback_url", None) is not None
-    if not (settings.sendgrid_events_keys or settings.ses_events_topics or has_callbacks):
+    providers = sum((bool(settings.sendgrid_events_keys), bool(settings.ses_events_topics), has_callbacks))
+    if not providers:
         yield None
         return
     from dispatcher.api import event_endpoints  # loads `cryptography`, which is not needed without these endpoints
@@ -281,9 +290,18 @@ async def _event_endpoints(
     await pool.open()
     try:
         max_bytes = min(event_endpoints.MAX_BODY_BYTES, settings.api_max_body_bytes)
-        bodies = BodyReader(slots, memory, max_bytes=max_bytes, for_providers=True)
+        share = event_endpoints.SHARE
+        bodies = BodyReader(
+            FairLimiter(slots.max_per_caller, callers=providers, part_of=(slots, share)),
+            FairLimiter(memory.max_per_caller, max_request=max_bytes, callers=providers, part_of=(memory, share)),
+            max_bytes=max_bytes,
+            for_providers=True,
+        )
         intake = EventIntake(pool, suppression_rules(settings))
-        yield event_endpoints.EventEndpoints.of(settings, bodies, EventBatcher(intake), fetch, pool)
+        endpoints = event_endpoints.EventEndpoints.of(settings, bodies, EventBatcher(intake), fetch, pool)
+        if endpoints.sns is not None:
+            await endpoints.sns.certificates.load()
+        yield endpoints
     finally:
         await pool.close()
 

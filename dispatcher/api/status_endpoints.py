@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +12,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.access import AccessControl, Caller
+from dispatcher.api.access import AccessControl
+from dispatcher.api.fair_limiter import FairTurns
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
@@ -35,7 +35,7 @@ MAX_PAGE_EMAILS: Final = 200
 MAX_FILTER_CHARACTERS: Final = 255
 MAX_ADDRESS_CHARACTERS: Final = 1_000
 CONCURRENT_LISTS: Final = 2
-"""The most concurrent list queries. More could slow down enqueueing."""
+"""The most concurrent list queries; one tenant has at most one. More could slow down enqueueing."""
 
 _UNPRINTABLE: Final = (
     r"\x00-\x1f\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\uffff"
@@ -202,39 +202,36 @@ class StatusEndpoints:
 
     access: AccessControl
     store: EmailStore
-    listing: asyncio.Semaphore
+    listing: FairTurns
     lease_seconds: float
     source: Source
 
     async def get(self, request: Request) -> Response:
-        """Returns one email, by its id."""
         async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {"tenant_id": TENANT})
-            tenant_id = _tenant_of(caller, given)
+            tenant_id = caller.tenant(given.get("tenant_id"))
             return await self._one(await self.store.find(tenant_id, request.path_params["email_id"]))
 
     async def get_by_key(self, request: Request) -> Response:
-        """Returns one email, by its message key."""
         async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {"tenant_id": TENANT})
             key = request.path_params["message_key"]
             if "\0" in key or not key.isprintable():
                 raise Problem("not-found")
-            return await self._one(await self.store.find_by_key(_tenant_of(caller, given), key))
+            return await self._one(await self.store.find_by_key(caller.tenant(given.get("tenant_id")), key))
 
     async def list(self, request: Request) -> Response:
-        """Returns a page of emails, newest first."""
         async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
             query = EmailQuery(
-                tenant_id=_tenant_of(caller, given),
+                tenant_id=caller.tenant(given.get("tenant_id")),
                 sender=given.get("from"),
                 since=given.get("created_from"),
                 until=given.get("created_before"),
                 **{name: given[name] for name in _SAME_NAMES if name in given},
             )
             limit = given.get("limit", DEFAULT_PAGE_EMAILS)
-            async with self.listing:
+            async with self.listing.turn(caller.share):
                 found = await find(self.source, query, limit=limit, cursor=given.get("cursor"))
         page = {
             "emails": [document(email) for email in found.rows],
@@ -294,10 +291,6 @@ def _attempt(attempt: AttemptRow) -> dict[str, Any]:
 def _without_success_text(fields: dict[str, Any]) -> dict[str, Any]:
     """Clears `error` if the attempt succeeded: the column then contains the provider's reply, such as `250 OK`."""
     return fields if fields["error_type"] else {**fields, "error": None}
-
-
-def _tenant_of(caller: Caller, given: Mapping[str, Any]) -> str:
-    return caller.tenant(given.get("tenant_id"))
 
 
 def parameters(request: Request, known: Mapping[str, Parameter]) -> dict[str, Any]:

@@ -71,8 +71,8 @@ SCHEMAS: Final[dict[str, Any]] = {
         {
             "attempt": {"type": "integer", "minimum": 1},
             "provider": {"type": "string"},
-            "started_at": INSTANT,
-            "finished_at": INSTANT,
+            "started_at": {**INSTANT, "description": "By the clock of the sending host."},
+            "finished_at": {**INSTANT, "description": "By the clock of the sending host."},
             "outcome": {"type": "string", "enum": _OUTCOMES},
             "error_type": nullable("string"),
             "error": nullable("string"),

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.body_reader import BodyReader
+from dispatcher.api.fair_limiter import FairSessions
 from dispatcher.api.operator_endpoints import DECISION, INSTANT, Check, act_of, json_response, operator_request
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.api.status_endpoints import TENANT, Parameter, limit_of, parameters
@@ -19,7 +20,6 @@ from dispatcher.domain.instant import parse_instant
 from dispatcher.domain.suppression import Recipient, SuppressionReason
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops import suppressions
-from dispatcher.store.connections import Pool, session
 from dispatcher.store.suppressions import Suppression, list_suppressions
 
 MAX_RECIPIENTS: Final = 1000
@@ -89,14 +89,13 @@ class SuppressionEndpoints:
 
     access: AccessControl
     bodies: BodyReader
-    pool: Pool
+    sessions: FairSessions
 
     async def list(self, request: Request) -> Response:
-        """Returns a page of the tenant's suppression entries."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
             limit = given.get("limit", DEFAULT_PAGE)
-            async with session(self.pool) as connection:
+            async with self.sessions.of(caller.share) as connection:
                 entries = await list_suppressions(
                     connection,
                     caller.tenant(given.get("tenant_id")),
@@ -108,10 +107,9 @@ class SuppressionEndpoints:
         return json_response({"suppressions": [document(entry) for entry in entries], "next": next_cursor})
 
     async def add(self, request: Request) -> Response:
-        """Suppresses recipients."""
         async with (
             operator_request(self.access, self.bodies, request, _ADDITION, _REQUIRED) as (caller, given),
-            session(self.pool) as connection,
+            self.sessions.of(caller.share) as connection,
         ):
             added = await suppressions.add(
                 connection,
@@ -131,7 +129,7 @@ class SuppressionEndpoints:
         """
         async with (
             operator_request(self.access, self.bodies, request, _REMOVAL, _REQUIRED) as (caller, given),
-            session(self.pool) as connection,
+            self.sessions.of(caller.share) as connection,
         ):
             tenant, recipients = caller.tenant(given.get("tenant_id")), _recipients(given["recipients"])
             removed = await suppressions.remove(connection, tenant, recipients, act_of(caller, given["reason"]))

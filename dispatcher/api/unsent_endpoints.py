@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.body_reader import BodyReader
+from dispatcher.api.fair_limiter import FairSessions
 from dispatcher.api.operator_endpoints import AGES, DECISION, IDS, TEXT, Check, act_of, json_response, operator_request
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
@@ -25,7 +26,6 @@ from dispatcher.errors import InvalidEmail
 from dispatcher.ops import unsent
 from dispatcher.ops.acts import Act
 from dispatcher.ops.unsent import Change, Changed, ChangeMany
-from dispatcher.store.connections import Pool, session
 from dispatcher.store.unsent import UnsentFilter, count_unsent, find_unsent_ids
 from dispatcher.telemetry import metrics
 
@@ -85,22 +85,19 @@ class UnsentEndpoints:
 
     access: AccessControl
     bodies: BodyReader
-    pool: Pool
+    sessions: FairSessions
 
     async def cancel(self, request: Request) -> Response:
         """Cancels an email that is pending or waiting. Idempotent."""
         return await self._change_one(request, _cancel, {})
 
     async def reschedule(self, request: Request) -> Response:
-        """Changes the send time of a pending or waiting email."""
         return await self._change_one(request, _reschedule, _SEND_AT)
 
     async def cancel_selected(self, request: Request) -> Response:
-        """Cancels the emails that a filter selects."""
         return await self._change_selected(request, _cancel, {})
 
     async def reschedule_selected(self, request: Request) -> Response:
-        """Reschedules the emails that a filter selects."""
         return await self._change_selected(request, _reschedule, _SEND_AT)
 
     async def _change_one(self, request: Request, make: MakeChange, more: Mapping[str, tuple[Check, str]]) -> Response:
@@ -108,7 +105,7 @@ class UnsentEndpoints:
         scopes = (Scope.SEND, Scope.OPERATE)
         async with (
             operator_request(self.access, self.bodies, request, known, ("reason", *more), scopes) as (caller, given),
-            session(self.pool) as connection,
+            self.sessions.of(caller.share) as connection,
         ):
             tenant_id = caller.tenant(given.get("tenant_id"))
             change = make(given, act_of(caller, given["reason"]), tenant_id)
@@ -122,7 +119,7 @@ class UnsentEndpoints:
         known = {**_FILTER, **more}
         async with (
             operator_request(self.access, self.bodies, request, known, ("reason", *more)) as (caller, given),
-            session(self.pool) as connection,
+            self.sessions.of(caller.share) as connection,
         ):
             if not (given.get("dry_run", False) or given.keys() - _NO_FILTER):
                 detail = "has no filter, so it selects every unsent email of the tenant; set `all` if that is intended"

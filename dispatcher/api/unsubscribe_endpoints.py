@@ -1,8 +1,7 @@
 """One-click unsubscribe (RFC 8058): the page and the action behind the List-Unsubscribe header.
 
 A request needs no API key: the token in its path is signed. GET changes nothing, because mail scanners follow links. A
-forged token gets the same answer as the token of an email that does not exist. A forged token takes no database
-session, because operators' requests use the same sessions.
+forged token gets the same answer as the token of an email that does not exist, and takes no database session.
 """
 
 from __future__ import annotations

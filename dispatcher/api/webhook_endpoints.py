@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.body_reader import BodyReader
+from dispatcher.api.fair_limiter import FairSessions
 from dispatcher.api.operator_endpoints import DECISION, INSTANT, Check, act_of, json_response, operator_request
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.api.status_endpoints import TENANT, parameters
@@ -21,8 +22,7 @@ from dispatcher.domain.instant import parse_instant
 from dispatcher.domain.outgoing_event import TYPES, OutgoingKind, kind_of
 from dispatcher.ops import webhooks
 from dispatcher.ops.acts import Act
-from dispatcher.store.connections import AsyncSession, Pool, session
-from dispatcher.store.statements import Source
+from dispatcher.store.connections import AsyncSession
 from dispatcher.store.webhooks import Webhook, list_webhooks
 
 _LARGEST_ID: Final = 2**63 - 1
@@ -50,7 +50,7 @@ class WebhookEndpoints:
 
     access: AccessControl
     bodies: BodyReader
-    pool: Pool
+    sessions: FairSessions
     settings: Settings
 
     async def create(self, request: Request) -> Response:
@@ -63,7 +63,7 @@ class WebhookEndpoints:
                 raise Problem("invalid-body", errors=[FieldError("pointer", "#/url", str(error))]) from None
             tenant = caller.tenant(given.get("tenant_id"))
             kinds = {kind_of(item) for item in given["events"]} if "events" in given else set(OutgoingKind)
-            async with session(self.pool) as connection:
+            async with self.sessions.of(caller.share) as connection:
                 try:
                     made = await webhooks.add(
                         connection,
@@ -80,10 +80,9 @@ class WebhookEndpoints:
         return json_response({**document(found), "secret": made.secret}, 201, {"Location": path})
 
     async def list(self, request: Request) -> Response:
-        """Returns the tenant's webhooks."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
-            async with session(self.pool) as connection:
+            async with self.sessions.of(caller.share) as connection:
                 found = await list_webhooks(connection, tenant_id=tenant)
         return json_response({"webhooks": [document(webhook) for webhook in found]})
 
@@ -97,12 +96,12 @@ class WebhookEndpoints:
             return json_response(document(webhook))
 
     async def test(self, request: Request) -> Response:
-        """Posts a test event to a webhook."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
-            webhook = await _found(self.pool, _number(request), tenant)
-            # No database session is held while the receiver answers.
-            result = await webhooks.test(self.pool, webhook.webhook_id, self.settings)
+            async with self.sessions.of(caller.share) as connection:
+                webhook = await _found(connection, _number(request), tenant)
+                target = await webhooks.find_test_target(connection, webhook.webhook_id)
+            result = await webhooks.post_test(target, self.settings)  # holds no session while the receiver answers
         return json_response({"is_accepted": result.is_accepted, "detail": result.detail})
 
     async def rotate(self, request: Request) -> Response:
@@ -112,13 +111,11 @@ class WebhookEndpoints:
             return json_response({**document(webhook), "secret": secret})
 
     async def enable(self, request: Request) -> Response:
-        """Makes a webhook active."""
         async with self._changed(request, DECISION) as (connection, webhook, act, _):
             await webhooks.enable(connection, webhook.webhook_id, act)
             return json_response(document(await _found(connection, webhook.webhook_id, webhook.tenant_id)))
 
     async def replay(self, request: Request) -> Response:
-        """Delivers again all events since the time in the request."""
         async with self._changed(request, _REPLAY, "since") as (connection, webhook, act, given):
             await webhooks.replay(connection, webhook.webhook_id, parse_instant(given["since"]), act)
             return json_response(document(await _found(connection, webhook.webhook_id, webhook.tenant_id)))
@@ -127,33 +124,20 @@ class WebhookEndpoints:
     async def _own(
         self, request: Request, reason: str = "over HTTP"
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act]]:
-        """Serves a request without a body.
-
-        Yields a session, the webhook in the path, and the actor and reason for the audit log.
-
-        Args:
-            reason: The reason for the audit log. A request without a body contains no reason.
-        """
+        """Serves a request without a body. `reason`: for the audit log, because the request contains none."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
-            async with session(self.pool) as connection:
+            async with self.sessions.of(caller.share) as connection:
                 yield connection, await _found(connection, _number(request), tenant), act_of(caller, reason)
 
     @asynccontextmanager
     async def _changed(
         self, request: Request, known: Mapping[str, tuple[Check, str]], *more: str
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act, Mapping[str, Any]]]:
-        """Serves a request with a body.
-
-        Yields a session, the webhook in the path, the actor and reason for the audit log, and the fields of the body.
-
-        Args:
-            known: For each allowed field, its check, and the error message if the check fails.
-            more: The fields that must be present in addition to `reason`.
-        """
+        """Serves a request with a body, which has `reason` and the fields `more` (see `operator_request`)."""
         async with (
             operator_request(self.access, self.bodies, request, known, ("reason", *more)) as (caller, given),
-            session(self.pool) as connection,
+            self.sessions.of(caller.share) as connection,
         ):
             webhook = await _found(connection, _number(request), caller.tenant(given.get("tenant_id")))
             yield connection, webhook, act_of(caller, given["reason"]), given
@@ -165,8 +149,8 @@ def _number(request: Request) -> int:
     return int(text) if is_number else 0
 
 
-async def _found(source: Source, webhook_id: int, tenant: str | None) -> Webhook:
-    found = await list_webhooks(source, tenant_id=tenant, webhook_id=webhook_id)
+async def _found(session: AsyncSession, webhook_id: int, tenant: str | None) -> Webhook:
+    found = await list_webhooks(session, tenant_id=tenant, webhook_id=webhook_id)
     if not found:
         raise Problem("not-found", "The tenant has no webhook with this id.")
     return found[0]

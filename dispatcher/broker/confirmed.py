@@ -44,15 +44,17 @@ class ConfirmedMessages:
             self._since.pop(email_id, None)
             self._since[email_id] = due_at, now
 
-    def retain(self, due: Mapping[UUID, datetime], until: datetime | None) -> None:
+    def retain(
+        self, due: Mapping[UUID, datetime], *, since: datetime | None = None, until: datetime | None = None
+    ) -> None:
         """Drops emails that are no longer due, or that have a different due time.
 
         Args:
-            due: The due time of every email that became due before `until`; later emails are kept. If `until` is None:
-                the due time of every due email.
+            due: The due time of every email that became due from `since` on and before `until`; other emails are kept.
         """
         for email_id, (due_at, _) in list(self._since.items()):
-            if due.get(email_id) != due_at and (until is None or due_at < until):
+            is_read = (since is None or due_at >= since) and (until is None or due_at < until)
+            if is_read and due.get(email_id) != due_at:
                 del self._since[email_id]
 
     def to_mark(self, before: float, limit: int) -> dict[UUID, datetime]:

@@ -3,7 +3,7 @@
 Each lane has a consumer and a prefetch window of its own on the channel. So the messages of one lane never delay the
 messages of another lane. If a lane's queue does not exist, the other lanes are consumed, and this module looks for the
 queue once per second. RabbitMQ 3.10 does not always report that a queue was deleted, so this module also checks the
-queues that it consumes.
+queues that it consumes. After RabbitMQ has cancelled a consumer, this module waits before it looks for the queue.
 
 A message that points to several emails is split into parts: one delivery for each email. The worker acks, rejects or
 requeues each part separately. When this has happened to every part, this module acks, rejects or requeues the whole
@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 from pika import exceptions
 
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters
+from dispatcher.broker.faults import NOT_FOUND, ChannelClosed
 from dispatcher.broker.topology import find
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.lanes import NORMAL
@@ -46,6 +47,10 @@ LOOK_SECONDS: Final = 1.0
 """How often to look for a missing queue."""
 CHECK_SECONDS: Final = 10.0
 """How often to check that the consumed queues still exist."""
+CANCELLED_SECONDS: Final = 1.0
+"""The shortest wait before this module looks for a queue whose consumer RabbitMQ has cancelled; the longest is twice as
+long. RabbitMQ cancels the consumers before it has deleted their queue. A consumer that starts meanwhile makes RabbitMQ
+4.0 keep the queue, but without its binding (seen with RabbitMQ 4.0.5)."""
 
 
 class Delivery(NamedTuple):
@@ -107,6 +112,7 @@ class Consumer:
         self._queues = dict(queues)
         self._paused_lanes: set[str] = set()
         self._missing_lanes: set[str] = set()
+        self._cancelled_until: dict[str, float] = {}
         self._prefetch = prefetch
         self._on_delivery: Callable[[Delivery], None] = lambda _: None
         self._on_lost: Callable[[], None] = lambda: None
@@ -247,13 +253,18 @@ class Consumer:
             unwanted = self._queues.keys() if self._stopping.is_set() else self._paused_lanes
             await session.cancel(unwanted)
             for lane, queue in self._queues.items():
-                if lane not in self._paused_lanes and not self._stopping.is_set():
-                    try:
-                        await session.consume(lane, queue, self._receiver(lane), prefetch=self._prefetch)
-                    except TopologyError as fault:
-                        self._note_missing(lane, fault)
-                    else:
-                        self._missing_lanes.discard(lane)
+                if lane in self._paused_lanes or self._is_cancelled(lane) or self._stopping.is_set():
+                    continue
+                try:
+                    await session.consume(lane, queue, self._receiver(lane), prefetch=self._prefetch)
+                except TopologyError as fault:
+                    self._note_missing(lane, fault)
+                except ChannelClosed as fault:
+                    if fault.code == NOT_FOUND:
+                        self._note_cancelled(lane)
+                    raise
+                else:
+                    self._missing_lanes.discard(lane)
 
     async def _stop_missing_lanes(self, session: _Session) -> None:
         """Cancels the consumers whose queue no longer exists. `_consume_lanes` then reports the queue as missing."""
@@ -265,6 +276,13 @@ class Consumer:
                         await find(session.connection, self._queues[lane])
                 except TopologyError:
                     await session.cancel([lane])
+
+    def _note_cancelled(self, lane: str) -> None:
+        """Notes that RabbitMQ may be deleting the lane's queue. The jitter spreads the consumers of all hosts."""
+        self._cancelled_until[lane] = time.monotonic() + CANCELLED_SECONDS * (1 + random.random())  # noqa: S311
+
+    def _is_cancelled(self, lane: str) -> bool:
+        return time.monotonic() < self._cancelled_until.get(lane, 0.0)
 
     def _note_missing(self, lane: str, fault: TopologyError) -> None:
         if lane not in self._missing_lanes:
@@ -320,7 +338,7 @@ class Consumer:
         channel = await connection.open_channel()
         if self._stopping.is_set() or not self._resumed.is_set():
             return None
-        session = self._session = _Session(connection, channel, self._name)
+        session = self._session = _Session(connection, channel, self._name, self._note_cancelled)
         consumed: list[str] | None = None
         try:
             while not session.is_over:
@@ -331,7 +349,8 @@ class Consumer:
                     consumed = session.lanes
                     log.info("broker.connected", queues=[self._queues[lane] for lane in consumed])
                 metrics.CONSUMING.set(bool(consumed))
-                await session.changed(LOOK_SECONDS if self._missing_lanes else self._check_seconds)
+                is_looking = self._missing_lanes or any(map(self._is_cancelled, self._queues))
+                await session.changed(LOOK_SECONDS if is_looking else self._check_seconds)
         finally:
             metrics.CONSUMING.set(0)
             self._session = None
@@ -400,10 +419,14 @@ class Consumer:
 class _Session:
     """A channel, and the consumers of lanes on this channel."""
 
-    def __init__(self, connection: Connection, channel: Channel, name: str) -> None:
+    def __init__(
+        self, connection: Connection, channel: Channel, name: str, on_cancelled: Callable[[str], None]
+    ) -> None:
+        """`on_cancelled` is called with each lane whose consumer RabbitMQ has cancelled."""
         self.connection = connection
         self.channel = channel
         self._name = name
+        self._on_lane_cancelled = on_cancelled
         self._given_up = False
         self._lanes: dict[str, str] = {}  # by consumer tag
         self._changed = asyncio.Event()
@@ -478,5 +501,6 @@ class _Session:
 
         Messages that were already delivered can still be acked.
         """
-        self._lanes.pop(cancel.method.consumer_tag, None)
+        if lane := self._lanes.pop(cancel.method.consumer_tag, None):
+            self._on_lane_cancelled(lane)
         self._changed.set()

@@ -18,6 +18,7 @@ from pika import exceptions, spec
 
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters, resolve
 from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.topology import bind
 from dispatcher.errors import BrokerUnavailable
 
 BATCH_SECONDS: Final = 15.0
@@ -139,6 +140,14 @@ class Publisher:
         except TimeoutError:
             words = f"RabbitMQ did not answer within {self.batch_seconds:g} s."
             raise _blocked_fault() if self.is_blocked else BrokerUnavailable(words) from None
+
+    async def bind(self, queue: str) -> None:
+        """Binds a queue to the exchange (see `topology.bind`). Without this binding, RabbitMQ returns all messages.
+
+        Raises:
+            BrokerUnavailable: The queue does not exist, this user may not bind it, or RabbitMQ is unreachable.
+        """
+        await bind((await self._connected()).connection, self._exchange, queue)
 
     async def close(self) -> None:
         """Closes the connection if one is open. A later `publish` opens a new connection."""

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dispatcher.broker.connection import Channel, Connection, open_connection
+from dispatcher.broker.connection import Connection, open_connection
 from dispatcher.broker.faults import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, ChannelClosed
 from dispatcher.config import Settings
 from dispatcher.domain.lanes import DEFAULT_LANES, send_queue
@@ -117,11 +117,22 @@ async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = N
         for queue in topology.queues:
             existed = await _queue_exists(connection, queue)
             with _refusals_of("queue", queue, topology.variable(queue)):
-                channel = await _declare_queue(connection, topology, queue)
-                binding = {"queue": queue, "exchange": topology.exchange, "routing_key": queue}
-                await channel.call(channel.raw.queue_bind, **binding)
+                await _declare_queue(connection, topology, queue)
+                await bind(connection, topology.exchange, queue)
             words.append(_done(f"queue {queue}", topology.queue_type, existed=existed))
         return words
+
+
+async def bind(connection: Connection, exchange: str, queue: str) -> None:
+    """Binds a queue to the exchange, with the queue's name as routing key. Idempotent.
+
+    Raises:
+        ChannelClosed: The queue or the exchange does not exist, or the user lacks the permission to bind them.
+        BrokerUnavailable: The connection is lost.
+    """
+    channel = await connection.open_channel()
+    await channel.call(channel.raw.queue_bind, queue=queue, exchange=exchange, routing_key=queue)
+    await channel.close()
 
 
 async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> None:
@@ -129,7 +140,7 @@ async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = No
 
     If the user lacks the permission to configure the queues, RabbitMQ does not compare the queues' arguments. This
     function then checks only that the queues exist. It cannot check bindings, because AMQP cannot query them. (If a
-    binding is missing, RabbitMQ returns the messages that we publish.)
+    binding is missing, RabbitMQ returns the messages that we publish, and the relay restores the binding.)
 
     Raises:
         TopologyError: An object is missing or has different arguments. The error contains a remedy.
@@ -237,12 +248,10 @@ async def _exchange_exists(connection: Connection, exchange: str) -> bool:
     return True
 
 
-async def _declare_queue(connection: Connection, topology: Topology, queue: str) -> Channel:
-    """Declares a queue on a new channel; returns the channel."""
+async def _declare_queue(connection: Connection, topology: Topology, queue: str) -> None:
     channel = await connection.open_channel()
     arguments = topology.arguments(queue)
     await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
-    return channel
 
 
 def exactly(*names: str) -> str:

@@ -40,7 +40,12 @@ def users_of(topology: Topology) -> list[User]:
     exchange = exactly(topology.exchange)
     return [
         User("producer", "`dispatcher api`: publishes the emails that it accepts", write=exchange),
-        User("worker", "`dispatcher run`: publishes and consumes", write=exchange, read=exactly(*send_queues)),
+        User(
+            "worker",
+            "`dispatcher run`: publishes and consumes, and binds a queue that has lost its binding",
+            write=everything,
+            read=exactly(topology.exchange, *send_queues),
+        ),
         User(
             "operator",
             "an operator: `dispatcher init` creates the queues, `dispatcher dlq` reads and repairs the DLQ",

@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from dispatcher.broker.topology import Topology
     from dispatcher.cli.env_file import EnvFile
     from dispatcher.store.connections import Session
+    from dispatcher.store.old_transactions import OldTransaction
 
 OLDEST_POSTGRESQL: Final = 14
+_COLLATION_VERSIONS: Final = 150_000
+"""The first version of PostgreSQL that records the version of a database's collation."""
 OLDEST_PYTHON: Final = (3, 11)
 SPARE_CONNECTIONS: Final = 10
 """How many PostgreSQL connections are needed in addition to those of the workers: connections of the relay, the monitor
@@ -177,6 +180,7 @@ def _mounts() -> str:
 def check_postgresql(settings: Settings) -> Iterator[Finding]:
     """Checks PostgreSQL: its version, durability, number of connections and tables, and whether a write commits."""
     from dispatcher.store.connections import connected
+    from dispatcher.store.old_transactions import find_oldest_transaction
     from dispatcher.store.server import describe_server
 
     try:
@@ -195,6 +199,9 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
                 words = f"{server.standby_count} connected; {waits}"
                 yield passed_if(is_synchronous, "PostgreSQL standbys", words, _SYNCHRONOUS, CheckState.WARNING)
             yield _check_connections(settings, server.max_connections)
+            yield old_transaction_finding(find_oldest_transaction(connection))
+            if server.version_number >= _COLLATION_VERSIONS:
+                yield _check_collation(settings, connection)
             yield from _check_tables(settings, connection)
         yield from _check_sessions(settings)
     except DispatcherError as error:
@@ -228,10 +235,30 @@ def _check_connections(settings: Settings, max_connections: int) -> Finding:
     return passed_if(max_connections >= needed, "PostgreSQL connections", words, remedy)
 
 
+def old_transaction_finding(old: OldTransaction | None) -> Finding:
+    """Warns of what keeps VACUUM from removing old row versions."""
+    words = f"VACUUM cannot remove old row versions, because of {old}" if old else "VACUUM can remove old row versions"
+    return passed_if(not old, "PostgreSQL vacuum", words, old.remedy if old else "", CheckState.WARNING)
+
+
+def _check_collation(settings: Settings, connection: Session) -> Finding:
+    from dispatcher.store.statements import fetch_sync
+
+    before, now, database = fetch_sync(connection, "find_collation_versions")[0]
+    words = f"its version was {before} when the indexes were built, and is {now}"
+    remedy = (
+        "Searches by tenant or lane may miss emails; message keys are not affected. Run: reindex schema concurrently "
+        f'"{settings.database_schema}"; the same for the database\'s other schemas; then: alter database {database} '
+        "refresh collation version"
+    )
+    return passed_if(before == now, "PostgreSQL collation", words, remedy)
+
+
 def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     from dispatcher.store.activity import list_shared_host_names
-    from dispatcher.store.migrations import all_migrations, verify_schema
-    from dispatcher.store.server import find_filled_defaults
+    from dispatcher.store.indexes import lasting_indexes
+    from dispatcher.store.migrations import all_migrations, find_valid_indexes, verify_schema
+    from dispatcher.store.server import find_filled_defaults, find_hash_readers
 
     try:
         others = verify_schema(connection)
@@ -243,10 +270,20 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
         words += f"; there are also dispatcher tables in the schema {', '.join(others)}: no process sends their emails"
     remedy = "Drop those tables when you no longer need them."
     yield passed_if(not others, "tables", words, remedy, CheckState.WARNING)
+    unbuilt = sorted(lasting_indexes(each.text for each in all_migrations()).keys() - find_valid_indexes(connection))
+    words = f"these do not exist, or are invalid: {', '.join(unbuilt)}" if unbuilt else "every index exists"
+    yield passed_if(not unbuilt, "indexes", words, "Run `dispatcher init`, which builds them.", CheckState.WARNING)
     filled = find_filled_defaults(connection)
     words = f"there are rows in {', '.join(filled)}" if filled else "the default partitions are empty"
     remedy = "Run `dispatcher init`, which moves this week's rows to this week's partition."
     yield passed_if(not filled, "partitions", words, remedy, CheckState.WARNING)
+    readers = find_hash_readers(connection)
+    words = f"{', '.join(readers) or 'no application'} can read the hashes of payloads, from which codes can be guessed"
+    remedy = (
+        "When every application has the library of this release, execute the output of "
+        "`dispatcher topology grants --exact`."
+    )
+    yield passed_if(not readers, "producers' rights", words, remedy, CheckState.WARNING)
     shared = list_shared_host_names(connection)
     words = f"several connected hosts are named {', '.join(shared)}" if shared else "each connected host has its own"
     remedy = (

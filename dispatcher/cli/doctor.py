@@ -44,7 +44,8 @@ def command(*, for_api: bool, as_json: bool) -> int:
       PostgreSQL   version, fsync and synchronous_commit, number of connections, tables,
                    partitions, whether connected hosts share a name, whether a connection
                    keeps its session (some poolers prevent this), whether a small
-                   transaction commits in time (this test stores no row)
+                   transaction commits in time (this test stores no row), whether
+                   applications have rights that only earlier releases need
       RabbitMQ     exchange and queues; if the management API is configured, also bindings,
                    policies, alarms, quorum and consumer timeout
       events       the configured ways in which providers report bounces, complaints and

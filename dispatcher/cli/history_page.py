@@ -75,8 +75,8 @@ def show_history(story: EmailHistory, messages: list[DeadLetterMessage] | None) 
     """
     fields_table({**_email(story.email), **_wait(story.waiting)}).show()
     _list("timeline", [asdict(moment) for moment in story.timeline])
-    _list("attempts", story.attempts)
-    _list("events from providers", story.events)
+    _list("attempts (by the clock of the sending host)", story.attempts)
+    _list("events from providers (by the provider's clock)", story.events)
     _list("operator actions", story.acts)
     _list("replays", story.replays)
     if messages is not None:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from dispatcher.config import Settings
 
 
+_NOTHING_CREATED: Final = "nothing to create: the tables are up to date, and the queues exist and are bound"
+"""Names the state of the bindings, because `init` binds every queue, and AMQP does not report whether a binding was
+missing."""
+
+
 @click.command("init")
 @click.option(
     "--tries",
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How often each migration tries to lock its tables: 2 s per try, then a pause of 4 s.",
 )
-@json_option("Print one line of JSON: the changes and faults of each server.")
+@json_option("Print one line of JSON: the changes and faults of each server, and the plan for the tables.")
 def command(tries: int, as_json: bool) -> int:
     """Create or update the tables and the queues. Run this command at every deployment: it is safe to repeat.
 
@@ -42,16 +47,18 @@ def command(tries: int, as_json: bool) -> int:
     vice versa. If a queue exists with different arguments, the command reports the difference and does not change the
     queue.
 
-    The command can run while emails are enqueued and sent. If another session has locked a table, the command tries
-    again, and names that session on stderr. Each migration is a transaction of its own: if the command gives up, the
-    migrations that were applied stay applied, and a repetition applies the others.
+    The command can run while emails are enqueued and sent. It first shows on stderr what it changes, then builds large
+    indexes while others write. If another session has locked a table, the command tries again, and names that session.
+    Each migration is a transaction of its own: if the command gives up, the migrations that were applied stay applied,
+    and a repetition applies the others.
 
-    Exit codes: 0 both servers are ready, 1 neither is, 3 only one is, 75 another session has locked a table for too
-    long.
+    Exit codes: 0 both servers are ready, 1 neither is, 3 only one is, 75 another session has locked a table, or
+    keeps an index from being built, for too long.
     """
     settings = load_settings("database_url", "amqp_url")
+    plan: list[str] = []
     parts: dict[str, Callable[[Settings, list[str]], None]] = {
-        "postgresql": partial(_migrate, tries=tries),
+        "postgresql": partial(_migrate, plan=plan, tries=tries),
         "rabbitmq": _declare,
     }
     changes: dict[str, list[str]] = {}
@@ -68,7 +75,7 @@ def command(tries: int, as_json: bool) -> int:
             is_blocked = is_blocked or isinstance(error, StoreBusy)
         if done or server not in faults:
             changes[server] = done
-    _report(changes, faults, as_json=as_json)
+    _report(changes, plan, faults, as_json=as_json)
     if not faults:
         return Exit.DONE
     if is_blocked:
@@ -76,16 +83,24 @@ def command(tries: int, as_json: bool) -> int:
     return Exit.PARTLY if len(faults) < len(parts) else Exit.FAILED
 
 
-def _migrate(settings: Settings, done: list[str], *, tries: int) -> None:
+def _migrate(settings: Settings, done: list[str], *, plan: list[str], tries: int) -> None:
     from dispatcher.store.connections import connected
     from dispatcher.store.migrations import apply_missing
 
     def report(text: str) -> None:
         say(f"postgresql: {text}")
 
+    def report_plan(text: str) -> None:
+        plan.append(text)
+        report(text)
+
     report_start: Callable[[str], object] = report if sys.stderr.isatty() else str
     with connected(settings.database_url, name="dispatcher init") as connection:
-        done.extend(apply_missing(connection, tries=tries, report_start=report_start, report_wait=report))
+        done.extend(
+            apply_missing(
+                connection, tries=tries, report_plan=report_plan, report_start=report_start, report_wait=report
+            )
+        )
 
 
 def _declare(settings: Settings, done: list[str]) -> None:
@@ -95,12 +110,12 @@ def _declare(settings: Settings, done: list[str]) -> None:
     done += [change for change in changes if change.startswith("declared")]
 
 
-def _report(changes: dict[str, list[str]], faults: dict[str, str], *, as_json: bool) -> None:
+def _report(changes: dict[str, list[str]], plan: list[str], faults: dict[str, str], *, as_json: bool) -> None:
     if as_json:
-        print_json({"changes": changes, "faults": faults})
+        print_json({"changes": changes, "plan": plan, "faults": faults})
     else:
         lines = [f"{server}: {change}" for server, done in changes.items() for change in done]
         if lines or not faults:
-            print_data("\n".join(lines or ["nothing to change"]))
+            print_data("\n".join(lines or [_NOTHING_CREATED]))
     for server, fault in faults.items():
         say(f"{server}: {fault}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dispatcher.store.activity import Latency, WorkerSeen
     from dispatcher.store.counts import Counts
     from dispatcher.store.domains import LimitedDomain
+    from dispatcher.store.old_transactions import OldTransaction
     from dispatcher.store.retention import ExpiringEmails
 
 
@@ -34,6 +35,7 @@ class Snapshot:
     Attributes:
         expiring: Failed and held emails whose content will soon be deleted; None if content is kept for ever.
         troubles: Providers that at least one worker cannot use now.
+        old_transaction: What keeps PostgreSQL from removing old row versions; None if nothing does.
         pauses: The operators' pauses that are in force.
         domains: The recipient domains with emails that wait because of the domain's ceiling.
         silent_seconds: The seconds since the last report of a host's monitor, by host. Contains only hosts for which
@@ -49,6 +51,7 @@ class Snapshot:
     counts: Counts
     expiring: ExpiringEmails | None
     troubles: list[ProviderProblem]
+    old_transaction: OldTransaction | None
     pauses: list[Pause]
     domains: list[LimitedDomain]
     workers: list[WorkerSeen]
@@ -81,6 +84,7 @@ class Snapshot:
                 trouble.provider: {name: getattr(trouble, name) for name in _PROVIDER_FIELDS}
                 for trouble in self.troubles
             },
+            "old_transaction": self.old_transaction and asdict(self.old_transaction),
             "pauses": [asdict(pause) for pause in self.pauses],
             "domains": [{**asdict(each.limit), "waiting": each.waiting} for each in self.domains],
             "vanished_hosts": [
@@ -121,6 +125,8 @@ def _troubles(snapshot: Snapshot, *, coloured: bool) -> list[str]:
         (f"{trouble.provider}: {_describe(trouble)}", "yellow" if trouble.state == "paused" else "red")
         for trouble in snapshot.troubles
     ]
+    if old := snapshot.old_transaction:
+        lines += [(f"PostgreSQL cannot remove old row versions, because of {old}. {old.remedy}", "yellow")]
     lines += [(f"this host: {snapshot.unready}", "red")] if snapshot.unready else []
     return (
         ["", *(in_style(printable(words).rstrip(), style if coloured else "") for words, style in lines)]

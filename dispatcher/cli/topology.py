@@ -78,8 +78,14 @@ def users(prefix: str, as_json: bool) -> int:
 @click.option(
     "--reader", default="dispatcher_reader", show_default=True, metavar="ROLE", help="The role that only reads."
 )
+@click.option(
+    "--exact",
+    "is_exact",
+    is_flag=True,
+    help="First revoke the privileges that only the library of earlier releases needs.",
+)
 @json_option("Print one line of JSON: every role with its statements.")
-def grants(as_json: bool, **names: str) -> int:
+def grants(as_json: bool, is_exact: bool, **names: str) -> int:
     """Print GRANT statements that give three PostgreSQL roles the least privileges they need.
 
     \b
@@ -96,12 +102,14 @@ def grants(as_json: bool, **names: str) -> int:
     Execute the output as the owner of the tables. The schema is DISPATCHER_DATABASE_SCHEMA. This command changes
     nothing, and its output creates no role: create the roles first. A later release may need more privileges. So after
     each `dispatcher init`, run this command again and execute its output. The output is safe to execute repeatedly.
+    It revokes nothing, because applications with the library of an earlier release may still need a privilege that this
+    release does not grant. When no such application runs, execute the output of `--exact` in one transaction.
     """
     from dispatcher.store.grants import roles_of
 
     settings = load_settings()
     try:
-        roles = roles_of(**names)
+        roles = roles_of(**names, is_exact=is_exact)
     except ValueError as error:
         raise click.UsageError(f"{error}.") from None
     if as_json:

@@ -200,7 +200,7 @@ def test(number: int, as_json: bool) -> int:
     settings = load_settings("database_url")
 
     async def post(session: AsyncSession) -> webhooks.TestResult:
-        return await webhooks.test(session, number, settings)
+        return await webhooks.post_test(await webhooks.find_test_target(session, number), settings)
 
     result = run_with_session("webhooks", post, settings)
     if as_json:

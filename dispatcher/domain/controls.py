@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +29,9 @@ LIMITED_PROVIDER: Final = "smtp"
 domain."""
 
 
+_PRIVATE: Final = re.compile(r" \([^()]*@[^()]*\)$|@.*$")
+
+
 class PauseScope(StrEnum):
     """What a pause stops: everything, a lane, a tenant or a provider. The value of the column `pause.scope`."""
 
@@ -35,6 +39,11 @@ class PauseScope(StrEnum):
     LANE = "lane"
     TENANT = "tenant"
     PROVIDER = "provider"
+
+
+def login_of(actor: str) -> str:
+    """The actor of an operator's act as tenants may read it: without the host or address, as in `ann@host`."""
+    return _PRIVATE.sub("", actor)
 
 
 def subject_of(scope: PauseScope, name: str) -> str:
@@ -68,7 +77,7 @@ class Pause:
     @property
     def login(self) -> str:
         """The actor's name without the host. Tenants may read this name, but not the host's name."""
-        return self.actor.partition("@")[0]
+        return login_of(self.actor)
 
     def describe(self) -> str:
         """A sentence such as `Tenant acme is paused until 2026-11-23 14:00 UTC by ann: maintenance.`"""

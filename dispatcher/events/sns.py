@@ -13,19 +13,16 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import orjson
-from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.hashes import SHA1, SHA256
 
 from dispatcher.errors import ConfigurationError
@@ -33,6 +30,8 @@ from dispatcher.events import fields
 from dispatcher.events.aws import dns_suffix_of
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, Refusal, SourceUnavailable
 from dispatcher.events.signatures import Freshness, decode
+from dispatcher.events.sns_certificates import CONCURRENT_FETCHES, RETRY_SECONDS, Certificates, Fetch
+from dispatcher.store.statements import Source
 from dispatcher.transport.call import NoFreeConnection
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_proxy import proxy_for
@@ -42,19 +41,11 @@ from dispatcher.version import VERSION
 FETCH_SECONDS: Final = 8.0
 """The longest time for a request to AWS. SNS waits at most 15 seconds for our response, and we respond only after the
 request to AWS."""
-MAX_CERTIFICATES: Final = 16
-FETCH_INTERVAL_SECONDS: Final = 1.0
-"""The shortest time between two requests for certificates. A client that knows an allowed topic could otherwise make us
-send many requests to AWS, for certificates that do not exist."""
 _CERTIFICATE_URL: Final = re.compile(
     r"https://sns\.([a-z0-9-]{1,40})\.([a-z0-9.-]{1,60})/SimpleNotificationService-[A-Za-z0-9]{1,64}\.pem", re.ASCII
 )
 _HASHES: Final[Mapping[str, SHA1 | SHA256]] = {"1": SHA1(), "2": SHA256()}  # noqa: S303 - SNS's default
 _MAX_TOKEN_CHARACTERS: Final = 1024
-_NO_SUCH_FILE: Final = frozenset({403, 404})
-
-Fetch = Callable[[str], Awaitable[HttpResponse]]
-"""Sends a GET request. Raises SourceUnavailable if there is no response."""
 
 
 class MessageType(StrEnum):
@@ -86,22 +77,29 @@ def fetcher(ca_file: Path | None) -> Fetch:
     Args:
         ca_file: Certificates to trust in addition to the system's.
     """
+    transports: dict[str, HttpTransport] = {}  # one for each region: to read all trusted certificates takes 20 ms
 
     async def fetch(url: str) -> HttpResponse:
-        transport = HttpTransport(connections=1, ca_file=ca_file, proxy=proxy_for(url))
+        server = urlsplit(url).netloc
+        if server not in transports:
+            transports[server] = HttpTransport(
+                connections=2 * CONCURRENT_FETCHES, ca_file=ca_file, proxy=proxy_for(url)
+            )
         deadline = asyncio.get_running_loop().time() + FETCH_SECONDS
         try:
-            return await transport.get(url, {"User-Agent": f"EmailDispatcher/{VERSION}"}, deadline)
+            return await transports[server].get(url, {"User-Agent": f"EmailDispatcher/{VERSION}"}, deadline)
         except (NoFreeConnection, RequestNotSent, NoResponse) as error:
             raise SourceUnavailable(f"Amazon SNS does not respond: {error}.") from error
-        finally:
-            await transport.close()
 
     return fetch
 
 
 class SnsVerifier:
-    """Verifies the messages of Amazon SNS, and confirms subscriptions to allowed topics."""
+    """Verifies the messages of Amazon SNS, and confirms subscriptions to allowed topics.
+
+    Attributes:
+        certificates: The certificates of SNS. Call `certificates.load` before the first message.
+    """
 
     def __init__(
         self,
@@ -109,14 +107,16 @@ class SnsVerifier:
         *,
         max_age_seconds: float,
         fetch: Fetch,
+        source: Source | None = None,
         clock: Callable[[], float] = time.time,
-        fetch_interval_seconds: float = FETCH_INTERVAL_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         """
         Args:
             topics: The ARNs of the allowed topics.
             max_age_seconds: How old a message's signature may be; 0 for any age.
-            fetch_interval_seconds: The shortest time between two requests for certificates.
+            source: Where certificates that have verified a message are stored; None to store none.
+            retry_seconds: The shortest time between two requests for the same certificate.
 
         Raises:
             ConfigurationError: botocore does not know the region of a topic.
@@ -124,7 +124,7 @@ class SnsVerifier:
         self._endpoints = {topic: endpoint_of(topic) for topic in topics}
         self._freshness = Freshness(max_age_seconds, clock)
         self._fetch = fetch
-        self._certificates = _Certificates(fetch, clock, fetch_interval_seconds)
+        self.certificates = Certificates(fetch, clock, source, retry_seconds)
 
     async def verify(self, body: bytes | bytearray) -> SnsMessage:
         """Verifies the message in a request body, and returns it.
@@ -146,11 +146,12 @@ class SnsVerifier:
             raise EventsRefused(Refusal.SIGNATURE, "The message has no valid timestamp.")
         self._freshness.check(signed_at.timestamp())
         signature = decode(given["Signature"])
-        key = await self._certificates.key_of(given["SigningCertURL"])
+        key = await self.certificates.key_of(given["SigningCertURL"])
         try:
             key.verify(signature, _signed_text(kind, given), PKCS1v15(), _HASHES[given["SignatureVersion"]])
         except InvalidSignature:
             raise EventsRefused(Refusal.SIGNATURE, "The signature does not match the message.") from None
+        await self.certificates.prove(given["SigningCertURL"])
         return SnsMessage(kind, topic, given["Message"], given.get("Token"))
 
     async def confirm(self, message: SnsMessage) -> None:
@@ -214,56 +215,3 @@ def _signed_text(kind: MessageType, given: Mapping[str, Any]) -> bytes:
     elif isinstance(given.get("Subject"), str):
         names += ["Subject"]
     return "".join(f"{name}\n{given[name]}\n" for name in sorted(names)).encode()
-
-
-class _Certificates:
-    """The public keys of SNS's certificates, by URL. Fetches each certificate once; keeps up to MAX_CERTIFICATES."""
-
-    def __init__(self, fetch: Fetch, clock: Callable[[], float], interval_seconds: float) -> None:
-        self._fetch = fetch
-        self._interval_seconds = interval_seconds
-        self._clock = clock
-        self._known: dict[str, tuple[RSAPublicKey, datetime]] = {}
-        self._lock = asyncio.Lock()
-        self._fetched_at = float("-inf")
-
-    async def key_of(self, url: str) -> RSAPublicKey:
-        """The public key of the certificate at a URL. Raises EventsRefused or SourceUnavailable."""
-        if (known := self._usable(url)) is not None:
-            return known
-        async with self._lock:
-            if (known := self._usable(url)) is not None:  # another request fetched the certificate during the wait
-                return known
-            if time.monotonic() < self._fetched_at + self._interval_seconds:
-                raise SourceUnavailable(
-                    "The message's certificate was not fetched, because another certificate of Amazon SNS was fetched "
-                    "within the last second."
-                )
-            self._fetched_at = time.monotonic()
-            response = await self._fetch(url)
-            if response.status in _NO_SUCH_FILE:
-                raise EventsRefused(Refusal.SIGNATURE, "Amazon SNS has no certificate at the message's SigningCertURL.")
-            if response.status != 200:
-                raise SourceUnavailable(f"Amazon SNS answered with status {response.status} instead of a certificate.")
-            self._add(url, response.body)
-        if (known := self._usable(url)) is None:
-            raise EventsRefused(Refusal.SIGNATURE, "The certificate of Amazon SNS has expired, or is not valid yet.")
-        return known
-
-    def _usable(self, url: str) -> RSAPublicKey | None:
-        key, until = self._known.get(url, (None, None))
-        return key if until is not None and self._clock() < until.timestamp() else None
-
-    def _add(self, url: str, pem: bytes) -> None:
-        try:
-            certificate = x509.load_pem_x509_certificate(pem)
-            key = certificate.public_key()
-        except ValueError as error:
-            raise SourceUnavailable("Amazon SNS returned a file that is not a certificate.") from error
-        if not isinstance(key, RSAPublicKey):
-            raise EventsRefused(Refusal.SIGNATURE, "The certificate has no RSA key.")
-        if self._clock() < certificate.not_valid_before_utc.timestamp():
-            return
-        while len(self._known) >= MAX_CERTIFICATES:
-            del self._known[next(iter(self._known))]  # the certificate that was fetched first
-        self._known[url] = key, certificate.not_valid_after_utc.astimezone(UTC)

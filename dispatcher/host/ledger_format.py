@@ -16,6 +16,8 @@ from dispatcher.errors import DispatcherError
 
 SUFFIX: Final = ".ledger"
 FORMAT: Final = 4
+WITHOUT_DATABASE: Final = 3
+"""The previous format, which this release reads, too. Its only difference: it does not contain the database's id."""
 
 MAGIC: Final = b"EDLEDGER"
 # magic, format, octets per slot, number of slots, worker, the worker's host and slot number, boot id, checksum
@@ -97,20 +99,24 @@ class LedgerHeader:
     boot: str
     slots: int
     database_id: UUID | None
+    has_database: bool
+    """Whether the format says to which database the emails belong."""
 
 
 def read_head(content: bytes) -> LedgerHeader:
     if len(content) < HEADER_BYTES or not content.startswith(MAGIC):
         raise LedgerUnreadable("the file is not an in-flight ledger")
     magic, version, slot_bytes, slots, worker, slot, boot, checksum = HEADER.unpack_from(content)
-    if version != FORMAT or slot_bytes != SLOT_BYTES:
-        raise LedgerUnreadable(f"the file has format {version}, and this release reads only format {FORMAT}")
+    if version not in (FORMAT, WITHOUT_DATABASE) or slot_bytes != SLOT_BYTES:
+        readable = f"{WITHOUT_DATABASE} and {FORMAT}"
+        raise LedgerUnreadable(f"the file has format {version}, and this release reads only the formats {readable}")
     names = (worker.rstrip(b"\0"), slot.rstrip(b"\0"), boot.rstrip(b"\0"))
     if checksum != crc32(repr((magic, version, slot_bytes, slots, *names)).encode()):
         raise LedgerUnreadable("the file's header is damaged")
     worker_name, slot_name, boot_name = (name.decode() for name in names)
     database = _part(content, DATABASE_AT, DATABASE)
-    return LedgerHeader(worker_name, slot_name, boot_name, slots, None if database is None else UUID(bytes=database))
+    database_id = None if database is None else UUID(bytes=database)
+    return LedgerHeader(worker_name, slot_name, boot_name, slots, database_id, version != WITHOUT_DATABASE)
 
 
 def file_octets(slots: int) -> int:

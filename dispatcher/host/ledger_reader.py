@@ -40,7 +40,7 @@ class DeadLedger:
     Attributes:
         worker: The worker's name, as in `email_log.locked_by`.
         slot: The worker's slot, as in `email_hourly.slot`.
-        database_id: The database of the leases; None if the worker never leased an email.
+        database_id: The database of the leases; None if the worker never leased an email, or in the previous format.
         attempts: Attempts that were on the wire or answered, and not yet recorded.
         suspects: Emails that were being rendered when the worker died.
         is_complete: Whether every email that was on the wire is in `attempts`. False after the host has rebooted,
@@ -63,7 +63,7 @@ class LivingLedger:
     Attributes:
         worker: The worker's name, as in `email_log.locked_by`.
         slot: The worker's slot, as in `email_hourly.slot`.
-        database_id: The database of the leases; None before the first lease.
+        database_id: The database of the leases; None before the first lease, or in the previous format.
     """
 
     path: Path
@@ -112,7 +112,7 @@ def dead_ledger(path: Path) -> Iterator[DeadLedger | None]:
     """Locks and reads the ledger of a dead worker; None if the worker is alive or the file was deleted.
 
     Raises:
-        LedgerUnreadable: The file is not a ledger, is newer than this release, is truncated, or cannot be read.
+        LedgerUnreadable: The file is not a ledger, has an unknown format, is truncated, or cannot be read.
     """
     with _opened(path) as descriptor:
         yield None if descriptor is None or not _lock(descriptor) else _read(path, _content(descriptor))
@@ -122,7 +122,7 @@ def living_ledger(path: Path) -> LivingLedger | None:
     """Reads the header of a ledger; None if the file was deleted. Does not check that the worker is alive.
 
     Raises:
-        LedgerUnreadable: The file is not a ledger, is newer than this release, is truncated, or cannot be read.
+        LedgerUnreadable: The file is not a ledger, has an unknown format, is truncated, or cannot be read.
     """
     with _opened(path) as descriptor:
         head = None if descriptor is None else read_head(_content(descriptor, HEADER_BYTES))
@@ -180,7 +180,7 @@ def _read(path: Path, content: bytes) -> DeadLedger:
     except (ValueError, IndexError) as error:
         raise LedgerUnreadable("the file contains a value that this release does not know") from error
     attempts = tuple(attempt for attempt in found if attempt)
-    if attempts and head.database_id is None:
+    if attempts and head.has_database and head.database_id is None:
         raise LedgerUnreadable("the file does not say to which database its emails belong")
     return DeadLedger(
         path=path,

@@ -8,7 +8,7 @@ from typing import Final
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
-from dispatcher.host.process_table import ProcessStatus
+from dispatcher.host.process_table import ProcessStatus, Wait
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.counts import count_for_monitor
 from dispatcher.store.samples import QueueDepth, delete_old_samples, is_sample_due, report_processes, save_sample
@@ -58,16 +58,23 @@ class MinuteSampling:
 
 
 class HostReporting:
-    """A service of each monitor: records which processes run on its host."""
+    """A service of each monitor: records which processes run on its host. So it also checks that PostgreSQL commits."""
 
     interval_seconds = SAMPLE_SECONDS
 
-    def __init__(self, pool: Pool, processes: Callable[[], Sequence[ProcessStatus]], *, holder: str, host: str) -> None:
+    def __init__(
+        self, pool: Pool, processes: Callable[[], Sequence[ProcessStatus]], commit: Wait, *, holder: str, host: str
+    ) -> None:
+        """`commit` measures how long the monitor has waited until a commit succeeded."""
         self._pool = pool
+        self._commit = commit
         self._processes = processes
         self._holder = holder
         self._host = host
 
     async def run_once(self) -> None:
         """Records which processes run on this host now."""
-        await report_processes(self._pool, self._holder, self._host, self._processes())
+        async with session(self._pool) as opened:
+            self._commit.begin()
+            await report_processes(opened, self._holder, self._host, self._processes())
+            self._commit.end()  # not after a failure: the next round then still waits for this commit

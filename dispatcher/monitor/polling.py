@@ -16,9 +16,10 @@ POLL_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 15.0
 """A poll without an answer after this time fails."""
 LARGEST_SHARE: Final = 0.05
-"""The share of time that polls may take: a slow server is polled less often."""
+"""The share of time that polls may take: a slow server is polled less often. A server that is down is not slow, so the
+monitor detects its recovery soon."""
 LONGEST_SECONDS: Final = 60.0
-"""The longest interval between two polls. The monitor must detect a server's recovery soon."""
+"""The longest interval between two polls."""
 
 
 class Poll(Generic[T]):
@@ -68,7 +69,9 @@ class Poll(Generic[T]):
         """Polls once, and sets `interval_seconds` according to the duration of the poll."""
         began_at = time.monotonic()
         await self.ask()
-        self.interval_seconds = interval_after(time.monotonic() - began_at, shortest=self._seconds)
+        seconds = time.monotonic() - began_at
+        is_down = self.fault is not None and seconds < ANSWER_SECONDS
+        self.interval_seconds = interval_after(0.0 if is_down else seconds, shortest=self._seconds)
 
     async def ask(self) -> None:
         """Polls once, and stores the answer or the error."""
@@ -86,7 +89,7 @@ def interval_after(answer_seconds: float, *, shortest: float) -> float:
     """The seconds to wait before the next poll. A slow server is polled less often.
 
     Args:
-        answer_seconds: How long the last poll took, whether it succeeded or not.
+        answer_seconds: How long the server took to answer; 0 if it is down.
         shortest: The shortest wait, in seconds.
     """
     return max(shortest, min(answer_seconds / LARGEST_SHARE, LONGEST_SECONDS))

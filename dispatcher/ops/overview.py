@@ -25,6 +25,7 @@ from dispatcher.ops.figures import (
     ProcessFigures,
     ProviderFigures,
 )
+from dispatcher.ops.pausing import seen_by
 from dispatcher.ops.shared_reading import FRESH_SECONDS, Answer, SharedReading
 from dispatcher.store.activity import MISSED_REPORTS, Latency, WorkerSeen, find_vanished_hosts
 from dispatcher.store.connections import AsyncSession
@@ -137,8 +138,7 @@ class OverviewReader:
         async with self._open_session() as session, one_snapshot(session):
             counts = await count_for_overview_of_tenant(session, tenant_id)
             controls = await read_controls(session)
-        own = [each for each in controls.pauses if (each.scope, each.name) == (PauseScope.TENANT, tenant_id)]
-        return Overview(datetime.now(UTC), Counts(**counts), own)
+        return Overview(datetime.now(UTC), Counts(**counts), seen_by(controls.pauses, tenant_id))
 
     async def _read_all(self) -> Overview:
         days, trends = await self._days.get(), await self._trends.get()

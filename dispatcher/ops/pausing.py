@@ -7,6 +7,7 @@ that are on the wire.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from dispatcher.config import Settings
@@ -93,7 +94,9 @@ def current_pauses() -> Cached[list[Pause]]:
 
 
 def seen_by(pauses: Sequence[Pause], tenant_id: str | None) -> list[Pause]:
-    """The pauses that an operator may see: an operator of one tenant sees only this tenant's pause. If `tenant_id` is
-    None, the operator sees all pauses."""
+    """The pauses that an operator may see. An operator of one tenant sees only this tenant's pause, and who began it
+    without the host. If `tenant_id` is None, the operator sees everything."""
+    if tenant_id is None:
+        return list(pauses)
     own = (PauseScope.TENANT, tenant_id)
-    return [each for each in pauses if tenant_id is None or (each.scope, each.name) == own]
+    return [replace(each, actor=each.login) for each in pauses if (each.scope, each.name) == own]

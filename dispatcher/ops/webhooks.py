@@ -14,6 +14,7 @@ import orjson
 
 from dispatcher.config import Settings, values
 from dispatcher.config.values import LOOPBACKS
+from dispatcher.domain.controls import login_of
 from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.webhook import new_secret
 from dispatcher.errors import DispatcherError
@@ -184,10 +185,12 @@ async def disable(session: AsyncSession, webhook_id: int, act: Act) -> None:
     """Disables a webhook: nothing is posted to it until `enable` is called. Until then, its events wait; events that
     the feed no longer keeps are lost. Idempotent.
 
+    Tenants read who disabled it, so the text has no host. The audit log has the host, too.
+
     Raises:
         UnknownWebhook: There is no such webhook.
     """
-    _require(webhook_id, exists=await store.disable_webhook(session, webhook_id, f"disabled by {act.actor}"))
+    _require(webhook_id, exists=await store.disable_webhook(session, webhook_id, f"disabled by {login_of(act.actor)}"))
     await _audit(session, "webhook_disable", webhook_id, act)
 
 
@@ -224,18 +227,8 @@ async def find_test_target(source: Source, webhook_id: int) -> TestTarget:
     return TestTarget(webhook_id, *target)
 
 
-async def test(source: Source, webhook_id: int, settings: Settings) -> TestResult:
-    """Posts a test event to a webhook, even if the webhook is disabled. Changes nothing.
-
-    Raises:
-        UnknownWebhook: There is no such webhook.
-        ConfigurationError: The CA file is not usable.
-    """
-    return await post_test(await find_test_target(source, webhook_id), settings)
-
-
 async def post_test(target: TestTarget, settings: Settings) -> TestResult:
-    """Like `test`, but occupies no database session while it waits for the receiver, which may take several seconds.
+    """Posts a test event to a webhook, even if the webhook is disabled. Changes nothing, and needs no database session.
 
     Raises:
         ConfigurationError: The CA file is not usable.

@@ -55,8 +55,11 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     stop = stop_event(context)
     retention = Retention.of(settings)
     pool = make_pool(settings.database_url, name="dispatcher monitor", size=1)
+    # The status pages have a session of their own, because a commit that hangs occupies the session of `pool`.
+    pages_pool = make_pool(settings.database_url, name="dispatcher monitor", size=1)
     # Do not wait for a connection: the monitor must run and alert even while PostgreSQL is unreachable.
     await pool.open()
+    await pages_pool.open()
     # This monitor's name, which stays the same after a restart. The name includes the run
     # directory, because several monitors may run on a host, each with its own run directory.
     holder = f"{settings.host_name}:{sha256(str(settings.run_dir).encode()).hexdigest()[:8]}"
@@ -68,7 +71,8 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
         retention=retention,
         idle_seconds=2 * settings.dlq_probe_seconds + IDLE_MARGIN_SECONDS,
     )
-    context.process_slot.mark_up()
+    slot = context.process_slot
+    slot.mark_up()
     try:
         maintenance = [
             Periodic(OneTimeCodePruning(pool, retention)),
@@ -84,14 +88,15 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
         queues, processes = poll_of_queues(settings), context.process_table
         reporting = [
             Periodic(MinuteSampling(pool, settings, lambda: queues.found)),
-            Periodic(HostReporting(pool, processes.statuses, holder=holder, host=settings.host_name)),
+            Periodic(HostReporting(pool, processes.statuses, slot.commit, holder=holder, host=settings.host_name)),
         ]
-        pages = pages_of(settings, pool, processes, queues)
+        pages = pages_of(settings, pages_pool, processes, queues)
         tasks = [*alerting, *maintenance, webhooks, *_event_sources(settings, pool), queues, *reporting, *pages]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
         await pool.close()
+        await pages_pool.close()
     log.get_log().info("monitor.stopped")
 
 

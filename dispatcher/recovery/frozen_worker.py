@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from dispatcher.config import Settings
+from dispatcher.domain.lease_recovery import MAX_RECOVERY_INTERVAL_SECONDS
 from dispatcher.errors import DispatcherError, StoreBusy
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger_reader import LivingLedger
@@ -33,6 +34,9 @@ from dispatcher.store.settlement import FoundLease, find_expiring
 from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.5
+POLL_SHARE: Final = 1 / 20
+"""The relay spends about this share of its time on the search. While an old transaction is open, the search takes
+longer and longer, because PostgreSQL reads the index entries of all leases since."""
 VISIBLE_SECONDS: Final = 0.01
 """The wait after the relay has ended leases by writing `voided_at` to the ledger. After this wait, the worker sees
 `voided_at`, and the relay sees all earlier writes of the worker. Nanoseconds would suffice."""
@@ -56,9 +60,12 @@ class FrozenWorkers:
 
     async def settle_when_due(self, ledgers: Sequence[LivingLedger]) -> None:
         """Calls `settle`, but at most once per POLL_SECONDS."""
-        if ledgers and time.monotonic() >= self._next_poll_at:
-            self._next_poll_at = time.monotonic() + POLL_SECONDS
+        began_at = time.monotonic()
+        if ledgers and began_at >= self._next_poll_at:
+            self._next_poll_at = began_at + POLL_SECONDS
             await self.settle(ledgers)
+            seconds = max(POLL_SECONDS, (time.monotonic() - began_at) / POLL_SHARE)
+            self._next_poll_at = began_at + min(seconds, MAX_RECOVERY_INTERVAL_SECONDS)
 
     async def settle(self, ledgers: Iterable[LivingLedger]) -> None:
         """Settles the expired leases of the workers that own these ledgers.

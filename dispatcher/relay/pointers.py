@@ -11,7 +11,10 @@ and skips the email while the due time is unchanged. If the email becomes due ag
 
 The relay scans the due rows in one of two ways. In each scan, `Shares` chooses which of the found emails are published:
 
-- In order: while all due rows fit into one page, each round reads all of them, longest due first.
+- In order: while all due rows fit into one page, each round reads all of them, longest due first. If a transaction that
+  is open for long makes this slow, most rounds leave out rows that were due before the last complete scan: that scan
+  has read them. A row is committed later than it is due. So a round still reads the LATE_SECONDS before that scan, and
+  a complete scan follows at most COMPLETE_SECONDS later, for rows of longer transactions.
 - By tenant: during a backlog, the relay finds the tenants that have due emails. Each batch reads from each tenant only
   as many rows as the tenant has turns. The next batch continues at the due time at which the tenant's last batch ended.
   From time to time, the relay reads all rows before these due times again. So it finds rows that were committed late,
@@ -48,6 +51,13 @@ lease also clears the mark. The wait is far below the 60 seconds after which an 
 CONFIRM_SECONDS: Final = 0.05
 """The longest wait for confirms, while many messages are unconfirmed. The wait is short, because a queue for which
 RabbitMQ confirms no message must not delay the other lanes."""
+COMPLETE_SHARE: Final = 1 / 10
+"""Without a backlog, the relay spends about this share of its time on complete scans. A complete scan usually takes
+less than a millisecond, and then nearly every scan is complete."""
+COMPLETE_SECONDS: Final = 0.9
+"""The longest time between two complete scans, so that an email of a long transaction waits at most a second longer."""
+LATE_SECONDS: Final = 1.0
+"""How much later than it is due a row may be committed so that every scan finds it."""
 LIST_SHARE: Final = 1 / 50
 """During a backlog, the relay spends at most this share of its time on finding the tenants that have due emails."""
 CHECK_SHARE: Final = 1 / 50
@@ -64,6 +74,7 @@ class PointerPublisher:
         *,
         mark_after_seconds: float = MARK_AFTER_SECONDS,
         check_share: float = CHECK_SHARE,
+        complete_share: float = COMPLETE_SHARE,
     ) -> None:
         """
         Args:
@@ -71,15 +82,20 @@ class PointerPublisher:
             mark_after_seconds: How long after the confirm the relay clears the due mark, if no lease has cleared it.
             check_share: The relay spends at most this share of its time on reading published emails again. But it waits
                 at most `mark_after_seconds` before the next such read.
+            complete_share: See COMPLETE_SHARE.
         """
         self._shares = shares
         self._mark_after_seconds = mark_after_seconds
         self._check_share = check_share
+        self._complete_share = complete_share
         self._unconfirmed: dict[UUID, datetime] = {}
         self._confirmed = ConfirmedMessages()
         self._published_until: dict[Tenant, datetime] = {}  # by tenant: the latest due time of its published emails
         self._checked_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
+        # When the last complete scan began, when the next is due, and the first due time that later scans have found.
+        self._completed_at = self._complete_due_at = 0.0
+        self._read_since = THE_END
         # The following fields are the state of `_scan_by_tenant`.
         self._has_backlog = False
         # Tenants that had due rows when the tenants were last listed, and whose rows were not all read since.
@@ -113,7 +129,7 @@ class PointerPublisher:
         """
         await self._wait_for_confirms()
         if is_last:
-            self._list_due_at = self._check_due_at = 0.0
+            self._list_due_at = self._check_due_at = self._complete_due_at = 0.0
         self._wait_seconds = math.inf
         new = [] if self._has_backlog else await self._scan_in_order(outbox)
         if self._has_backlog:
@@ -149,26 +165,37 @@ class PointerPublisher:
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     async def _scan_in_order(self, outbox: Outbox) -> list[DuePointer]:
-        """Reads all due rows, and returns those to publish now.
+        """Reads the due rows, and returns those to publish now.
 
         If the due rows do not fit into one page, returns no rows, and the scans by tenant begin.
         """
         began_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
-        rows = await outbox.find_publish_due(most)
+        is_complete = began_at >= self._complete_due_at
+        rows = await outbox.find_publish_due(
+            most, None if is_complete else began_at - self._completed_at + LATE_SECONDS
+        )
         if len(rows) == most or len(self._confirmed) > BATCH:
             self._has_backlog = True
             self._list_due_at = self._check_due_at = 0.0
             return []
-        self._checked_at = began_at
-        self._confirmed.retain({row.email_id: row.due_at for row in rows}, until=None)
-        self._published_until = {row.tenant: row.due_at for row in rows if self._is_known(row)}
+        if is_complete:
+            self._checked_at = self._completed_at = began_at
+            ended_at = time.monotonic()
+            self._complete_due_at = ended_at + min((ended_at - began_at) / self._complete_share, COMPLETE_SECONDS)
+            self._published_until, self._read_since, since = {}, THE_END, THE_START
+        else:  # all scans after a complete scan begin at the same due time, which is not later than that of their rows
+            since = self._read_since = min(self._read_since, rows[0].due_at if rows else THE_END)
+        self._confirmed.retain({row.email_id: row.due_at for row in rows}, since=since)
+        self._published_until |= {row.tenant: row.due_at for row in rows if self._is_known(row)}
         found: dict[Tenant, list[DuePointer]] = {}
         for row in rows:
             if not self._is_known(row):
                 found.setdefault(row.tenant, []).append(row)
         order = self._shares.allot({tenant: len(new) for tenant, new in found.items()}, BATCH)
         self._wait_seconds = self._shares.wait_seconds
+        if len(order) == BATCH or self._wait_seconds < math.inf:
+            self._complete_due_at = 0.0  # the next scan must find the rows that are left, however long they are due
         return _in_turn(order, found)
 
     async def _scan_by_tenant(self, outbox: Outbox) -> list[DuePointer]:
@@ -216,7 +243,7 @@ class PointerPublisher:
         found = await self._find(outbox, ranges) if ranges else {}
         cut_at = [rows[-1].due_at for rows in found.values() if len(rows) == most]
         due = {row.email_id: row.due_at for rows in found.values() for row in rows}
-        self._confirmed.retain(due, until=min(cut_at, default=None))
+        self._confirmed.retain(due, until=min(cut_at, default=THE_END))
         for tenant, rows in found.items():
             if late := next((row for row in rows if not self._is_known(row)), None):
                 self._resume_from[tenant] = late.due_at, sum(row.due_at == late.due_at for row in rows)
@@ -283,7 +310,7 @@ class PointerPublisher:
             self._confirmed.add(due, time.monotonic())
             if not all(confirmed):
                 # Unconfirmed emails are still due. The scan has already passed their due times, so begin again.
-                self._list_due_at = self._check_due_at = 0.0
+                self._list_due_at = self._check_due_at = self._complete_due_at = 0.0
 
     async def _wait_for_confirms(self) -> None:
         """If more than BATCH emails are unconfirmed, waits for RabbitMQ's answers, but only for CONFIRM_SECONDS."""

@@ -1,6 +1,7 @@
 """Publishes to one queue. While RabbitMQ refuses the queue's messages, waits longer and longer before the next try.
 
-Each queue has a separate writer, so that a missing DLQ does not delay emails.
+Each queue has a separate writer, so that a missing DLQ does not delay emails. If RabbitMQ returns messages because the
+queue has lost its binding, the writer binds the queue again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.publisher import Publisher, PublishResults
 from dispatcher.domain.backoff import Backoff
+from dispatcher.errors import BrokerUnavailable
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -67,7 +69,7 @@ class QueueWriter:
         elif self._closed_at < written_at:
             # The batch was published after the last refusal arrived. A refusal of an earlier batch does not lengthen
             # the backoff.
-            self._close(answers)
+            await self._close(answers)
         if self._outage.reset():
             self._log.info("broker.connected")
         return answers
@@ -83,12 +85,20 @@ class QueueWriter:
         metrics.UNROUTABLE_EMAILS.add(len(confirmed) - published, self._kind)
         return published
 
-    def _close(self, answers: PublishResults) -> None:
+    async def _close(self, answers: PublishResults) -> None:
         seconds = self._backoff.next_wait(random.random)
         self._closed_at = time.monotonic()
         self._opens_at = self._closed_at + seconds
         fields = {"queue": self._queue, "retry_in_seconds": round(seconds, 2)}
         if answers.returned:
-            self._log.error("relay.unroutable", count=answers.returned, **fields)
+            self._log.error("relay.unroutable", count=answers.returned, reason=await self._bind(), **fields)
         if (unconfirmed := answers.count(False) - answers.returned) > 0:
             self._log.error("relay.unconfirmed", count=unconfirmed, **fields)
+
+    async def _bind(self) -> str:
+        """Restores the binding of the queue, if it is missing. Returns why RabbitMQ could not route messages."""
+        try:
+            await self._publisher.bind(self._queue)
+        except BrokerUnavailable as fault:
+            return str(fault)
+        return "The queue was not bound to the exchange. The relay has bound it now."

@@ -16,6 +16,7 @@ from uuid import UUID
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.enqueueing import (
     Draft,
+    Holders,
     Key,
     attachment_parameters,
     has_attachments,
@@ -39,12 +40,12 @@ class Insertion:
         due_at: For each inserted email, by id: when the relay publishes the email, if the API process has not published
             it by then. None if the email has a later send_at, and must not be published before that time.
         direct_lane: The lane of each email that the API process itself must publish, by id.
-        known: For each key that already existed, the id and payload hash of the email that has the key.
+        known: The emails of the keys that already existed.
     """
 
     due_at: Mapping[UUID, datetime | None]
     direct_lane: Mapping[UUID, str]
-    known: Mapping[Key, tuple[UUID, bytes]]
+    known: Holders
 
 
 class DraftStore:
@@ -87,7 +88,7 @@ class DraftStore:
                 due_at: dict[UUID, datetime | None] = {row[0]: row[1] for row in rows}
                 if attachments := attachment_parameters(drafts, set(due_at)):
                     await fetch(connection, "enqueue_attachments", attachments)
-            known: Mapping[Key, tuple[UUID, bytes]] = {}
+            known: Holders = {}
             if keys := key_parameters(drafts, set(due_at)):
                 known = holders(await fetch(connection, "find_by_key", keys))
             if sum(parameters["octets"]) > LARGE_OCTETS:
@@ -95,8 +96,8 @@ class DraftStore:
             direct_lane = {row[0]: row[2] for row in rows if row[2] is not None}
             return Insertion(due_at, direct_lane, known)
 
-    async def find(self, drafts: Sequence[Draft]) -> Mapping[Key, bytes]:
-        """The stored payload hashes of the drafts whose keys already exist, by key."""
+    async def find(self, drafts: Sequence[Draft]) -> Mapping[Key, bytes | None]:
+        """For each key that already exists, the payload hash of the draft that repeats its email; None if none does."""
         parameters = key_parameters(drafts, set())
         rows = await fetch(self._pool, "find_by_key", parameters)
         return {key: payload_hash for key, (_, payload_hash) in holders(rows).items()}

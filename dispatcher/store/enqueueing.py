@@ -6,7 +6,7 @@ This module executes nothing. `producers` executes the statements on the applica
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -24,6 +24,8 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f
 
 Parameters = dict[str, Any]
 Key = tuple[str, str]
+Holders = dict[Key, tuple[UUID, bytes | None]]
+"""For each key that exists, the id of its email, and the hash of the drafts with the same payload (None: no draft)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class Draft:
     """An email to insert, with the id that the email gets if its key is new.
 
     Attributes:
-        payload_hash: The hash of the content. If the key already exists, this hash is compared with the stored email's
-            hash.
+        payload_hash: The hash of the content. If the key already exists, PostgreSQL compares this hash with the stored
+            email's hash.
         lane: The lane that the email or its API key sets. If None, an operator's lane rule for the sender decides;
             without such a rule, the lane is `normal`.
     """
@@ -147,15 +149,16 @@ def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Param
 def key_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
     """The parameters of the statement `find_by_key` for the emails whose key already existed; None if every key was
     new."""
-    keys = sorted({item.key for item in drafts if item.email_id not in inserted})
+    keys = sorted({(*item.key, item.payload_hash) for item in drafts if item.email_id not in inserted})
     if not keys:
         return None
-    return {"tenant_ids": [tenant for tenant, _ in keys], "message_keys": [key for _, key in keys]}
+    tenants, message_keys, payload_hashes = map(list, zip(*keys, strict=True))
+    return {"tenant_ids": tenants, "message_keys": message_keys, "payload_hashes": payload_hashes}
 
 
-def holders(rows: Iterable[Sequence[Any]]) -> Mapping[Key, tuple[UUID, bytes]]:
-    """Converts the rows of `find_by_key`: for each key, returns the id and payload hash of its email."""
-    return {(tenant, key): (email_id, bytes(payload_hash)) for tenant, key, email_id, payload_hash in rows}
+def holders(rows: Iterable[Sequence[Any]]) -> Holders:
+    """Converts the rows of `find_by_key`."""
+    return {(tenant, key): (email_id, found and bytes(found)) for tenant, key, email_id, found in rows}
 
 
 def _recipients(email: Message) -> dict[str, tuple[str, ...]]:

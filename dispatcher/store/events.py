@@ -160,3 +160,13 @@ async def settle_proven(source: Source, email_ids: Collection[UUID]) -> list[Set
     if not email_ids:
         return []
     return await fetch(source, "settle_proven", ids_within(set(email_ids)), into=SettledEmail)
+
+
+async def list_certificates(source: Source, limit: int) -> list[tuple[str, str]]:
+    """The URL and the PEM text of each certificate of Amazon SNS that has verified a message, newest first."""
+    return [(url, pem) for url, pem in await fetch(source, "list_sns_certificates", {"limit": limit})]
+
+
+async def store_certificate(source: Source, url: str, pem: str, limit: int) -> None:
+    """Stores a certificate of Amazon SNS. Deletes the oldest certificates if there are more than `limit`."""
+    await fetch(source, "store_sns_certificate", {"url": url, "pem": pem, "limit": limit})

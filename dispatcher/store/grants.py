@@ -28,19 +28,21 @@ class Role:
     grants: tuple[str, ...]
 
 
-def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
+def roles_of(*, producer: str, dispatcher: str, reader: str, is_exact: bool = False) -> list[Role]:
     """The three kinds of roles, each with only the rights that it needs. The roles do not need to exist yet.
 
     Args:
         producer: The name of the producer role.
         dispatcher: The name of the dispatcher role.
         reader: The name of the reader role.
+        is_exact: Whether the statements first take the rights that only the library of earlier releases needs.
 
     Raises:
         ValueError: PostgreSQL does not accept one of the names.
     """
+    revoked = query("revoke_producer") + b";" if is_exact else b""
     return [
-        _role("producer", producer, "an application that enqueues with the library", query("grant_producer")),
+        _role("producer", producer, "an application that enqueues with the library", revoked + query("grant_producer")),
         _role(
             "dispatcher",
             dispatcher,

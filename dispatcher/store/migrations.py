@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC
 from functools import cache, partial
 from hashlib import sha256
@@ -23,6 +23,8 @@ from psycopg.pq import TransactionStatus
 
 from dispatcher.errors import SchemaError, StoreBusy, StoreTooSlow
 from dispatcher.store.connections import AsyncSession, Session, translated
+from dispatcher.store.indexes import Index, indexes_of, lasting_indexes, without_indexes
+from dispatcher.store.old_transactions import find_oldest_transaction
 from dispatcher.store.queries import query, schema
 from dispatcher.store.statements import Row, fetch, fetch_sync
 
@@ -41,7 +43,6 @@ _EXCLUSIVE: Final = "access exclusive"
 _LOCK_MODES: Final = {
     _EXCLUSIVE: re.compile(r"\b(?:alter|drop) table (\w+)"),
     "share row exclusive": re.compile(r"\bcreate trigger\b[^;]*? on (\w+)"),
-    "share": re.compile(r"\bcreate (?:unique )?index \w+ on (\w+)"),
 }
 """The lock that each kind of statement in a migration needs, the strongest first."""
 
@@ -91,6 +92,7 @@ def apply_missing(
     connection: Session,
     *,
     tries: int = TRIES,
+    report_plan: Callable[[str], object] = str,
     report_start: Callable[[str], object] = str,
     report_wait: Callable[[str], object] = str,
 ) -> Iterator[str]:
@@ -99,15 +101,16 @@ def apply_missing(
     Idempotent; concurrent calls wait for each other. A new database gets all migrations in one transaction. In a
     database that is in use, each migration is a transaction of its own, and waits for the locks of tables only for
     `LOCK_SECONDS`, because every other session that needs the table waits behind it. Between two tries, all sessions
-    proceed for `PAUSE_SECONDS`.
+    proceed for `PAUSE_SECONDS`. Indexes are built concurrently (see `indexes`).
 
     Args:
         tries: How often each migration tries to lock its tables.
+        report_plan: Called with a text for each missing migration before the first change of a database in use.
         report_start: Called with a text before each change.
         report_wait: Called with a text when a change has to wait, with the sessions that block it.
 
     Raises:
-        StoreBusy: A table was locked in every try. The message names the sessions that block it.
+        StoreBusy: A table was locked in every try, or a transaction was open for too long. The message names it.
         SchemaError: The database's encoding is not UTF-8, the database is newer than this release, the file of an
             applied migration was edited, a different schema has our tables, another application has a table with the
             name of one of our tables, or the role lacks a right.
@@ -122,12 +125,20 @@ def apply_missing(
             with translated(), connection.transaction():
                 changes = [*_create_schema(connection), *(_apply(connection, each) for each in missing)]
             yield from changes
-            missing = []
+            applied, missing = {migration.number for migration in missing}, []
         for migration in missing:
+            report_plan(_planned(connection, migration))
+        build = partial(_build_indexes, connection, tries, report_start, report_wait)
+        done = [migration.text for migration in all_migrations() if migration.number in applied]
+        yield from build(lasting_indexes(done).values())
+        for migration in missing:
+            yield from build([each for each in indexes_of(migration.text) if each.if_not_exists])
             report_start(f"applying migration {migration.subject}")
-            tables = tables_to_lock(migration.text)
-            apply = partial(_apply, connection, migration)
+            rest = replace(migration, text=without_indexes(migration.text))
+            tables, apply = tables_to_lock(rest.text), partial(_apply, connection, rest)
             yield _retried(connection, f"Migration {migration.subject}", tables, apply, tries, report_wait)
+            done.append(migration.text)
+            yield from build(lasting_indexes(done).values())
         make = partial(fetch_sync, connection, "make_partitions", {"weeks_ahead": WEEKS_AHEAD})
         if made := _retried(connection, "The creation of partitions", {}, make, tries, report_wait):
             yield f"created {len(made)} {'partition' if len(made) == 1 else 'partitions'}"
@@ -135,7 +146,10 @@ def apply_missing(
 
 @contextmanager
 def _locked_migrations(connection: Session, report_wait: Callable[[str], object]) -> Iterator[None]:
-    """Holds the lock of `init`. Waits for another `init` as long as that takes, because nothing else waits for it."""
+    """Holds the lock of `init`. Waits for another `init` as long as that takes, because nothing else waits for it.
+
+    The wait is no statement, because an index build waits for each statement, and this one would wait for the build.
+    """
     with suppress(pg.UndefinedObject, pg.InvalidParameterValue):  # an old server, or its operating system cannot do it
         connection.execute(query("check_client"))
     is_waiting = False
@@ -168,6 +182,53 @@ def _apply(connection: Session, migration: Migration) -> str:
     row = {"number": migration.number, "name": migration.name, "checksum": migration.checksum}
     fetch_sync(connection, "record_migration", row)
     return f"applied migration {migration.subject}"
+
+
+def _planned(connection: Session, migration: Migration) -> str:
+    built = indexes_of(migration.text)
+    tables = [*tables_to_lock(without_indexes(migration.text)), *(index.table for index in built)]
+    rows = fetch_sync(connection, "estimate_rows", {"schema": schema(), "tables": list(dict.fromkeys(tables))})
+    changed = ", ".join(f"{table} ({estimate:,})" for table, estimate in rows) or "none"
+    later = f"; builds {', '.join(index.name for index in built)} while others read and write" if built else ""
+    return f"migration {migration.subject} changes these tables (with about so many rows): {changed}{later}"
+
+
+def _build_indexes(
+    connection: Session,
+    tries: int,
+    report_start: Callable[[str], object],
+    report_wait: Callable[[str], object],
+    wanted: Iterable[Index],
+) -> Iterator[str]:
+    """Builds each index that is missing or invalid. A build waits for open transactions, but no writer waits for it."""
+    limit_seconds = tries * (LOCK_SECONDS + PAUSE_SECONDS)
+    valid = find_valid_indexes(connection)
+    for index in (each for each in wanted if each.name not in valid):
+        fetch_sync(connection, "prepare_build", {"schema": schema(), "lock_seconds": limit_seconds})
+        if old := find_oldest_transaction(connection, older_seconds=LOCK_SECONDS):
+            report_wait(f"The index {index.name} waits up to {limit_seconds:g} s for {old}.")
+        for statement, table, rows in fetch_sync(connection, "plan_build", asdict(index)):
+            report_start(f"building the index {index.name} on {table} (rows: about {rows:,})")
+            try:
+                with translated(), _explained(f"The index {index.name}"):
+                    connection.execute(statement.encode())
+            except StoreBusy as error:
+                old = find_oldest_transaction(connection, older_seconds=0.0)
+                raise StoreBusy(
+                    f"The index {index.name} on {table} is not built, because of "
+                    f"{old or 'a transaction that has ended meanwhile'}.",
+                    remedy=f"Processes that run continue to work. {old.remedy + '; then repeat' if old else 'Repeat'} "
+                    "`dispatcher init`, which builds the index.",
+                ) from error
+        if index.name not in find_valid_indexes(connection):  # a partitioned table, whose partitions have the index
+            create = partial(connection.execute, index.statement.encode())
+            _retried(connection, f"The index {index.name}", {index.table: "share"}, create, tries, report_wait)
+        yield f"built index {index.name}"
+
+
+def find_valid_indexes(connection: Session) -> set[str]:
+    """The names of the indexes that PostgreSQL uses."""
+    return {name for (name,) in fetch_sync(connection, "find_valid_indexes", {"schema": schema()})}
 
 
 def tables_to_lock(text: str) -> dict[str, str]:
@@ -251,6 +312,12 @@ def _explained(step: str) -> Iterator[None]:
             f'{step} failed in the schema "{schema()}": {error.diag.message_primary}.',
             remedy="The existing object belongs to another application. Set DISPATCHER_DATABASE_SCHEMA to a schema "
             "that no other application uses.",
+        ) from error
+    except pg.UniqueViolation as error:
+        raise SchemaError(
+            f'{step} failed in the schema "{schema()}", because two rows have the same key.',
+            remedy="Probably, a new C library of the operating system orders texts differently, and the old index did "
+            "not find one of the rows. Delete the younger row, then repeat `dispatcher init`.",
         ) from error
     except pg.InsufficientPrivilege as error:
         raise SchemaError(

@@ -72,3 +72,8 @@ async def touch(session: AsyncSession, token_hash: bytes) -> None:
 async def delete(session: AsyncSession, token_hash: bytes) -> None:
     """Ends a session. Idempotent."""
     await fetch(session, "delete_ops_session", {"token_hash": token_hash})
+
+
+async def use_sign_in(session: AsyncSession, state_hash: bytes) -> bool:
+    """Records that a sign-in came back from the issuer. Returns False if it had come back before."""
+    return bool(await fetch(session, "use_sign_in", {"state_hash": state_hash}))

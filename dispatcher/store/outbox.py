@@ -133,9 +133,13 @@ class Outbox:
         with translated():
             return len([each async for each in self._session.notifies(timeout=seconds, stop_after=1)])
 
-    async def find_publish_due(self, limit: int) -> list[DuePointer]:
-        """Up to `limit` emails whose message must be published, longest due first."""
-        parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS}
+    async def find_publish_due(self, limit: int, since_seconds: float | None = None) -> list[DuePointer]:
+        """Up to `limit` emails whose message must be published, longest due first.
+
+        Args:
+            since_seconds: Leaves out emails that have been due for longer; None leaves out none.
+        """
+        parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS, "since_seconds": since_seconds}
         try:
             return from_rows(DuePointer, await self._fetch("find_publish_due", parameters))
         except StatementRefused:

@@ -144,3 +144,8 @@ async def find_database_id(source: Source) -> UUID:
 def find_filled_defaults(connection: Session) -> list[str]:
     """The default partitions that contain rows. These rows were inserted when their week had no partition."""
     return [name for (name,) in fetch_sync(connection, "find_filled_defaults")]
+
+
+def find_hash_readers(connection: Session) -> list[str]:
+    """The roles of applications that can read the hashes of all payloads."""
+    return [name for (name,) in fetch_sync(connection, "find_hash_readers")]

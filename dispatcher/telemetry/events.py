@@ -133,7 +133,7 @@ EVENTS: Final = MappingProxyType(
         "again. Fields: count, queue, reason.",
         "relay.dead_lettered": "The relay published dead letters to the DLQ. Field: count.",
         "relay.unroutable": "RabbitMQ could not route messages to a queue. Their emails stay due. Fields: count, "
-        "queue, retry_in_seconds.",
+        "queue, retry_in_seconds, reason (the queue is missing, or was not bound and is bound now).",
         "relay.unconfirmed": "RabbitMQ did not confirm messages: the queue has no quorum or is full, or the connection "
         "was lost. Their emails stay due. Fields: count, queue, retry_in_seconds.",
         "api.started": "The HTTP API listens. Field: listener.",

@@ -2,7 +2,7 @@
 -- that may connect to the database can take.
 
 create table named_lock (
-    name text not null,
+    name text collate "C" not null,
     pid integer not null,
     key integer not null,
     taken_at timestamptz not null default clock_timestamp(),

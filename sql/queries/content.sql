@@ -15,10 +15,14 @@ join dispatcher.email_log using (email_id)
 where email_id = %(email_id)s;
 
 -- name: find_attachments
--- The attachments in order, each with its size.
+-- The attachments in order, each with its size. `enqueue_attachments` inserts an email's attachments with the positions
+-- 0 to attachment_count - 1. A row with another position was added to the email later, so it is not part of the email.
 select position, filename, content_type, octet_length(content)
 from dispatcher.email_attachment
 where email_id = %(email_id)s
+    and position between 0 and (
+        select attachment_count - 1 from dispatcher.email_content where email_id = %(email_id)s
+    )
 order by position;
 
 -- name: find_attachment_slice
@@ -39,4 +43,7 @@ select (
     select coalesce(sum(octet_length(content)), 0)
     from dispatcher.email_attachment
     where email_id = %(email_id)s
+        and position between 0 and (
+            select attachment_count - 1 from dispatcher.email_content where email_id = %(email_id)s
+        )
 );

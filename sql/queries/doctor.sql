@@ -13,6 +13,16 @@ union all
 select 'email_attempt_default'
 where exists (select 1 from dispatcher.email_attempt_default);
 
+-- name: find_hash_readers
+-- The roles to which an earlier release granted the right to read the hashes of payloads. No row: `dispatcher topology
+-- grants --exact` has revoked it, or no such role exists.
+select acl.grantee::regrole::text
+from pg_attribute, aclexplode(attacl) as acl
+where attrelid = 'dispatcher.email_idempotency'::regclass
+    and attname = 'payload_hash'
+    and acl.privilege_type = 'SELECT'
+order by 1;
+
 -- name: sample_pending
 -- The oldest pending emails, with the fields that decide whether a provider can send them; no bodies, no attachments.
 select
@@ -25,3 +35,49 @@ from (
     limit %(limit)s
 ) as e
 join dispatcher.email_content as c on c.email_id = e.email_id;
+
+-- name: find_oldest_transaction
+-- The session, prepared transaction, replication slot or standby that keeps the oldest row versions of this database, if
+-- it is open for more than older_seconds, or, if that is not known, if more than 200,000 transactions have begun since.
+-- PostgreSQL may not show when the transaction of a different user began. Autovacuum keeps no row versions.
+select kind, name, user_name, application, since, transactions
+from (
+    select
+        'session' as kind, pid::text as name, usename::text as user_name,
+        coalesce(nullif(application_name, ''), backend_type) as application, xact_start as since,
+        greatest(age(backend_xmin), age(backend_xid)) as transactions
+    from pg_stat_activity
+    where datname = current_database()
+        and pid <> pg_backend_pid()
+        and backend_type is distinct from 'autovacuum worker'
+    union all
+    select 'prepared transaction', gid, owner::text, null, prepared, age(transaction)
+    from pg_prepared_xacts
+    where database = current_database()
+    union all
+    select 'replication slot', slot_name::text, null, plugin::text, null, age(xmin)
+    from pg_replication_slots
+    union all
+    select 'standby', coalesce(nullif(application_name, ''), pid::text), usename::text, null, null, age(backend_xmin)
+    from pg_stat_replication
+) as holder
+where transactions is not null
+    and case
+        when since is not null then since < clock_timestamp() - %(older_seconds)s * interval '1 second'
+        else transactions > 200000
+    end
+order by transactions desc, since
+limit 1;
+
+-- name: find_collation_versions
+-- The version of the database's collation when its indexes were built, the version now, and the quoted name of the
+-- database. Some collations have no version. One row. Needs PostgreSQL 15.
+select
+    coalesce(datcollversion, 'unknown'),
+    case
+        when datcollversion is null then 'unknown'
+        else coalesce(pg_database_collation_actual_version(oid), 'unknown')
+    end,
+    quote_ident(datname::text)
+from pg_database
+where datname = current_database();

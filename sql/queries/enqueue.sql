@@ -56,7 +56,7 @@ claimed as (
     from input
     where expires_at is null
         or expires_at::timestamptz > clock_timestamp()
-    on conflict (tenant_id, message_key) do nothing
+    on conflict do nothing
     returning email_id
 ),
 -- The emails whose key is new, each with its lane and the lane's policy; without the content, which may be large.
@@ -151,7 +151,8 @@ from unnest(
 );
 
 -- name: find_by_key
--- The emails that have these message keys: one row per key that exists.
-select k.tenant_id, k.message_key, k.email_id, k.payload_hash
-from unnest(%(tenant_ids)b::text[], %(message_keys)b::text[]) as t (tenant_id, message_key)
-join dispatcher.email_idempotency as k using (tenant_id, message_key);
+-- The emails that have these message keys. A row per key that exists and hash that is given for it: the hash, if it is
+-- the stored one; otherwise null. The row of the stored hash is the last row of its key. Deletes the keys that have no
+-- email: then the key has no row, and `enqueue` can insert it.
+select tenant_id, message_key, email_id, payload_hash
+from dispatcher.find_keys(%(tenant_ids)b::text[], %(message_keys)b::text[], %(payload_hashes)b::bytea[]);

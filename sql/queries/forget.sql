@@ -60,15 +60,16 @@ order by e.email_id;
 
 -- name: forget_emails
 -- Erases a recipient from finished emails (sent, failed, held or cancelled), in one commit. Deletes the content, the
--- attachments and the recipients' hashes of these emails. Deletes the hash of the address from their events, and all
--- texts of providers, because these texts may quote the address. An event's key is made from the hash, so the key is
--- replaced by a random key. The rows of email_log stay, to prove that the emails existed. Each changed email is
--- audited, without the address.
+-- attachments and the recipients' hashes of these emails. Empties the hashes of their payloads, because a guess of the
+-- payload has the same hash. So a repeated enqueue of such an email is a conflict. Deletes the hash of the address from
+-- their events, and all texts of providers, because these texts may quote the address. An event's key is made from the
+-- hash, so the key is replaced by a random key. The rows of email_log stay, to prove that the emails existed. Each changed
+-- email is audited, without the address.
 -- Returns a row per email: whether the email is finished (an unfinished email is not changed), whether another
 -- transaction has locked its row (then the email is not changed, either), whether it had content, and its number of
 -- attachments and of events with the hash.
 with free as (
-    select email_id
+    select email_id, tenant_id, message_key
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
@@ -92,6 +93,14 @@ recipient as (
     delete from dispatcher.email_recipient
     where email_id = any(array(select email_id from free))
         and email_id between %(lowest_id)s and %(highest_id)s
+),
+key as (
+    update dispatcher.email_idempotency as k
+    set payload_hash = ''
+    from free
+    where k.tenant_id = free.tenant_id
+        and k.message_key = free.message_key
+        and k.payload_hash <> ''
 ),
 event as (
     update dispatcher.email_event

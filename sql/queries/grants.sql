@@ -3,15 +3,20 @@
 -- columns, LISTEN and NOTIFY need no rights, either. No default privilege is granted for later tables, because a reader
 -- could then read the content of emails.
 
+-- name: revoke_producer
+-- Takes the rights that earlier releases granted to an application, and that the library of this release does not need.
+-- Executed before grant_producer, in the same transaction. No rows.
+revoke all on dispatcher.email_idempotency from {role};
+
 -- name: grant_producer
 -- An application that enqueues with the library: it inserts emails, and finds their ids by their keys. No rows.
 grant usage on schema dispatcher to {role};
 grant insert on
-    dispatcher.email_idempotency, dispatcher.email_log, dispatcher.email_content, dispatcher.email_attachment,
-    dispatcher.email_recipient
+    dispatcher.email_log, dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient
     to {role};
-grant execute on function dispatcher.hash_addresses to {role};
-grant select (tenant_id, message_key, email_id, payload_hash) on dispatcher.email_idempotency to {role};
+grant insert (tenant_id, message_key, email_id, payload_hash), select (email_id) on dispatcher.email_idempotency
+    to {role};
+grant execute on function dispatcher.hash_addresses, dispatcher.find_keys to {role};
 grant select (email_id, publish_due_at) on dispatcher.email_log to {role};
 grant select on dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.relay_polls to {role};
 
@@ -28,11 +33,12 @@ grant select, insert, update, delete on
     dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression,
     dispatcher.outgoing_event, dispatcher.webhook, dispatcher.webhook_retry, dispatcher.pause,
     dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.tenant_limit, dispatcher.domain_limit,
-    dispatcher.domain_line, dispatcher.ops_session, dispatcher.minute_sample, dispatcher.named_lock
+    dispatcher.domain_line, dispatcher.ops_session, dispatcher.minute_sample, dispatcher.named_lock,
+    dispatcher.sns_certificate
     to {role};
 grant select, insert, delete on
     dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient, dispatcher.inbound_message,
-    dispatcher.relay_polls
+    dispatcher.ops_sign_in, dispatcher.relay_polls
     to {role};
 grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispatcher.operator_audit to {role};
 grant update (error) on dispatcher.email_attempt to {role};
@@ -43,7 +49,7 @@ grant select on
     to {role};
 grant execute on function
     dispatcher.email_id_lowest_at, dispatcher.email_partitions_ended, dispatcher.hash_addresses,
-    dispatcher.recipient_domains, dispatcher.find_recipients,
+    dispatcher.find_keys, dispatcher.recipient_domains, dispatcher.find_recipients,
     dispatcher.find_dead_emails(
         text, text, text, text, text, double precision, double precision, uuid[], boolean, text, text
     ),

@@ -42,3 +42,15 @@ where token_hash = %(token_hash)s;
 -- Ends a session. No rows.
 delete from dispatcher.ops_session
 where token_hash = %(token_hash)s;
+
+-- name: use_sign_in
+-- Records that a sign-in with OpenID Connect came back from the issuer, and deletes what was recorded for older sign-ins,
+-- which have expired. No row: it had come back before.
+with expired as (
+    delete from dispatcher.ops_sign_in
+    where used_at < clock_timestamp() - interval '1 hour'
+)
+insert into dispatcher.ops_sign_in (state_hash)
+values (%(state_hash)s)
+on conflict (state_hash) do nothing
+returning state_hash;

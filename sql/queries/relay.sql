@@ -20,10 +20,14 @@ delete from dispatcher.relay_polls;
 -- and marks more than ahead_seconds ahead. Hundreds of thousands of emails that wait for an unavailable provider may
 -- have marks between these ranges, and are not read. An expired email is not published, because cancel_expired is about
 -- to cancel it.
+-- Marks of more than since_seconds ago are left out. While an old transaction is open, the index keeps the entries of all
+-- marks that were cleared since it began, and a search from the first mark on would read them again each time. Null: none
+-- is left out.
 (
     select email_id, message_key, correlation_id, traceparent, publish_due_at, lane, tenant_id
     from dispatcher.email_log
     where publish_due_at < now()
+        and publish_due_at >= coalesce(now() - %(since_seconds)s::double precision * interval '1 second', '-infinity')
         and (expires_at is null or expires_at > now())
     order by publish_due_at
     limit %(limit)s
@@ -48,6 +52,7 @@ from (
         select email_id, publish_due_at
         from dispatcher.email_log
         where publish_due_at < now()
+            and publish_due_at >= coalesce(now() - %(since_seconds)s::double precision * interval '1 second', '-infinity')
             and (expires_at is null or expires_at > now())
         order by publish_due_at
         limit %(limit)s

@@ -81,6 +81,77 @@ begin
 end
 $$;
 
+-- name: find_valid_indexes
+-- The names of the indexes in our schema that PostgreSQL uses. The index of a partitioned table is valid if it is valid on
+-- every partition.
+select c.relname::text
+from pg_index as i
+join pg_class as c on c.oid = i.indexrelid
+join pg_namespace as n on n.oid = c.relnamespace
+where n.nspname = %(schema)s
+    and i.indisvalid;
+
+-- name: prepare_build
+-- For the statements of plan_build, which cannot be in a transaction: the search_path of enter_schema, and the limit of
+-- each wait for another session. A session that reads or writes does not wait for such a statement. One row.
+select
+    set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', false),
+    set_config('statement_timeout', '0', false),
+    set_config('lock_timeout', %(lock_seconds)s::text || 's', false);
+
+-- name: plan_build
+-- The statements, in order, that build an index while other sessions write, each with the estimated number of the
+-- table's rows. The index of a partitioned table is built on each partition; when the index of the partitioned table
+-- itself is created afterwards, PostgreSQL takes over these indexes. An invalid index of an interrupted build is dropped
+-- first. No row: nothing is left to build concurrently. Needs prepare_build.
+with part as (
+    select
+        c.oid, c.relname,
+        case when c.oid = to_regclass(quote_ident(%(table)s)) then %(name)s else left(c.relname || '_' || %(name)s, 63) end
+            as index_name
+    from pg_class as c
+    where c.relkind = 'r'
+        and (
+            c.oid = to_regclass(quote_ident(%(table)s))
+            or c.oid in (select relid from pg_partition_tree(to_regclass(quote_ident(%(table)s))))
+        )
+)
+select step.statement, p.relname::text, greatest(c.reltuples, 0)::bigint
+from part as p
+join pg_class as c on c.oid = p.oid
+left join pg_index as i on i.indexrelid = to_regclass(quote_ident(p.index_name))
+cross join lateral (
+    values
+        (1, case when not i.indisvalid then format('drop index concurrently %%I', p.index_name) end),
+        (
+            2,
+            case
+                when i.indisvalid is not true
+                    then format(
+                        'create %%sindex concurrently %%I on %%I%%s',
+                        %(unique)s::text, p.index_name, p.relname, %(definition)s::text
+                    )
+            end
+        )
+) as step (number, statement)
+where step.statement is not null
+order by p.relname, step.number;
+
+-- name: estimate_rows
+-- For each of these tables that exists: the estimated number of its rows, with those of its partitions.
+select t.name, coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
+from unnest(%(tables)s::text[]) with ordinality as t (name, number)
+join pg_class as root on root.oid = to_regclass(quote_ident(%(schema)s) || '.' || quote_ident(t.name))
+cross join lateral (
+    select root.oid
+    union
+    select relid
+    from pg_partition_tree(root.oid)
+) as part (id)
+join pg_class as c on c.oid = part.id and c.relkind = 'r'
+group by t.name, t.number
+order by t.number;
+
 -- name: find_blockers
 -- The oldest sessions, at most three, whose transactions are older than age_seconds and hold a lock on this table or its
 -- partitions (on any of our tables, if its name is empty). A session that only reads counts only if blocks_readers.

@@ -25,6 +25,7 @@ from dispatcher.dev.servers import stop as stop_servers
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.acceptance.test_metrics import address_of, failing, get
+from tests.store.test_outgoing_events import disk_full
 from tests.supervisor.program import Program, eventually
 
 pytestmark = pytest.mark.slow
@@ -303,3 +304,31 @@ def test_readyz_and_doctor_report_hanging_commits(host: Host, stoppable: Stoppab
     stop(run)
     books.assert_balanced()
     assert books.counts == {"sent": 400}
+
+
+def test_readyz_reports_on_an_idle_host_that_postgresql_has_no_disk_space(
+    host: Host, stoppable: StoppableServers
+) -> None:
+    host.sink()
+    run = host.run(METRICS_ADDRESS="127.0.0.1:0")
+    address = address_of(run)
+    eventually(lambda: failing(address) == [], "readiness")
+    with psycopg.connect(host.database_url, autocommit=True) as session:
+        with disk_full(session, "insert or update on dispatcher.host_presence"):
+            eventually(lambda: failing(address) == ["commits"], "/readyz", seconds=60)
+        eventually(lambda: failing(address) == [], "readiness")
+    stop(run)
+
+
+def test_readyz_reports_soon_that_postgresql_is_back(host: Host, stoppable: StoppableServers) -> None:
+    host.sink()
+    run = host.run(METRICS_ADDRESS="127.0.0.1:0")
+    address = address_of(run)
+    eventually(lambda: failing(address) == [], "readiness")
+    stoppable.stop(POSTGRES)
+    eventually(lambda: "database" in failing(address), "/readyz", seconds=60)
+    stoppable.restart(POSTGRES)
+
+    eventually(lambda: "database" not in failing(address), "/readyz", seconds=15)
+    eventually(lambda: failing(address) == [], "readiness", seconds=60)  # RabbitMQ is also restarted
+    stop(run)

@@ -17,7 +17,7 @@ from dispatcher.api.server import listen, serve
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.domain.api_key import Secret
-from dispatcher.events.sns import Fetch
+from dispatcher.events.sns_certificates import Fetch
 from dispatcher.store.api_keys import insert_key
 from tests.waiting import DEADLINE_SECONDS
 

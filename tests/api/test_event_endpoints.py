@@ -17,7 +17,7 @@ from dispatcher.api.event_endpoints import MAX_BODY_BYTES
 from dispatcher.config import Settings
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.events.sendgrid import SIGNATURE_HEADER
-from tests.api.running_api import Answer, Api, make_key, running
+from tests.api.running_api import EMAIL, Answer, Api, make_key, running
 from tests.events.requests import TOPIC, SendGridKey, Sns, delivery, dumped, sendgrid_event
 from tests.store.books import Books
 
@@ -217,6 +217,64 @@ async def test_forged_requests_occupy_half_of_the_slots_at_most(event_settings: 
 
     assert (second.status, second.code) == (503, "overloaded")
     assert mine.status == 200
+
+
+HEAD = (
+    "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nExpect: 100-continue\r\n{}\r\n"
+    "Content-Type: application/json\r\n\r\n"
+)
+
+
+async def stalled(api: Api, path: str, sent: int, size: int, more: str = "X: y") -> tuple[str, asyncio.StreamWriter]:
+    """Sends the first bytes of a body, and then nothing. Returns what the API answered before the body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    writer.write(HEAD.format(path, size, more).encode())
+    answer = (await reader.readline()).decode()
+    writer.write(b"x" * sent)
+    await writer.drain()
+    return answer.split()[1], writer
+
+
+@pytest.fixture
+def small_settings(event_settings: Settings) -> Settings:
+    """Settings with so little memory that a provider's share is 256 KiB."""
+    return replace(event_settings, api_memory_bytes=1 << 20, api_max_body_bytes=100 << 10)
+
+
+async def test_connections_that_send_one_byte_keep_no_event_out(small_settings: Settings, key: SendGridKey) -> None:
+    sns = Sns()
+    async with running(small_settings, fetch=sns.fetch) as api:
+        email_id = await enqueued(api)
+        headers = "\r\n".join(f"{name}: {value}" for name, value in key.headers(b"").items())
+        begun = [await stalled(api, SES, 1, 100) for _ in range(200)]
+        begun += [await stalled(api, SENDGRID, 1, 100, headers) for _ in range(200)]
+        events = [await post(api, key, [sendgrid_event(email_id)]) for _ in range(20)]
+        events += [await api.call("POST", SES, raw=dumped(sns.message(delivery(email_id)))) for _ in range(20)]
+        for _, writer in begun:
+            writer.close()
+
+    assert {answer for answer, _ in begun} == {"100"}
+    assert [answer.status for answer in events] == [204] * 40
+
+
+async def test_one_providers_requests_keep_out_no_events_of_another_one(
+    small_settings: Settings, key: SendGridKey
+) -> None:
+    sns = Sns()
+    async with running(small_settings, fetch=sns.fetch) as api:
+        email_id = await enqueued(api)
+        large = [sendgrid_event(email_id, "click", url="https://example.com/" + "a" * 40_000)]
+        begun = [await stalled(api, SES, 40 << 10, 90 << 10) for _ in range(40)]
+        refused = await api.call("POST", SES, raw=b"x" * (40 << 10))
+        events = [await post(api, key, large) for _ in range(20)]
+        events += [await api.call("POST", SES, raw=dumped(sns.message(delivery(email_id)))) for _ in range(20)]
+        enqueuing = await api.post("other", EMAIL | {"text": "a" * 60_000})
+        for _, writer in begun:
+            writer.close()
+
+    assert (refused.status, refused.code) == (503, "overloaded")
+    assert [answer.status for answer in events] == [204] * 40
+    assert enqueuing.status == 202
 
 
 async def test_an_unconfigured_provider_has_no_path(api: Api) -> None:

@@ -176,6 +176,25 @@ async def has(api: Api, path: str, outcomes: dict[str, int]) -> bool:
     return bool((await api.get(path)).json["outcomes"] == outcomes)
 
 
+async def test_the_reason_of_a_replay_is_shown_to_whose_key_gave_it_and_to_keys_for_all_tenants(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    own, colleague = (make_key(connection, scopes=["operate"]) for _ in range(2))
+    everyone = make_key(connection, scopes=["operate"], tenant_id=None)
+    of_tenant = (await api.call("POST", "/v1/replays", body=REASON, token=own)).json
+    of_operator = (await api.call("POST", "/v1/replays", body=REASON | {"tenant_id": "shop"}, token=everyone)).json
+    paths = [f"/v1/replays/{made['id']}" for made in (of_tenant, of_operator)]
+
+    seen = {
+        name: [(await api.get(path, token=token)).json["reason"] for path in paths]
+        for name, token in (("own", own), ("colleague", colleague))
+    }
+    seen["everyone"] = [(await api.get(f"{path}?tenant_id=shop", token=everyone)).json["reason"] for path in paths]
+
+    why = REASON["reason"]
+    assert seen == {"own": [why, None], "colleague": [why, None], "everyone": [why, why]}
+
+
 async def test_operator_endpoints_need_the_scope_operate(api: Api, connection: psycopg.Connection) -> None:
     token = make_key(connection)
 

@@ -4,6 +4,7 @@ the DLQ."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,7 +14,7 @@ from uuid import uuid4
 import pytest
 from pika import frame, spec
 
-from dispatcher.broker.consumer import Consumer, Delivery
+from dispatcher.broker.consumer import CANCELLED_SECONDS, Consumer, Delivery
 from dispatcher.broker.pointer import Pointer, decode, encode
 from dispatcher.broker.topology import Topology, declare, depths
 from dispatcher.domain.backoff import Backoff
@@ -320,6 +321,24 @@ async def test_the_consumer_waits_for_a_missing_queue(
     assert bodies(await worker.got(1)) == ["a"]
     assert worker.losses == 0
     await worker.stop()
+
+
+async def test_a_queue_is_not_consumed_in_the_moment_of_its_deletion(
+    make_worker: MakeWorker, amqp_url: str, topology: Topology, rabbit: Rabbit, proxy: Proxy
+) -> None:
+    worker = make_worker(proxy.url)
+    await eventually(lambda: worker.consumer.is_consuming, "consuming")
+    proxy.freeze()  # so that a consumer that looks for the queue at once finds the queue
+    await rabbit.delete_queue(topology.queue)
+    await eventually(lambda: not worker.consumer.is_consuming, "the cancellation")
+    cancelled_at = time.monotonic()
+    await declare(amqp_url, topology)
+    await publish(rabbit, topology, "a")
+    proxy.thaw()
+
+    assert bodies(await worker.got(1)) == ["a"]
+    assert time.monotonic() - cancelled_at >= CANCELLED_SECONDS / 2
+    assert worker.losses == 0
 
 
 async def test_the_consumer_survives_a_channel_closed_by_rabbitmq(

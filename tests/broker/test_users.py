@@ -9,6 +9,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -19,6 +20,7 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.faults import ACCESS_REFUSED, ChannelClosed
 from dispatcher.broker.inspection import find_faults
 from dispatcher.broker.management import Management
+from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, declare, depths, verify
 from dispatcher.broker.users import users_of
 from dispatcher.dev.servers import Servers
@@ -57,6 +59,14 @@ class Account:
             await channel.call(channel.raw.confirm_delivery, ack_nack_callback=lambda _: confirmed.set_result(None))
             channel.raw.basic_publish(exchange, key, body, BasicProperties())
             await channel.wait(confirmed, "basic.publish")
+
+    async def bind(self, topology: Topology, queue: str) -> None:
+        """Bind a queue like a relay; raises ChannelClosed if RabbitMQ refuses the user."""
+        publisher = Publisher(self.amqp_url, topology.exchange, name="test")
+        try:
+            await publisher.bind(queue)
+        finally:
+            await publisher.close()
 
     async def consume_one(self, queue: str, *, reject: bool = False) -> None:
         """Consume a message like a worker; raises ChannelClosed if RabbitMQ refuses the user."""
@@ -104,7 +114,7 @@ def http_status(url: str, method: str, path: str, fields: object = None) -> int:
         connection.close()
 
 
-async def test_a_worker_may_publish_consume_and_reject_and_nothing_else(
+async def test_a_worker_may_publish_consume_reject_and_bind_and_nothing_else(
     accounts: dict[str, Account], topology: Topology, amqp_url: str
 ) -> None:
     worker = accounts["worker"]
@@ -119,6 +129,10 @@ async def test_a_worker_may_publish_consume_and_reject_and_nothing_else(
         return await depths(worker.amqp_url, topology) == {**dict.fromkeys(topology.queues, 0), topology.dlq: 1}
 
     await until_answer(is_dead_lettered)
+    for queue in topology.queues:
+        await worker.bind(topology, queue)
+    with refused():
+        await worker.bind(replace(topology, exchange="amq.direct"), topology.queue)
     with refused():
         await worker.consume_one(topology.dlq)
     for exchange in ("", "amq.direct"):
@@ -138,6 +152,8 @@ async def test_a_producer_may_publish_and_nothing_else(accounts: dict[str, Accou
 
     await producer.publish(topology.exchange, topology.queue)
 
+    with refused():
+        await producer.bind(topology, topology.queue)
     with refused():
         await producer.consume_one(topology.queue)
     with refused():

@@ -174,7 +174,7 @@ def test_show_names_the_message_id_and_the_refused_recipients_of_a_sent_email(
 
     shown = quick("dlq", "show", str(email_id), "--no-queue").stdout
 
-    fields, _, attempts = shown.partition("\nattempts\n")
+    fields, _, attempts = shown.partition("\nattempts (by the clock of the sending host)\n")
     assert "recipients 2 (550 5.1.1), in the order To, Cc, Bcc: the provider refused these" in fields
     assert re.search(rf"^answer +{re.escape(words)}$", fields, re.MULTILINE)
     assert "last error" not in fields

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import secrets
 import subprocess
 import tempfile
 from pathlib import Path
@@ -54,7 +55,8 @@ def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
         *("settings", "Python", "file descriptors", "run directory"),
         *("PostgreSQL", "PostgreSQL durability", "PostgreSQL connections"),
         *("PostgreSQL sessions", "PostgreSQL commits"),
-        *("tables", "partitions", "host names", "in-flight ledgers"),
+        *("PostgreSQL vacuum", "PostgreSQL collation"),
+        *("tables", "indexes", "partitions", "producers' rights", "host names", "in-flight ledgers"),
         *(
             "RabbitMQ",
             "RabbitMQ management",
@@ -259,6 +261,20 @@ def test_too_few_database_connections_for_the_workers_fails(settled: CommandLine
     assert found["PostgreSQL connections"]["state"] == "failed"
 
 
+def test_a_producer_that_can_read_hashes_of_payloads_is_a_warning(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    role = f"shop_{secrets.token_hex(4)}"
+    connection.execute(f"create role {role}; grant select (payload_hash) on email_idempotency to {role}".encode())
+
+    found = _findings(prepared, code=0)
+
+    connection.execute(f"drop owned by {role}; drop role {role}".encode())
+    assert found["producers' rights"]["state"] == "warning"
+    assert role in found["producers' rights"]["detail"]
+    assert "topology grants --exact" in found["producers' rights"]["remedy"]
+
+
 def test_rows_in_a_default_partition_are_a_warning(prepared: CommandLine, connection: psycopg.Connection) -> None:
     connection.execute(
         "insert into email_log (email_id, tenant_id, message_key)"
@@ -269,6 +285,30 @@ def test_rows_in_a_default_partition_are_a_warning(prepared: CommandLine, connec
 
     assert found["partitions"]["state"] == "warning"
     assert "email_log_default" in found["partitions"]["detail"]
+
+
+def test_a_changed_order_of_texts_fails_with_the_statements_that_rebuild_the_indexes(
+    prepared: CommandLine, connection: psycopg.Connection
+) -> None:
+    database = connection.info.dbname
+    connection.execute("update pg_database set datcollversion = '0' where datname = current_database()")
+
+    found = _findings(prepared, code=1)["PostgreSQL collation"]
+
+    assert found["state"] == "failed"
+    assert "its version was 0 when the indexes were built" in found["detail"]
+    assert 'reindex schema concurrently "dispatcher"' in found["remedy"]
+    assert f"alter database {database} refresh collation version" in found["remedy"]
+
+
+def test_a_missing_index_is_a_warning_and_init_builds_it(prepared: CommandLine, connection: psycopg.Connection) -> None:
+    connection.execute("drop index dispatcher.email_log_waiting")
+
+    found = _findings(prepared, code=0)["indexes"]
+
+    assert (found["state"], "email_log_waiting" in found["detail"]) == ("warning", True)
+    assert "postgresql: built index email_log_waiting" in prepared("init").stdout
+    assert _findings(prepared, code=0)["indexes"]["state"] == "ok"
 
 
 def test_a_refused_login_names_its_setting_and_does_not_ask_to_start_the_server(

@@ -31,7 +31,7 @@ def test_init_lists_its_changes_and_a_second_run_changes_nothing(
     assert "postgresql: applied migration 0001 emails" in lines
     for name in topology_names.queues:
         assert f"rabbitmq: declared queue {name} (quorum, durable)" in lines
-    assert second.stdout == "nothing to change\n"
+    assert second.stdout == "nothing to create: the tables are up to date, and the queues exist and are bound\n"
     assert first.stderr + second.stderr == ""
 
 
@@ -39,7 +39,7 @@ def test_json_lists_changes_by_server(unprepared: CommandLine) -> None:
     first, second = unprepared("init", "--json"), unprepared("init", "--json")
 
     assert len(first.json["changes"]["rabbitmq"]) == 5  # the exchange, three send queues, the DLQ
-    assert second.json == {"changes": {"postgresql": [], "rabbitmq": []}, "faults": {}}
+    assert second.json == {"changes": {"postgresql": [], "rabbitmq": []}, "plan": [], "faults": {}}
 
 
 def test_queue_with_other_arguments_is_named_with_the_difference(prepared: CommandLine, topology: Topology) -> None:

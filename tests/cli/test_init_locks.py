@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 
 import psycopg
@@ -20,6 +21,7 @@ from tests.waiting import wait_until
 
 ENQUEUE_SECONDS = 3.0
 """The longest wait of an application while `init` tries to lock a table."""
+EMAIL = Email(message_key="order-17", sender="a@example.com", to="b@example.org", subject="-", text="-")
 INIT_SESSIONS = """
     select wait_event_type, query from pg_stat_activity
     where datname = current_database() and application_name = 'dispatcher init'
@@ -63,10 +65,7 @@ def test_applications_enqueue_while_init_waits_for_a_report_and_init_names_it(
         with old_release.started("init", "--tries", "2") as init:
             for number in count():
                 began_at = time.monotonic()
-                email = Email(
-                    message_key=f"{number}", sender="a@example.com", to="b@example.org", subject="-", text="-"
-                )
-                enqueue(watcher, email)
+                enqueue(watcher, replace(EMAIL, message_key=f"{number}"))
                 waits.append(time.monotonic() - began_at)
                 if init.poll() is not None:
                     break
@@ -126,6 +125,68 @@ def test_a_killed_init_leaves_no_session(
         wait_until(lambda: not watcher.execute(INIT_SESSIONS).fetchall())
 
 
+@pytest.mark.parametrize("old_release", [51], indirect=True)
+def test_applications_write_while_an_index_waits_for_an_old_transaction_and_the_next_init_builds_it(
+    old_release: CommandLine, empty_database_url: str, watcher: psycopg.Connection
+) -> None:
+    built = "select indisvalid from pg_index where indexrelid::regclass::text ~ 'default_email_event_impossible'"
+    with using(empty_database_url, "set transaction isolation level repeatable read", "select 1") as report:
+        with old_release.started("init") as init:
+            wait_until(lambda: watcher.execute(built).fetchone() == (False,))
+            wait_until(lambda: any(wait == "Lock" for wait, _ in watcher.execute(INIT_SESSIONS)))
+            began_at = time.monotonic()
+            enqueue(watcher, EMAIL)
+            watcher.execute(
+                "insert into dispatcher.email_event (email_id, event_key, provider, kind, happened_at) "
+                "values (gen_random_uuid(), 'k', 'ses', 'opened', now())"
+            )
+            assert time.monotonic() - began_at < ENQUEUE_SECONDS
+
+            init.send_signal(signal.SIGKILL)
+
+            wait_until(lambda: not watcher.execute(INIT_SESSIONS).fetchall())
+        assert watcher.execute(built).fetchone() == (False,)
+        report.rollback()
+    again = old_release("init", "--json")
+
+    assert again.code == 0
+    assert "built index email_event_impossible" in again.json["changes"]["postgresql"]
+    assert watcher.execute(built).fetchone() == (True,)
+    assert old_release("init", "--json").json["changes"]["postgresql"] == []
+
+
+@pytest.mark.parametrize("old_release", [51], indirect=True)
+def test_init_names_what_keeps_an_index_from_being_built(old_release: CommandLine, empty_database_url: str) -> None:
+    with using(empty_database_url, "set transaction isolation level repeatable read", "select 1") as report:
+        pid = report.info.backend_pid
+        blocked = old_release("init", "--tries", "1", "--json")
+
+    assert blocked.code == 75
+    assert blocked.json["changes"]["postgresql"] == ["applied migration 0051 event_doubt"]
+    fault = blocked.json["faults"]["postgresql"]
+    assert f"is not built, because of the session {pid} " in fault
+    assert f"select pg_terminate_backend({pid})" in fault
+
+
+@pytest.mark.parametrize("old_release", [51], indirect=True)
+def test_init_says_beforehand_how_many_rows_its_tables_have(
+    old_release: CommandLine, empty_database_url: str, watcher: psycopg.Connection
+) -> None:
+    enqueue(watcher, EMAIL)
+    watcher.execute("analyze")
+
+    done = old_release("init", "--json")
+
+    plan = done.json["plan"]
+    rows = "changes these tables (with about so many rows):"
+    assert plan[0] == (
+        f"migration 0051 event_doubt {rows} email_event (0); builds email_event_impossible while others read and write"
+    )
+    assert any(each.startswith(f"migration 0053 keys_in_bytes {rows} email_idempotency (1), ") for each in plan)
+    assert [f"postgresql: {each}" for each in plan] == done.stderr.splitlines()
+    assert old_release("init", "--json").json["plan"] == []
+
+
 def test_migrations_before_a_locked_table_stay_applied(
     old_release: CommandLine, empty_database_url: str, watcher: psycopg.Connection
 ) -> None:
@@ -145,7 +206,9 @@ def test_migrations_before_a_locked_table_stay_applied(
 @pytest.mark.parametrize("old_release", [37], indirect=True)
 def test_an_open_reader_does_not_block_a_new_index(old_release: CommandLine, empty_database_url: str) -> None:
     with using(empty_database_url, "select from dispatcher.suppression"):
-        assert old_release("init", "--tries", "1").code == 0
+        changes = old_release("init", "--tries", "1", "--json").json["changes"]["postgresql"]
+
+    assert "built index suppression_listed" in changes
 
 
 def test_a_terminal_shows_each_migration_when_it_begins(old_release: CommandLine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import orjson
@@ -12,8 +13,12 @@ import psycopg
 import pytest
 
 from dispatcher.broker.topology import Topology
+from dispatcher.cli.status import take_snapshot
+from dispatcher.cli.status_page import table
+from dispatcher.config import load
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
+from dispatcher.store.old_transactions import OldTransaction
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.store.pausing import pause
 from tests.waiting import wait_until
@@ -45,6 +50,18 @@ def test_json_has_the_form_that_scripts_rely_on(prepared: CommandLine, topology:
     assert 0 < ended.json["oldest_pending_seconds"] < 60
     assert 0 < ended.json["longest_due_seconds"] < 60
     assert ended.json["providers"] == {}
+    assert ended.json["old_transaction"] is None
+
+
+def test_what_keeps_old_row_versions_is_named_with_a_remedy(settled: CommandLine) -> None:
+    old = OldTransaction("session", "4711", "app", "psql", datetime(2026, 1, 2, tzinfo=UTC), 12_000)
+    snapshot = replace(take_snapshot(load(settled.whole_environment)), old_transaction=old)
+
+    (line,) = [line for line in table(snapshot, coloured=False) if "old row versions" in line]
+
+    assert "because of the session 4711 (user app, application psql, open since 2026-01-02 00:00:00 UTC" in line
+    assert "select pg_terminate_backend(4711)" in line
+    assert snapshot.to_json()["old_transaction"]["name"] == "4711"
 
 
 def test_undecided_emails_are_counted_in_the_week_before_they_lose_their_content(

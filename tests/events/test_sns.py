@@ -13,7 +13,7 @@ import pytest
 from dispatcher.config import load
 from dispatcher.errors import ConfigurationError
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, Refusal, SourceUnavailable
-from dispatcher.events.sns import MAX_CERTIFICATES, MessageType, SnsVerifier
+from dispatcher.events.sns import MessageType, SnsVerifier
 from tests.events.requests import CERTIFICATE_URL, TOPIC, Sns, dumped
 
 
@@ -175,20 +175,6 @@ async def test_a_certificate_is_fetched_once_for_many_messages(verifier: SnsVeri
     assert sns.fetched == [CERTIFICATE_URL]
 
 
-async def test_few_certificates_are_kept_and_one_is_fetched_per_second(sns: Sns) -> None:
-    verifier = SnsVerifier([TOPIC], max_age_seconds=0, fetch=sns.fetch, fetch_interval_seconds=0)
-    urls = [CERTIFICATE_URL.replace("-0123", f"-{number}") for number in range(MAX_CERTIFICATES + 1)]
-
-    for url in [*urls, urls[-1], urls[0]]:
-        await verifier.verify(dumped(sns.message("x", SigningCertURL=url)))
-
-    assert sns.fetched == [*urls, urls[0]]
-    slow = SnsVerifier([TOPIC], max_age_seconds=0, fetch=sns.fetch)
-    await slow.verify(dumped(sns.message("x", SigningCertURL=urls[0])))
-    with pytest.raises(SourceUnavailable):
-        await slow.verify(dumped(sns.message("x", SigningCertURL=urls[1])))
-
-
 @pytest.mark.parametrize("begins_in_days", [-60, 10])
 async def test_an_expired_or_future_certificate_is_refused(
     verifier: SnsVerifier, sns: Sns, begins_in_days: int
@@ -206,7 +192,7 @@ async def test_a_certificate_of_another_key_is_refused(verifier: SnsVerifier, sn
 
 @pytest.mark.parametrize(("status", "pem"), [(500, b""), (200, b"<html>"), (301, b"")])
 async def test_a_certificate_that_cannot_be_fetched_is_tried_again(sns: Sns, status: int, pem: bytes) -> None:
-    verifier = SnsVerifier([TOPIC], max_age_seconds=0, fetch=sns.fetch, fetch_interval_seconds=0)
+    verifier = SnsVerifier([TOPIC], max_age_seconds=0, fetch=sns.fetch, retry_seconds=0)
     sns.status, sns.pem = status, pem
     with pytest.raises(SourceUnavailable):
         await verifier.verify(dumped(sns.message("x")))

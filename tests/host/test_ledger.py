@@ -699,3 +699,34 @@ def test_the_bytes_of_this_format_never_change(tmp_path: Path) -> None:
         answer, crc32(attempt(OTHER_ID))
     )
     assert path.read_bytes() == b"".join(part.ljust(512, b"\0") for part in (header, on_the_wire, answered))
+
+
+FORMAT_3: Final = Path(__file__).with_name("format_3.ledger")
+"""Written by the last release with format 3, in a worker that exited with three attempts, and with an email that it was
+rendering."""
+
+
+def test_a_ledger_of_the_previous_format_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "host:w0:17:cafe.ledger"
+    path.write_bytes(FORMAT_3.read_bytes())
+    with path.open("r+b") as file:
+        file.seek(INODE_AT)
+        file.write(struct.pack("<Q", path.stat().st_ino))  # otherwise it would count as a copy
+
+    dead, living = read(path), living_ledger(path)
+
+    def attempt(number: int, policy: OnUncertain, *answer: Any) -> InFlightAttempt:
+        email_id = UUID(f"018f3a1e-7b5c-7def-8abc-{number:012x}")
+        return InFlightAttempt(email_id, 6 + number, 2, "smtp", 1_790_000_000.25, policy, *answer)
+
+    deferred = Deferred(Reason.RECIPIENT_DEFERRED, "4.7.1 slow down", "451 4.7.1", 2.5)
+    attempts = (
+        attempt(1, OnUncertain.HOLD),
+        attempt(2, OnUncertain.RESEND, 1_790_000_001.5, Accepted("<018f@example.com>", "250 2.0.0 queued")),
+        attempt(3, OnUncertain.HOLD, 1_790_000_002.5, deferred),
+    )
+    assert living is not None
+    assert (living.worker, living.slot, living.database_id) == ("host:w0:17:cafe", "slot-1", None)
+    assert dead.attempts == living.attempts() == attempts
+    assert dead.suspects == (RenderSuspect(UUID("018f3a1e-7b5c-7def-8abc-000000000004"), 10),)
+    assert not dead.is_complete  # the host has rebooted since

@@ -8,6 +8,7 @@ import pytest
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings, load
+from dispatcher.errors import StoreUnavailable
 from dispatcher.host.process_table import ProcessTable
 from dispatcher.maintenance.samples import SAMPLE_SECONDS, HostReporting, MinuteSampling
 from dispatcher.store.alerts import AlertStore
@@ -16,6 +17,7 @@ from dispatcher.store.retention import Retention
 from dispatcher.store.samples import QueueDepth, list_samples
 from tests.maintenance.hosts import Depth, RecordingChannel, host
 from tests.store.books import Books
+from tests.store.test_outgoing_events import disk_full
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ async def test_a_monitor_reports_its_hosts_processes_until_it_stops_in_an_orderl
     slot.mark_up()
     slot.note_restart()
 
-    await HostReporting(monitor_pool, table.statuses, holder="host-1:x", host="host-1").run_once()
+    await HostReporting(monitor_pool, table.statuses, slot.commit, holder="host-1:x", host="host-1").run_once()
     (row,) = books.select("select * from host_presence")
     store = AlertStore(
         tables_url, queue="dead", holder="host-1:x", host="host-1", retention=Retention(0, 0, 0), idle_seconds=60
@@ -86,6 +88,26 @@ async def test_a_monitor_reports_its_hosts_processes_until_it_stops_in_an_orderl
     assert process["restarts"] == 1
     assert row["version"]
     assert books.count("host_presence") == 0
+
+
+async def test_a_monitor_waits_for_a_commit_while_postgresql_can_be_read_but_not_written(
+    monitor_pool: Pool, books: Books
+) -> None:
+    table = ProcessTable(["monitor"])
+    slot = table.take_slot("monitor", 0)
+    reporting = HostReporting(monitor_pool, table.statuses, slot.commit, holder="host-1:x", host="host-1")
+    waits: list[float] = []
+    with disk_full(books.connection, "insert or update on host_presence"):
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await reporting.run_once()
+            waits += [each.commit_wait_seconds for each in table.statuses() if each.commit_wait_seconds is not None]
+    assert len(waits) == 2
+    assert waits[1] >= waits[0]
+
+    await reporting.run_once()
+
+    assert table.statuses()[0].commit_wait_seconds is None
 
 
 async def test_a_check_leaves_its_result_and_the_active_alerts_for_the_page(tables_url: str, books: Books) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from psycopg import sql
 
-from dispatcher import Attachment
+from dispatcher import Acceptance, Attachment, MessageKeyConflict, enqueue
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.suppression import Recipient, SuppressionReason, SuppressionRules
 from dispatcher.events.intake import EventIntake
@@ -18,7 +18,7 @@ from dispatcher.ops.forgetting import FORGOTTEN, Forgetting, Forgotten
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async, make_pool
 from dispatcher.store.suppressions import Entry, insert_suppressions
-from tests.store.books import Books
+from tests.store.books import Books, email
 
 ACT = Act.of("ann@ops-1", "request 4711")
 ANN = "ann@example.com"
@@ -113,6 +113,22 @@ async def test_content_attachments_and_texts_are_erased_and_the_row_stays(
     assert (actor, action, reason) == ("ann@ops-1", "forget", "request 4711")
     assert ANN not in texts_of(tables).lower()
     assert QUOTE not in texts_of(tables)
+
+
+async def test_the_hash_of_the_payload_is_erased_and_a_repeated_key_is_a_conflict(
+    session: AsyncSession, tables: Books
+) -> None:
+    ann, bob = (email(name, to=f"{name}@example.com") for name in ("ann", "bob"))
+    for one in (ann, bob):
+        tables.change(enqueue(tables.connection, one).email_id, status="sent", publish_due_at=None)
+
+    await forget(session)
+
+    hashes = tables.connection.execute("select message_key, payload_hash from email_idempotency").fetchall()
+    assert dict(hashes) == {"ann": b"", "bob": bob.payload_hash()}
+    with pytest.raises(MessageKeyConflict, match="or was erased"):
+        enqueue(tables.connection, ann)
+    assert enqueue(tables.connection, bob).acceptance == Acceptance.KNOWN
 
 
 async def test_other_recipients_keep_everything(session: AsyncSession, tables: Books) -> None:

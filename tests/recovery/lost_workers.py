@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
+from zlib import crc32
 
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.status import OnUncertain
 from dispatcher.host.ledger import Ledger
+from dispatcher.host.ledger_format import HEADER, WITHOUT_DATABASE
 from dispatcher.store.leases import Lease
 from tests.store.fixtures import DATABASE_ID
 
@@ -61,17 +63,33 @@ def die(
     *,
     worker: str = WORKER,
     boot: str | None = None,
-    database_id: UUID = DATABASE_ID,
+    database_id: UUID | None = DATABASE_ID,
 ) -> None:
-    """Runs these steps in a worker process that is then killed with SIGKILL."""
+    """Runs these steps in a worker process that is then killed with SIGKILL.
+
+    Args:
+        database_id: The id in the ledger; None for a ledger of the previous format, which does not contain the id.
+    """
     pid = os.fork()
     if pid == 0:
         try:
             ledger = Ledger(run_dir, worker=worker, slot=SLOT, slots=max(1, len(steps)), boot=boot)
-            ledger.set_database(database_id)
+            if database_id is None:
+                turn_into_previous_format(ledger.path)
+            else:
+                ledger.set_database(database_id)
             for lease, step in steps:
                 step(ledger, lease)
             os.kill(os.getpid(), signal.SIGKILL)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def turn_into_previous_format(path: Path) -> None:
+    """Changes the header of a ledger, whose only other difference from the previous format is the database's id."""
+    with path.open("r+b") as file:
+        magic, _, *sizes, worker, slot, boot, _ = HEADER.unpack(file.read(HEADER.size))
+        fields = (magic, WITHOUT_DATABASE, *sizes, *(name.rstrip(b"\0") for name in (worker, slot, boot)))
+        file.seek(0)
+        file.write(HEADER.pack(*fields, crc32(repr(fields).encode())))

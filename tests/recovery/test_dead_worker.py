@@ -503,6 +503,20 @@ async def test_the_ledger_of_a_live_worker_is_not_settled(
     assert left_over(run_dir) == [living.path.name]
 
 
+async def test_of_a_ledger_of_the_previous_format_only_the_emails_on_the_wire_are_held(
+    settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    leases = await lease(worker, books, 20)
+    steps = [on_the_wire, on_the_wire, answered(Accepted("id")), rendering, *[unsent] * 16]
+    die(run_dir, list(zip(leases, steps, strict=True)), database_id=None)
+
+    await settlement.run_once()
+
+    assert books.statuses() == {"held": 2, "sent": 1, "pending": 17}
+    assert {books.status(each.email_id) for each in leases[:2]} == {"held"}
+    assert left_over(run_dir) == []
+
+
 async def test_other_files_are_kept_and_do_not_stop_the_settlement_of_ledgers(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,17 +30,20 @@ BURST = 3 * BATCH + 20
 
 
 class CountingOutbox(Outbox):
-    """Records how many emails each statement marks, and how many rows each kind of scan reads."""
+    """Records how many emails each statement marks, how many rows each kind of scan reads, and which scans in order are
+    complete."""
 
     def __init__(self, session: psycopg.AsyncConnection) -> None:
         super().__init__(session)
         self.marks: list[int] = []
         self.read_in_order: list[int] = []
+        self.complete: list[bool] = []
         self.read_again: list[int] = []
         self.read_on: list[int] = []
 
-    async def find_publish_due(self, limit: int) -> list[DuePointer]:
-        rows = await super().find_publish_due(limit)
+    async def find_publish_due(self, limit: int, since_seconds: float | None = None) -> list[DuePointer]:
+        rows = await super().find_publish_due(limit, since_seconds)
+        self.complete.append(since_seconds is None)
         self.read_in_order.append(len(rows))
         return rows
 
@@ -88,10 +92,16 @@ class Queue:
         self.order += [row.email_id for row in due]
         return [True] * len(due)
 
-    def pointers(self, *, mark_after_seconds: float = FOR_EVER, check_share: float = 1 / 50) -> PointerPublisher:
+    def pointers(
+        self, *, mark_after_seconds: float = FOR_EVER, check_share: float = 1 / 50, complete_share: float = math.inf
+    ) -> PointerPublisher:
         """A publisher to this queue."""
-        shares = Shares({"normal": self})
-        return PointerPublisher(shares, mark_after_seconds=mark_after_seconds, check_share=check_share)
+        return PointerPublisher(
+            Shares({"normal": self}),
+            mark_after_seconds=mark_after_seconds,
+            check_share=check_share,
+            complete_share=complete_share,
+        )
 
 
 @pytest.fixture
@@ -384,3 +394,57 @@ async def test_an_unexpected_error_is_raised_even_if_rabbitmq_is_unreachable_too
 
     with pytest.raises(ZeroDivisionError):
         await pointers.wait_confirmed()
+
+
+async def test_while_complete_scans_are_slow_a_round_reads_only_what_became_due_since(
+    outbox: CountingOutbox, queue: Queue, books: Books, store: LeaseStore
+) -> None:
+    pointers = queue.pointers(complete_share=NEVER)
+    await publish_once(pointers, outbox)  # a complete scan, and the next is due in a second
+
+    email_id = books.enqueue_one()
+    late_id = books.enqueue_one()
+    books.change(late_id, publish_due_at=LONG_AGO)  # as if its transaction had been open since
+    assert await publish_once(pointers, outbox) == 1
+    await store.lease(books.keys([email_id]), 60)
+    assert await publish_once(pointers, outbox) == 0
+    await pointers.mark_all(outbox)
+
+    assert outbox.complete == [True, False, False]
+    assert outbox.marks == []  # the email that was leased is forgotten
+    assert queue.order == [email_id]
+    await until_answer(lambda: publish_once(pointers, outbox))
+    assert queue.order == [email_id, late_id]
+
+
+@pytest.mark.parametrize("change", ["refused", "last round", "no room"])
+async def test_a_row_that_is_left_is_found_by_the_next_round(
+    outbox: CountingOutbox, queue: Queue, books: Books, change: str
+) -> None:
+    pointers = queue.pointers(complete_share=NEVER)
+    books.change(books.enqueue_one(), publish_due_at=LONG_AGO)
+    queue.refuses, queue.room = int(change == "refused"), 0 if change == "no room" else 1_000_000
+    await publish_once(pointers, outbox)
+    queue.room = 1_000_000
+    if change == "last round":
+        books.change(books.enqueue_one(), publish_due_at=LONG_AGO)
+
+    await pointers.publish_due(outbox, is_last=change == "last round")
+    await pointers.wait_confirmed()
+
+    assert set(queue.taken) == {row["email_id"] for row in books.rows()}
+
+
+async def test_published_emails_that_wait_for_a_lease_are_published_once_beside_slow_scans(
+    outbox: CountingOutbox, queue: Queue, books: Books
+) -> None:
+    pointers = queue.pointers(complete_share=NEVER)
+    books.change(books.enqueue_one(), publish_due_at=LONG_AGO)
+    await publish_once(pointers, outbox)
+    for _ in range(3):
+        books.enqueue_one()
+        await publish_once(pointers, outbox)
+    while outbox.complete[1:].count(True) < 2:
+        await publish_once(pointers, outbox)
+
+    assert len(queue.order) == len(set(queue.order)) == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_NO_STATEMENT = re.compile(r"(listen|create|drop|set|grant|do)\b")
+_NO_STATEMENT = re.compile(r"(listen|create|drop|set|grant|revoke|do)\b")
 
 
 def prepared(name: str, text: str) -> bytes | None:

@@ -22,7 +22,6 @@ REPEATED_WITHIN: Final = timedelta(minutes=10)
 AN_OPERATOR: Final = "an operator"
 """The actor that a tenant's visitor sees instead of people and keys that do not belong to the tenant."""
 REVEAL: Final = "reveal"
-_KEY: Final = re.compile(r"\bed_([0-9A-Za-z]+)")
 _LETTERS: Final = re.compile(r"[a-z_]+")
 _TONES: Final[Mapping[str, frozenset[str]]] = {
     "bad": frozenset({"failed", "rejected", "bounced", "complained", "dead"}),
@@ -43,18 +42,18 @@ _WAITS: Final[Mapping[WaitReason, str]] = {
 general explanation."""
 
 
-def for_tenant(history: EmailHistory, is_own_key: Callable[[str], bool]) -> EmailHistory:
+def for_tenant(history: EmailHistory, is_own: Callable[[str | None], bool]) -> EmailHistory:
     """The history as a tenant's visitor sees it.
 
     Leaves out hosts, and the names and reasons of operators who do not belong to the tenant.
 
     Args:
-        is_own_key: Whether an API key, given by its id, belongs to the tenant.
+        is_own: Whether an actor belongs to the tenant.
     """
     email = {**history.email, "locked_by": None}
     attempts = [{**each, "worker": None} for each in history.attempts]
-    acts = [_without_stranger(each, is_own_key) for each in history.acts]
-    replays = [_without_stranger(each, is_own_key) for each in history.replays]
+    acts = [_without_stranger(each, is_own) for each in history.acts]
+    replays = [_without_stranger(each, is_own) for each in history.replays]
     moments = timeline(email, attempts=attempts, events=history.events, acts=acts, replays=replays)
     return replace(
         history,
@@ -67,9 +66,8 @@ def for_tenant(history: EmailHistory, is_own_key: Callable[[str], bool]) -> Emai
     )
 
 
-def _without_stranger(record: Record, is_own_key: Callable[[str], bool]) -> dict[str, Any]:
-    found = _KEY.search(record["actor"] or "")
-    if found is not None and is_own_key(found[1]):
+def _without_stranger(record: Record, is_own: Callable[[str | None], bool]) -> dict[str, Any]:
+    if is_own(record["actor"]):
         return dict(record)
     return {**record, "actor": AN_OPERATOR, "reason": None, **({"detail": None} if "detail" in record else {})}
 

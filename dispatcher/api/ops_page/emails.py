@@ -251,11 +251,10 @@ class _EmailPages:
         )
         if history is None:
             raise not_found("email")
-        return history if visitor.tenant_id is None else email_view.for_tenant(history, partial(self._is_own, visitor))
-
-    def _is_own(self, visitor: Visitor, key_id: str) -> bool:
-        key = self._site.access.valid_key(key_id)
-        return key is not None and key.tenant_id is not None and key.tenant_id == visitor.tenant_id
+        if visitor.tenant_id is None:
+            return history
+        is_own = partial(self._site.access.is_own_act, tenant_id=visitor.tenant_id)
+        return email_view.for_tenant(history, is_own)
 
     async def _decide(
         self,

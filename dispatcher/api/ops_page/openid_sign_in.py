@@ -14,6 +14,7 @@ from dispatcher.api.ops_page.attempts import AttemptLimiter
 from dispatcher.api.ops_page.origins import client_address
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.plain_text import cut, visible
+from dispatcher.api.ops_page.sessions import hashed
 from dispatcher.api.ops_page.sign_in import check_attempts, target_of
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
@@ -21,11 +22,12 @@ from dispatcher.config import Settings
 from dispatcher.domain.email_rules import tenant
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import DispatcherError, InvalidEmail
+from dispatcher.store import ops_sessions
 from dispatcher.telemetry.log import get_log
 
 if TYPE_CHECKING:
     from dispatcher.api.ops_page.openid import OpenIdIssuer
-    from dispatcher.api.ops_page.pending_sign_in import PendingCookie
+    from dispatcher.api.ops_page.pending_sign_in import PendingCookie, PendingSignIn
 
 START: Final = "/sign-in/openid"
 RETURN: Final = "/sign-in/openid/return"
@@ -55,10 +57,10 @@ def routes(site: Site) -> list[Route]:
     issuer = OpenIdIssuer(site.settings, site.settings.ops_url.rstrip("/") + RETURN)
     site.resources.push_async_callback(issuer.close)
     sign_in = _OpenIdSignIn(site, issuer, PendingCookie(site.settings, site.path))
-    # A slow issuer must not delay the pages, so requests to these routes take no slot.
+    # A slow issuer must not delay the pages, so requests to these routes take no turn.
     return [
-        Route(START, site.guarded(sign_in.start, takes_slot=False), methods=["GET"]),
-        Route(RETURN, site.guarded(sign_in.finish, takes_slot=False), methods=["GET"]),
+        Route(START, site.guarded(sign_in.start, takes_turn=False), methods=["GET"]),
+        Route(RETURN, site.guarded(sign_in.finish, takes_turn=False), methods=["GET"]),
     ]
 
 
@@ -75,7 +77,6 @@ class _OpenIdSignIn:
         self._attempts = AttemptLimiter()
 
     async def start(self, request: Request) -> Response:
-        """Redirects the browser to the issuer."""
         from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
 
         target = target_of(request.query_params.get("next", ""))
@@ -94,29 +95,35 @@ class _OpenIdSignIn:
         return response
 
     async def finish(self, request: Request) -> Response:
-        """Begins a session when the browser returns from the issuer."""
+        """Begins a session when the browser returns from the issuer.
+
+        A request without the pending sign-in that it names is not counted: a page of another website could send such
+        requests, and so keep the visitor out. All other requests end the pending sign-in.
+        """
+        pending = self._cookie.read(request)
+        if pending is None or not compare_digest(
+            request.query_params.get("state", "").encode(), pending.state.encode()
+        ):
+            raise _not_begun()
         client = client_address(request)
         check_attempts(self._attempts, client)
         try:
-            visitor, target = await self._visitor(request)
+            visitor = await self._visitor(request, pending)
+            await self._site.sessions.begin(request, visitor)
+            response = await self._site.page(request, visitor, "signed_in.html", next=target_of(pending.target))
+            self._attempts.add_success(client)
         except PageError as error:
             self._count_failure(client, error)
-            raise
-        self._attempts.add_success(client)
-        await self._site.sessions.begin(request, visitor)
-        response = await self._site.page(request, visitor, "signed_in.html", next=target)
+            response = await self._site.error_page(request, error)
         self._cookie.delete(request, response)
         return response
 
-    async def _visitor(self, request: Request) -> tuple[Visitor, str]:
+    async def _visitor(self, request: Request, pending: PendingSignIn) -> Visitor:
         given = request.query_params
-        pending = self._cookie.read(request)
-        if pending is None or not compare_digest(given.get("state", "").encode(), pending.state.encode()):
-            raise PageError(
-                403,
-                "This browser did not begin this sign-in, or the sign-in took more than ten minutes.",
-                "Sign in again.",
-            )
+        async with self._site.session() as session:
+            is_first = await ops_sessions.use_sign_in(session, hashed(pending.state))
+        if not is_first:
+            raise _not_begun()
         if "error" in given:
             message = f"The issuer did not sign you in: {cut(given['error'], 100)}."
             raise PageError(403, message, "Sign in again, or ask the administrator of the issuer.")
@@ -124,7 +131,7 @@ class _OpenIdSignIn:
         # The answer can name its issuer (RFC 9207). Refuse a code of another issuer.
         if not code or len(code) > MAX_CODE_CHARACTERS or given.get("iss", self._own) != self._own:
             raise PageError(403, "The issuer's answer is not valid.", "Sign in again.")
-        return visitor_of(await self._issuer.claims(code, pending), self._site.settings), target_of(pending.target)
+        return visitor_of(await self._issuer.claims(code, pending), self._site.settings)
 
     @property
     def _own(self) -> str | None:
@@ -133,6 +140,14 @@ class _OpenIdSignIn:
     def _count_failure(self, client: str, error: PageError) -> None:
         self._attempts.add_failure(client)
         get_log().warning("ops.sign_in_failed", reason=scrub(error.message))
+
+
+def _not_begun() -> PageError:
+    return PageError(
+        403,
+        "This browser did not begin this sign-in, has ended it already, or took more than ten minutes.",
+        "Sign in again.",
+    )
 
 
 def visitor_of(claims: Mapping[str, Any], settings: Settings) -> Visitor:

@@ -67,7 +67,8 @@ def page_error_of(error: Exception) -> PageError:
         case PageError():
             return error
         case Problem():
-            return PageError(error.status, PROBLEM_TYPES[error.code].title, error.detail or "")
+            title = PROBLEM_TYPES[error.code].title
+            return PageError(error.status, title, error.detail or "", retry_after=error.retry_after)
         case StoreTooSlow():
             return PageError(
                 504, "PostgreSQL needed too long for this page.", "Use a narrower filter, such as a shorter period."

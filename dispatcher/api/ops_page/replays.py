@@ -157,7 +157,11 @@ class ReplayPages:
         became: Mapping[Any, int],
         mistake: Mistake | None = None,
     ) -> Response:
-        is_own = visitor.tenant_id is None or replay.actor == visitor.name
+        is_own = (
+            visitor.tenant_id is None
+            or replay.actor == visitor.name
+            or self.site.access.is_own_act(replay.actor, visitor.tenant_id)
+        )
         return await self.site.page(
             request,
             visitor,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -13,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from dispatcher.api.access import AccessControl
+from dispatcher.api.fair_limiter import FairTurns
 from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.ops_page.forms import Form, KeptForm, read_form
 from dispatcher.api.ops_page.navigation import entries
@@ -30,10 +30,12 @@ from dispatcher.store.connections import AsyncSession, Pool, session
 Handler = Callable[[Request, Visitor], Awaitable[Response]]
 FormHandler = Callable[[Request, Visitor, Form], Awaitable[Response]]
 
-CONCURRENT_PAGES: Final = 8
-"""The most requests that a process handles at the same time. Further requests wait for a free slot."""
+CONCURRENT_PAGES: Final = 4
+"""The most requests that a process handles at the same time, half of them for one tenant. Further requests wait."""
 WAIT_SECONDS: Final = 2.0
-"""How long a request waits for a free slot before it gets a page that asks the visitor to try again."""
+"""How long a request waits for its turn before it gets a page that asks the visitor to try again."""
+STRANGERS: Final = " "
+"""In whose name requests take turns until their visitor is known. No tenant and no actor has this name."""
 MAX_PARTS: Final = 256
 """The most rendered `<main>` elements that are kept for refreshes. They are kept by URL and tenant."""
 PATH: Final = "/ops"
@@ -74,7 +76,7 @@ class Site:
         self.pauses = current_pauses()
         self.resources = AsyncExitStack()
         self._pool = pool
-        self._slots = asyncio.Semaphore(CONCURRENT_PAGES)
+        self._turns = FairTurns(CONCURRENT_PAGES, seconds=WAIT_SECONDS)
         self._parts: dict[tuple[str, str, str | None], tuple[object, Sequence[Pause], str]] = {}
         self._rendering = rendering(self.path)
 
@@ -90,12 +92,13 @@ class Site:
         """
 
         async def endpoint(request: Request) -> Response:
-            visitor = await self.sessions.visitor(request)
+            visitor = await self._visitor(request)
             if visitor is None:
                 return await self._ask_to_sign_in(request)
-            return await handler(request, visitor)
+            async with self._turns.turn(visitor.share):
+                return await handler(request, visitor)
 
-        return Route(path, self.guarded(endpoint), methods=["GET"])
+        return Route(path, self.guarded(endpoint, takes_turn=False), methods=["GET"])
 
     def post(self, path: str, handler: FormHandler, *, title: str = "Your form") -> Route:
         """The route to which a form is posted. Only visitors with the scope `operate` may post.
@@ -110,33 +113,38 @@ class Site:
 
         async def endpoint(request: Request) -> Response:
             form = await read_form(request)
-            visitor = await self.sessions.visitor(request)
+            visitor = await self._visitor(request)
             if visitor is None:
                 return await self._ask_to_sign_in(request, self._kept(request, form, title))
             require_operate(visitor)
             if not self.sessions.is_valid_csrf_token(request, form):
                 return await self.ask_to_confirm(request, visitor, self._kept(request, form, title))
-            return await handler(request, visitor, form.without_internals())
+            async with self._turns.turn(visitor.share):
+                return await handler(request, visitor, form.without_internals())
 
-        return Route(path, self.guarded(endpoint), methods=["POST"])
+        return Route(path, self.guarded(endpoint, takes_turn=False), methods=["POST"])
+
+    async def _visitor(self, request: Request) -> Visitor | None:
+        async with self._turns.turn(STRANGERS):
+            return await self.sessions.visitor(request)
 
     def guarded(
-        self, endpoint: Callable[[Request], Awaitable[Response]], *, takes_slot: bool = True
+        self, endpoint: Callable[[Request], Awaitable[Response]], *, takes_turn: bool = True
     ) -> Callable[[Request], Awaitable[Response]]:
         """Wraps an endpoint: limits concurrent requests, refuses other sites' forms, and answers errors with pages.
 
         Args:
-            takes_slot: Whether a request occupies one of CONCURRENT_PAGES slots. False for an endpoint that waits for
-                another server: it must not delay other pages.
+            takes_turn: Whether a request counts as one of CONCURRENT_PAGES. False for an endpoint that waits for
+                another server, because it must not delay other pages, and for one that counts for its visitor.
         """
 
         async def guarded(request: Request) -> Response:
             try:
                 self._check_origin(request)
                 if request.method == "POST":
-                    # Read the form before the request takes a slot, so that a slow client delays no page.
+                    # Read the form before the request gets its turn, so that a slow client delays no page.
                     await read_form(request)
-                async with self._slot() if takes_slot else nullcontext():
+                async with self._turns.turn(STRANGERS) if takes_turn else nullcontext():
                     response = await endpoint(request)
             except Exception as error:  # noqa: BLE001 - the edge of the page: every error becomes a page
                 response = await self.error_page(request, page_error_of(error))
@@ -152,19 +160,6 @@ class Site:
                 "Open this page directly, and try again. If browsers reach the operators' page through a proxy, set "
                 "DISPATCHER_OPS_URL to the URL that they use, such as https://ops.example.com/mail/ops.",
             )
-
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                await self._slots.acquire()
-        except TimeoutError:
-            busy = "Too many pages are requested at the moment."
-            raise PageError(503, busy, "Try again in a few seconds.", retry_after=2) from None
-        try:
-            yield
-        finally:
-            self._slots.release()
 
     async def page(
         self,

@@ -26,6 +26,11 @@ class Visitor:
     may_act: bool
     label: str = ""
 
+    @property
+    def share(self) -> str:
+        """Identifies the visitor for limits per tenant. A visitor who sees all tenants has limits of its own."""
+        return self.name if self.tenant_id is None else self.tenant_id
+
     def act(self, reason: str) -> Act:
         """An act of this visitor, for the audit log.
 

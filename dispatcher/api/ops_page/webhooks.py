@@ -57,7 +57,6 @@ class WebhookPages:
     site: Site
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """The page with all webhooks, oldest first."""
         async with self.site.session() as session:
             found = await webhooks.list_webhooks(session, visitor.tenant_id)
         return await self.site.page(
@@ -70,7 +69,6 @@ class WebhookPages:
         )
 
     async def show_one(self, request: Request, visitor: Visitor) -> Response:
-        """The page of one webhook."""
         return await self._page(request, visitor)
 
     async def test(self, request: Request, visitor: Visitor, _form: Form) -> Response:
@@ -81,15 +79,12 @@ class WebhookPages:
         return await self._page(request, visitor, tested=await webhooks.post_test(target, self.site.settings))
 
     async def enable(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Makes a webhook active."""
         return await self._change(request, visitor, form, webhooks.enable, "enabled")
 
     async def disable(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Stops the deliveries to a webhook."""
         return await self._change(request, visitor, form, webhooks.disable, "disabled")
 
     async def remove(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Removes a webhook."""
         return await self._change(request, visitor, form, webhooks.remove, "removed")
 
     async def replay(self, request: Request, visitor: Visitor, form: Form) -> Response:

@@ -10,6 +10,11 @@ import psycopg
 import pytest
 
 from dispatcher import Email, enqueue
+from dispatcher.domain.controls import PauseScope, login_of
+from dispatcher.ops import pausing, replaying, webhooks
+from dispatcher.ops.acts import Act
+from dispatcher.store.connections import connect_async
+from dispatcher.store.failures import Selection
 from tests.api.ops_page.browsing import Browser
 from tests.api.running_api import Answer, Api, make_key
 from tests.waiting import until_answer
@@ -370,6 +375,42 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
     await browser.get("/ops/pauses")
     await browser.submit("/pause", reason="complaints")
     assert "Paused: tenant shop" in text_of(await browser.follow())
+
+
+async def test_a_tenant_sees_no_operators_host_and_an_operator_sees_it(
+    ops_api: Api, operator: Browser, visitor_of_shop: Browser, connection: psycopg.Connection, database_url: str
+) -> None:
+    act = Act.of("ann@secret-host-1", "secret")
+    webhook_id = make_webhook(connection, "shop")
+    async with await connect_async(database_url, name="test session") as session:
+        await pausing.pause(session, PauseScope.TENANT, "shop", act, seconds=None)
+        await webhooks.disable(session, webhook_id, act)
+        replay = await replaying.create(session, Selection(tenant_id="shop"), act)
+    token = make_key(connection, scopes=["operate"])
+    pages = ("/", "/emails", "/pauses", "/webhooks", f"/webhooks/{webhook_id}", f"/replays/{replay.replay_id}")
+    paths = ("pauses", "webhooks", f"webhooks/{webhook_id}", f"replays/{replay.replay_id}")
+
+    shown = [(await visitor_of_shop.get(f"/ops{page}")).body for page in pages]
+    answers = [(await ops_api.get(f"/v1/{path}", token=token)).body for path in paths]
+
+    assert not [page for page, body in zip(pages, shown, strict=True) if b"secret-host" in body]
+    assert not [path for path, body in zip(paths, answers, strict=True) if b"secret-host" in body]
+    assert b"disabled by ann" in shown[4]
+    assert b"ann@secret-host-1" in (await operator.get("/ops/pauses")).body
+
+
+@pytest.mark.parametrize(
+    ("actor", "login"),
+    [
+        ("ann@ops-1", "ann"),
+        ("api key ed_abc (shop)", "api key ed_abc (shop)"),
+        ("openid ann-1 (ann@example.org)", "openid ann-1"),
+        ("openid ann-1", "openid ann-1"),
+        ("api", "api"),
+    ],
+)
+def test_tenants_read_an_actor_without_host_and_address(actor: str, login: str) -> None:
+    assert login_of(actor) == login
 
 
 async def test_a_visitor_who_may_only_read_gets_no_form_and_can_send_none(

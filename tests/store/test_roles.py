@@ -1,0 +1,422 @@
+"""Each PostgreSQL role can do exactly what the table in docs/deployment.md says."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import psycopg
+import pytest
+from psycopg import errors as pg
+
+from dispatcher import (
+    Acceptance,
+    Attachment,
+    Email,
+    MessageKeyConflict,
+    UnusableConnection,
+    enqueue,
+    enqueue_many,
+    enqueue_many_async,
+)
+from dispatcher.domain.email_id import new_email_id
+from dispatcher.store.connections import connected
+from dispatcher.store.grants import roles_of
+from dispatcher.store.migrations import migrate
+from dispatcher.store.queries import query
+from tests.store.books import Books, email
+from tests.store.old_tables import create_tables
+
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+ROLES: Final = ("producer", "dispatcher", "reader")
+OTHER: Final = "another application's email"
+CODE: Final = Email(
+    message_key="login-17",
+    sender="shop@example.com",
+    to="ann@example.org",
+    subject="Your code",
+    text="482913 is your code.",
+    erase_after_sending=True,
+)
+KEYS: Final = "array['default'], array['other-1']"
+STATEMENTS: Final[dict[str, tuple[str, ...]]] = {
+    "add a row to `email_log` with any values, such as an email that was already sent": (
+        "insert into email_log (email_id, tenant_id, message_key, status) values ('{id}', 'default', 'k', 'sent')",
+    ),
+    "compare a payload with the payload of a message key": (f"select find_keys({KEYS}, array['\\x00'::bytea])",),
+    "list the ids of all emails, and when each email is due": (
+        "select email_id from email_idempotency",
+        "select email_id, publish_due_at from email_log",
+    ),
+    "list the message keys and tenants of all emails": ("select tenant_id, message_key from email_idempotency",),
+    "read the status of an email": ("select status from email_log",),
+    "read attempts, events and audit records": (
+        "select * from email_attempt",
+        "select * from email_event",
+        "select * from operator_audit",
+    ),
+    "read recipients, subject, text and attachments": (
+        "select recipients from email_content",
+        "select subject from email_content",
+        "select text_body from email_content",
+        "select content from email_attachment",
+    ),
+    "read the tags of an email": ("select email_id, tags from email_content",),
+    "read the hash of a payload": ("select payload_hash from email_idempotency",),
+    "compute the hash of an address": ("select hash_addresses(array['ann@example.org'])",),
+    "read the hashes of the recipients' addresses": (
+        "select address_hash from email_recipient",
+        "select address_hash from email_event",
+    ),
+    "read the secret key of these hashes": ("select address_key from dispatcher_database",),
+    "read API keys' hashes and webhooks' secrets": ("select secret_hash from api_key", "select secret from webhook"),
+    "read the lanes' policies": ("select * from lane_policy",),
+    "read the lanes' rules, which contain senders' addresses": ("select * from lane_rule",),
+    "change the status of an email": ("update email_log set status = 'cancelled'",),
+    "change the content of an email": (
+        "update email_content set text_body = ''",
+        "update email_attachment set content = ''",
+        "insert into email_content (email_id) values ('{id}') on conflict (email_id) do update set subject = 's'",
+    ),
+    "delete the content of an email": ("delete from email_content", "delete from email_attachment"),
+    "delete an email's row in `email_log`": ("delete from email_log",),
+    "choose when a message key was created or completed": (
+        "insert into email_idempotency values ('default', 'k', '{id}', '', '2020-01-01', '2020-01-01')",
+    ),
+    "change or delete a message key": (
+        "update email_idempotency set payload_hash = ''",
+        "delete from email_idempotency",
+    ),
+    "pause, and suppress addresses": (
+        "delete from pause",
+        "delete from suppression",
+        "insert into pause default values",
+        "insert into suppression default values",
+    ),
+    "add an audit record": ("insert into operator_audit (actor, action) values ('ann', 'noted')",),
+    "change an audit record, or delete a single one": (
+        "update operator_audit set actor = 'bob'",
+        "delete from operator_audit",
+    ),
+    "delete all audit records before a given time": ("select operator_audit_prune(now(), 1)",),
+    "take or free a named lock, such as the relays' leadership": (
+        "insert into named_lock default values",
+        "update named_lock set pid = 0",
+        "delete from named_lock",
+    ),
+    "create and drop weekly partitions": (
+        "select email_partitions_make(now() + interval '1 year', 0)",
+        "select email_partition_prune('email_log', '-infinity', '-infinity')",
+    ),
+    "read a weekly partition of `email_content` by its own name": ("select email_id from {partition}",),
+    "create, empty or drop a table": ("create table mine (a integer)", "truncate email_log", "drop table email_log"),
+}
+"""What a role executes for an action of the page. The role can do the action if PostgreSQL permits every statement. It
+cannot do the action if PostgreSQL permits none."""
+BEFORE: Final = """
+    grant usage on schema dispatcher to {role};
+    grant insert on email_idempotency, email_log, email_content, email_attachment, email_recipient to {role};
+    grant execute on function hash_addresses to {role};
+    grant select (tenant_id, message_key, email_id, payload_hash) on email_idempotency to {role};
+    grant select (email_id, publish_due_at) on email_log to {role};
+    grant select on lane_policy, lane_rule to {role};
+"""
+"""What the release before granted to a producer."""
+FIND_BEFORE: Final = """
+    select k.tenant_id, k.message_key, k.email_id, k.payload_hash
+    from unnest(%s::text[], %s::text[]) as t (tenant_id, message_key)
+    join dispatcher.email_idempotency as k using (tenant_id, message_key)
+"""
+CLAIM_BEFORE: Final = """
+    insert into dispatcher.email_idempotency (tenant_id, message_key, email_id, payload_hash)
+    values (%s, %s, %s, %s)
+    on conflict (tenant_id, message_key) do nothing
+    returning email_id
+"""
+
+
+def promised() -> dict[str, dict[str, str]]:
+    """The page's table: for each action, the cell of each role."""
+    (table,) = re.findall(r"\| action \| producer \| dispatcher \| reader \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", PAGE)
+    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    return {action: dict(zip(ROLES, cells, strict=True)) for action, *cells in rows}
+
+
+class Session:
+    """A superuser's session, which becomes one of three roles."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self.connection = connection
+        self.names = {role: f"{role}_{secrets.token_hex(4)}" for role in ROLES}
+
+    def execute(self, statement: str) -> None:
+        self.connection.execute(statement.encode())
+
+    def grant(self, *, is_exact: bool = False) -> None:
+        for role in roles_of(**self.names, is_exact=is_exact):
+            self.execute(";".join(role.grants))
+
+    def become(self, role: str) -> psycopg.Connection:
+        """The session, with the rights of the role until the transaction is rolled back, or until `reset`."""
+        self.execute(f"set session authorization {self.names[role]}")
+        return self.connection
+
+    def reset(self) -> None:
+        """Becomes the superuser again."""
+        self.execute("reset session authorization")
+
+    def permits(self, role: str, statement: str) -> bool:
+        """Whether the role has the rights that a statement needs. Changes nothing."""
+        try:
+            with self.connection.transaction(force_rollback=True):
+                self.become(role).execute(statement.encode())
+        except pg.InsufficientPrivilege:
+            return False
+        except pg.IntegrityError:
+            return True  # PostgreSQL checks rights before it checks constraints
+        return True
+
+
+@pytest.fixture
+def session(tables_session: psycopg.Connection) -> Iterator[Session]:
+    """Three roles without rights."""
+    opened = Session(tables_session)
+    opened.execute("set search_path = dispatcher")
+    for name in opened.names.values():
+        opened.execute(f"create role {name}")
+    yield opened
+    opened.reset()
+    for name in opened.names.values():
+        opened.execute(f"drop owned by {name}; drop role {name}")
+
+
+@pytest.fixture
+def granted(session: Session) -> Session:
+    session.grant(is_exact=True)
+    return session
+
+
+def test_every_action_of_the_page_is_tested_and_every_cell_is_yes_or_no() -> None:
+    table = promised()
+
+    assert set(table) == {*STATEMENTS, *BY_LIBRARY}
+    assert {cell for cells in table.values() for cell in cells.values()} == {"yes", "no"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("action", STATEMENTS)
+def test_a_role_can_do_what_the_page_says(granted: Session, books: Books, action: str, role: str) -> None:
+    email_id = enqueue(books.connection, email("other-1", attachments=[Attachment("a", "text/plain", b"a")])).email_id
+    ((partition,),) = books.connection.execute("select tableoid::regclass::text from email_content").fetchall()
+    statements = [each.format(id=email_id, partition=partition) for each in STATEMENTS[action]]
+
+    permitted = {granted.permits(role, each) for each in statements}
+
+    assert permitted == {promised()[action][role] == "yes"}
+
+
+BY_LIBRARY: Final = ("add an email, for any tenant and message key", "find the id of an email by its message key")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_enqueues_and_finds_ids_as_the_page_says(granted: Session, books: Books, role: str) -> None:
+    other = books.enqueue_one(text=OTHER)
+    ((tenant, key),) = books.connection.execute("select tenant_id, message_key from email_log").fetchall()
+    connection = granted.become(role)
+
+    added, found = None, None
+    with suppress(UnusableConnection):
+        added = enqueue(connection, email("new-1", attachments=[Attachment("a", "text/plain", b"a")])).acceptance
+    if role == "reader":
+        ((found,),) = connection.execute(
+            "select email_id from email_idempotency where tenant_id = %s and message_key = %s", (tenant, key)
+        ).fetchall()
+    else:
+        found = enqueue(connection, email(key, tenant_id=tenant, text=OTHER)).email_id
+
+    table = promised()
+    assert added == (Acceptance.ACCEPTED if table[BY_LIBRARY[0]][role] == "yes" else None)
+    assert (found == other) == (table[BY_LIBRARY[1]][role] == "yes")
+
+
+@pytest.mark.parametrize("position", [-1, 1, 7])
+def test_an_attachment_that_a_producer_adds_to_another_email_is_neither_sent_nor_shown(
+    granted: Session, books: Books, position: int
+) -> None:
+    email_id = books.enqueue_one(attachments=[Attachment("terms.txt", "text/plain", b"terms")])
+
+    granted.become("producer").execute(
+        "insert into email_attachment values (%s, %s, 'invoice.exe', 'application/pdf', 'MALWARE')",
+        (email_id, position),
+    )
+
+    granted.reset()
+    parameters = {"email_id": email_id}
+    sent, shown, octets = (
+        books.connection.execute(query(name), parameters).fetchall()
+        for name in ("find_attachments", "list_attachment_names", "find_content_octets")
+    )
+    assert sent == [(0, "terms.txt", "text/plain", 5)]
+    assert shown == [("terms.txt", "text/plain", 5)]
+    assert octets == [(len("Thank you.") + 5,)]
+
+
+def test_a_producer_cannot_replace_an_attachment_of_another_email(granted: Session, books: Books) -> None:
+    email_id = books.enqueue_one(attachments=[Attachment("terms.txt", "text/plain", b"terms")])
+
+    with pytest.raises(pg.UniqueViolation):
+        granted.become("producer").execute(
+            "insert into email_attachment values (%s, 0, 'invoice.exe', 'application/pdf', 'MALWARE')", (email_id,)
+        )
+
+
+def guess(connection: psycopg.Connection, *codes: int) -> list[bytes | None]:
+    """The hashes that `find_by_key` returns for the payloads with these codes."""
+    hashes = [replace(CODE, text=f"{code} is your code.").payload_hash() for code in codes]
+    keys = {"tenant_ids": [CODE.tenant_id] * len(codes), "message_keys": [CODE.message_key] * len(codes)}
+    rows = connection.execute(query("find_by_key"), {**keys, "payload_hashes": hashes}).fetchall()
+    return [found for *_, found in rows]
+
+
+def test_each_wrong_guess_of_a_payload_takes_a_producer_a_tenth_of_a_second(granted: Session, books: Books) -> None:
+    enqueue(books.connection, CODE)
+    connection = granted.become("producer")
+    began = time.monotonic()
+
+    found = guess(connection, 482911, 482912, 482913, 482914)
+
+    assert time.monotonic() - began >= 0.3
+    assert found == [None, None, None, CODE.payload_hash()]
+
+
+@pytest.mark.parametrize("role", ["producer", "dispatcher"])
+def test_repeated_keys_and_the_http_api_do_not_wait(granted: Session, books: Books, role: str) -> None:
+    enqueue(books.connection, CODE)
+    connection = granted.become(role)
+    granted.execute("set statement_timeout = '10s'")
+
+    found = guess(connection, *([482913] * 200 if role == "producer" else range(482713, 482914)))
+
+    assert found[-1] == CODE.payload_hash()
+
+
+async def test_a_key_without_an_email_does_not_prevent_the_email_of_its_application(
+    granted: Session, books: Books, tables_url: str
+) -> None:
+    other = books.enqueue_one(text=OTHER)
+    emails = [email(f"order-{number}") for number in range(4)]
+    granted.become("producer")
+    for one, target in zip(emails, [new_email_id(), other, new_email_id(), other], strict=True):
+        granted.connection.execute(
+            "insert into email_idempotency (tenant_id, message_key, email_id, payload_hash) values (%s, %s, %s, %s)",
+            (one.tenant_id, one.message_key, target, one.payload_hash()),
+        )
+
+    first = enqueue_many(granted.connection, [emails[0], emails[1], email("new-1")])
+    granted.reset()
+    async with await psycopg.AsyncConnection.connect(tables_url) as connection:
+        second = await enqueue_many_async(connection, emails[2:])
+    again = enqueue_many(granted.connection, emails)
+
+    assert {each.acceptance for each in first + second} == {Acceptance.ACCEPTED}
+    assert [each.acceptance for each in again] == [Acceptance.KNOWN] * 4
+    assert [each.email_id for each in again] == [each.email_id for each in first[:2] + second]
+    assert books.count("email_log") == 6
+
+
+@pytest.mark.parametrize(
+    "age",
+    [
+        "update email_idempotency set completed_at = now()",
+        "update email_idempotency set created_at = now() - interval '1 day'",
+    ],
+    ids=["completed", "older than a day"],
+)
+def test_the_key_of_a_pruned_email_stays_known(books: Books, age: str) -> None:
+    before = enqueue(books.connection, email())
+    books.connection.execute("delete from email_log")
+    books.connection.execute(age.encode())
+
+    again = enqueue(books.connection, email())
+
+    assert (again.acceptance, again.email_id) == (Acceptance.KNOWN, before.email_id)
+    assert books.count("email_log") == 0
+
+
+def test_applications_with_the_library_of_the_release_before_repeat_keys_until_their_right_is_revoked(
+    session: Session, books: Books
+) -> None:
+    session.execute(BEFORE.format(role=session.names["producer"]))
+    session.grant()
+    one, key = email(), (email().tenant_id, email().message_key)
+    claim = (*key, new_email_id(), one.payload_hash())
+    connection = session.become("producer")
+
+    by_new = enqueue(connection, one)
+    by_old = (
+        connection.execute(CLAIM_BEFORE, claim).fetchall(),
+        connection.execute(FIND_BEFORE, ([key[0]], [key[1]])).fetchall(),
+    )
+    session.reset()
+    session.grant(is_exact=True)
+    session.become("producer")
+
+    assert by_old == ([], [(*key, by_new.email_id, one.payload_hash())])
+    assert enqueue(connection, one).email_id == by_new.email_id
+    for statement, parameters in ((CLAIM_BEFORE, claim), (FIND_BEFORE, ([key[0]], [key[1]]))):
+        with pytest.raises(pg.InsufficientPrivilege):
+            connection.execute(statement, parameters)
+
+
+def test_exact_grants_leave_the_same_rights_whatever_was_granted_before(session: Session) -> None:
+    name = session.names["producer"]
+    rights = """
+        select relname, null, privilege_type
+        from pg_class, aclexplode(relacl)
+        where grantee = %(role)s::regrole
+        union all
+        select attrelid::regclass::text, attname, privilege_type
+        from pg_attribute, aclexplode(attacl)
+        where grantee = %(role)s::regrole
+        order by 1, 2, 3
+    """
+    session.grant(is_exact=True)
+    expected = session.connection.execute(rights, {"role": name}).fetchall()
+    session.execute(f"drop owned by {name};" + BEFORE.format(role=name))
+
+    session.grant(is_exact=True)
+
+    assert session.connection.execute(rights, {"role": name}).fetchall() == expected
+
+
+def test_emails_of_the_release_before_stay_idempotent_after_the_upgrade(empty_database_url: str) -> None:
+    create_tables(empty_database_url, before=55)
+    role, one = f"app_{secrets.token_hex(4)}", email()
+    claim = (one.tenant_id, one.message_key, new_email_id(), one.payload_hash())
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute("set search_path = dispatcher, pg_temp")
+        connection.execute(f"create role {role};{BEFORE.format(role=role)}".encode())
+        try:
+            connection.execute(CLAIM_BEFORE, claim)
+            connection.execute(
+                "insert into email_log (email_id, tenant_id, message_key) values (%s, %s, %s)",
+                (claim[2], *claim[:2]),
+            )
+            with connected(empty_database_url) as owner:
+                migrate(owner)
+            connection.execute(f"set session authorization {role}".encode())
+
+            again = enqueue(connection, one)
+            with pytest.raises(MessageKeyConflict):
+                enqueue(connection, email(text="Something else."))
+        finally:
+            connection.execute("reset session authorization")
+            connection.execute(f"drop owned by {role}; drop role {role}".encode())
+
+    assert (again.acceptance, again.email_id) == (Acceptance.KNOWN, claim[2])
