@@ -35,7 +35,8 @@ MOST_DOUBLINGS: Final = 4
 """How often QUIET_SECONDS may double. It doubles if commits notify for a shorter time than that before there is load
 again. This happens if the relay finds fewer emails than are committed, because they wait for a slow provider."""
 COMMITS: Final = 5
-"""How many of the relay's own commits are compared. The fastest counts: a busy machine delays single commits."""
+"""How many of the relay's own commits are compared. The second longest counts: a busy machine delays single commits,
+and under load most commits are short, because the flush of another commit includes them."""
 
 
 class Notifications:
@@ -90,7 +91,8 @@ class Notifications:
         if self._outbox.commit_seconds:
             self._commits.append(self._outbox.commit_seconds)
         now = self._clock()
-        share_of_one = min(self._commits, default=0.0) / max(now - self._counted_at, self.interval_seconds)
+        commit_seconds = sorted(self._commits)[-2:][0] if self._commits else 0.0
+        share_of_one = commit_seconds / max(now - self._counted_at, self.interval_seconds)
         quiet_seconds = self._quiet_seconds * 2**self._doublings
         if self.are_on:
             is_on = self._notified * share_of_one <= BUSY_SHARE

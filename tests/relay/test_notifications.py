@@ -195,6 +195,32 @@ async def test_notifications_are_off_if_commits_would_wait_for_each_other(
 
 
 @pytest.mark.parametrize(
+    ("commits_ms", "are_on"),
+    [
+        ([25, 25, 25, 25, 1], False),
+        ([25, 1, 2, 20, 3], False),  # the flushes of other commits included these of the relay
+        ([1, 1, 500, 1, 1], True),  # a busy machine delayed one
+        ([500, 500, 1, 1, 1, 1, 1], True),  # the last five count
+    ],
+)
+async def test_neither_one_delayed_commit_nor_short_commits_under_load_deceive_the_relay(
+    outbox: Outbox, books: Books, clock: Clock, commits_ms: Sequence[int], are_on: bool
+) -> None:
+    notifications = Notifications(outbox, clock=clock)
+    for commit_ms in commits_ms:
+        outbox.commit_seconds = commit_ms / 1000
+        await notifications.run_once()
+    clock.now += 1.0
+    outbox.commit_seconds = 0.0
+    notify(books, 40)
+    assert await notifications.wait(10)
+
+    await notifications.run_once()
+
+    assert notifications.are_on is are_on
+
+
+@pytest.mark.parametrize(
     ("steps", "are_on"),
     [
         # Each step: how many seconds pass, and how many emails are found in them.

@@ -125,7 +125,7 @@ BEFORE: Final = """
     grant execute on function hash_addresses to {role};
     grant select (tenant_id, message_key, email_id, payload_hash) on email_idempotency to {role};
     grant select (email_id, publish_due_at) on email_log to {role};
-    grant select on lane_policy, lane_rule to {role};
+    grant select on lane_policy, lane_rule, relay_polls to {role};
 """
 """What the release before granted to a producer."""
 FIND_BEFORE: Final = """
