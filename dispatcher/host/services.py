@@ -43,7 +43,7 @@ class Periodic:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._due_at = 0.0
-        self._is_failing = False
+        self._logged: type[DispatcherError] | None = None  # the fault that was logged since the last success
 
     @property
     def wait_seconds(self) -> float:
@@ -63,11 +63,11 @@ class Periodic:
                 seconds = await self.service.run_once()
             except StatementRefused as error:
                 metrics.STATEMENTS_REFUSED.add(1, "service")
-                if not self._is_failing:
+                if self._logged is not StatementRefused:
                     get_log().error("service.refused", service=type(self.service).__name__, reason=error.message)
-                self._is_failing = True
+                self._logged = StatementRefused
                 return
-            self._is_failing = False
+            self._logged = None
             self._due_at = time.monotonic() + (self.service.interval_seconds if seconds is None else seconds)
 
     async def run(self) -> None:
@@ -77,10 +77,10 @@ class Periodic:
             try:
                 await self.run_if_due()
             except StoreUnavailable as error:
-                if not self._is_failing:
+                if self._logged is not StoreUnavailable:
                     seconds = self.service.interval_seconds
                     get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=seconds)
-                self._is_failing = True
+                self._logged = StoreUnavailable
             await asyncio.sleep(self.wait_seconds)
 
 

@@ -193,6 +193,16 @@ async def test_a_refused_statement_is_logged_once_until_a_round_succeeds_and_rai
     ]
 
 
+async def test_a_statement_that_is_refused_after_an_outage_is_logged() -> None:
+    service = Rounds(StoreUnavailable("PostgreSQL is away."), StatementRefused("PostgreSQL refused a statement."))
+
+    with capture_logs() as logs:
+        async with kept(Periodic(service)):
+            await until(lambda: service.rounds > 2)
+
+    assert [log["event"] for log in logs] == ["store.connection_lost", "service.refused"]
+
+
 async def test_run_if_due_runs_a_service_only_if_it_is_due() -> None:
     service = Rounds()
     service.interval_seconds = 3600
