@@ -19,11 +19,9 @@ from uuid import UUID
 
 from dispatcher.domain.controls import Controls
 from dispatcher.domain.dead_letter import DeadLetter
-from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.values import value
 from dispatcher.errors import StatementRefused
-from dispatcher.store.bisection import report_refused
 from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.controls import read_controls
 from dispatcher.store.events import SettledEmail, find_proven, settle_proven
@@ -109,7 +107,6 @@ class Outbox:
         self._session = session
         self.locked = LockedRows(session, retry_seconds=RETRY_REFUSED_SECONDS)
         self.commit_seconds = 0.0
-        self._unfit: set[UUID] = set()
 
     async def listen(self) -> None:
         """Subscribes to notifications. From now on, `wait` returns when a commit notifies the relay."""
@@ -139,7 +136,7 @@ class Outbox:
         """
         parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS, "since_seconds": since_seconds}
         try:
-            return self._publishable(await self._fetch("find_publish_due", parameters))
+            return from_rows(DuePointer, await self._fetch("find_publish_due", parameters))
         except StatementRefused:
             return await self._find_readable(await self._fetch("find_publish_due_ids", parameters))
 
@@ -163,22 +160,13 @@ class Outbox:
             "ahead_seconds": AHEAD_SECONDS,
         }
         try:
-            return self._publishable(await self._fetch("find_due_of_tenants", parameters))
+            return from_rows(DuePointer, await self._fetch("find_due_of_tenants", parameters))
         except StatementRefused:
             return await self._find_readable(await self._fetch("find_due_ids_of_tenants", parameters))
 
     async def _find_readable(self, ids: Sequence[Row]) -> list[DuePointer]:
         outcome = await self._fetch_readable("find_due_pointers", ids)
-        return sorted(self._publishable(outcome.rows()), key=attrgetter("due_at"))
-
-    def _publishable(self, rows: Sequence[Row]) -> list[DuePointer]:
-        """The emails of the rows, without emails whose message key is too long for a message. Reports these once."""
-        due = from_rows(DuePointer, rows)
-        unfit = {row.email_id for row in due if len(row.message_key) > MAX_KEY_CHARACTERS}
-        for email_id in unfit - self._unfit:
-            report_refused(email_id, "The message key is too long for a message.")
-        self._unfit |= unfit
-        return [row for row in due if row.email_id not in unfit] if unfit else due
+        return sorted(from_rows(DuePointer, outcome.rows()), key=attrgetter("due_at"))
 
     async def mark_published(self, due: Mapping[UUID, datetime]) -> set[UUID]:
         """Clears the due marks of emails whose messages RabbitMQ has confirmed.

@@ -19,25 +19,33 @@ delete from dispatcher.relay_polls;
 -- written before the clock was set back, so the email is due, too. Two ranges of due marks are read: marks in the past,
 -- and marks more than ahead_seconds ahead. Hundreds of thousands of emails that wait for an unavailable provider may
 -- have marks between these ranges, and are not read. An expired email is not published, because cancel_expired is about
--- to cancel it.
+-- to cancel it. An email whose message key is too long for a message (255 characters) is not published, either: an
+-- application can insert such rows, and a page of them would hide all other emails. A correlation id that is too long for
+-- a message is null. So the relay needs little memory, however long the texts are.
 -- Marks of more than since_seconds ago are left out. While an old transaction is open, the index keeps the entries of all
 -- marks that were cleared since it began, and a search from the first mark on would read them again each time. Null: none
 -- is left out.
 (
-    select email_id, message_key, correlation_id, traceparent, publish_due_at, lane, tenant_id
+    select
+        email_id, message_key, case when octet_length(correlation_id) <= 255 then correlation_id end, traceparent,
+        publish_due_at, lane, tenant_id
     from dispatcher.email_log
     where publish_due_at < now()
         and publish_due_at >= coalesce(now() - %(since_seconds)s::double precision * interval '1 second', '-infinity')
         and (expires_at is null or expires_at > now())
+        and case when octet_length(message_key) <= 1020 then char_length(message_key) <= 255 end
     order by publish_due_at
     limit %(limit)s
 )
 union all
 (
-    select email_id, message_key, correlation_id, traceparent, publish_due_at, lane, tenant_id
+    select
+        email_id, message_key, case when octet_length(correlation_id) <= 255 then correlation_id end, traceparent,
+        publish_due_at, lane, tenant_id
     from dispatcher.email_log
     where publish_due_at >= now() + %(ahead_seconds)s * interval '1 second'
         and (expires_at is null or expires_at > now())
+        and case when octet_length(message_key) <= 1020 then char_length(message_key) <= 255 end
     order by publish_due_at
     limit %(limit)s
 )
@@ -54,6 +62,7 @@ from (
         where publish_due_at < now()
             and publish_due_at >= coalesce(now() - %(since_seconds)s::double precision * interval '1 second', '-infinity')
             and (expires_at is null or expires_at > now())
+            and case when octet_length(message_key) <= 1020 then char_length(message_key) <= 255 end
         order by publish_due_at
         limit %(limit)s
     )
@@ -63,6 +72,7 @@ from (
         from dispatcher.email_log
         where publish_due_at >= now() + %(ahead_seconds)s * interval '1 second'
             and (expires_at is null or expires_at > now())
+            and case when octet_length(message_key) <= 1020 then char_length(message_key) <= 255 end
         order by publish_due_at
         limit %(limit)s
     )
@@ -72,7 +82,9 @@ limit %(limit)s;
 
 -- name: find_due_pointers
 -- As find_publish_due, for the given emails.
-select email_id, message_key, correlation_id, traceparent, publish_due_at, lane, tenant_id
+select
+    email_id, message_key, case when octet_length(correlation_id) <= 255 then correlation_id end, traceparent,
+    publish_due_at, lane, tenant_id
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
@@ -190,24 +202,30 @@ from unnest(
 ) as t (lane, tenant_id, since, until, most)
 cross join lateral (
     (
-        select e.email_id, e.message_key, e.correlation_id, e.traceparent, e.publish_due_at, e.lane, e.tenant_id
+        select
+            e.email_id, e.message_key, case when octet_length(e.correlation_id) <= 255 then e.correlation_id end, e.traceparent,
+            e.publish_due_at, e.lane, e.tenant_id
         from dispatcher.email_log as e
         where (e.lane, e.tenant_id, e.publish_due_at) >= (t.lane, t.tenant_id, t.since)
             and (e.lane, e.tenant_id, e.publish_due_at) <= (t.lane, t.tenant_id, least(t.until, now()))
             and e.publish_due_at is not null
             and (e.expires_at is null or e.expires_at > now())
+            and case when octet_length(e.message_key) <= 1020 then char_length(e.message_key) <= 255 end
         order by e.lane, e.tenant_id, e.publish_due_at
         limit t.most
     )
     union all
     (
-        select e.email_id, e.message_key, e.correlation_id, e.traceparent, e.publish_due_at, e.lane, e.tenant_id
+        select
+            e.email_id, e.message_key, case when octet_length(e.correlation_id) <= 255 then e.correlation_id end, e.traceparent,
+            e.publish_due_at, e.lane, e.tenant_id
         from dispatcher.email_log as e
         where (e.lane, e.tenant_id, e.publish_due_at)
                 >= (t.lane, t.tenant_id, greatest(t.since, now() + %(ahead_seconds)s * interval '1 second'))
             and (e.lane, e.tenant_id, e.publish_due_at) <= (t.lane, t.tenant_id, t.until)
             and e.publish_due_at is not null
             and (e.expires_at is null or e.expires_at > now())
+            and case when octet_length(e.message_key) <= 1020 then char_length(e.message_key) <= 255 end
         order by e.lane, e.tenant_id, e.publish_due_at
         limit t.most
     )
@@ -227,6 +245,7 @@ cross join lateral (
         and (e.lane, e.tenant_id, e.publish_due_at) <= (t.lane, t.tenant_id, t.until)
         and e.publish_due_at is not null
         and (e.expires_at is null or e.expires_at > now())
+        and case when octet_length(e.message_key) <= 1020 then char_length(e.message_key) <= 255 end
         and e.publish_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
     order by e.lane, e.tenant_id, e.publish_due_at
     limit t.most
@@ -274,10 +293,11 @@ where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
 
 -- name: find_dead_letter_due
 -- Emails whose dead letter must be published to the DLQ, longest due first. Includes marks that were written before the
--- clock was set back, as in find_publish_due.
+-- clock was set back, as in find_publish_due. Texts are truncated as in the dead letter, to need little memory.
 select
-    email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
-    created_at, dead_letter_due_at, coalesce(channel, 'email'), traceparent
+    email_id, tenant_id, left(message_key, 4000), left(correlation_id, 4000), status, left(error_type, 4000),
+    left(last_error, 4000), attempt_count, left(provider, 4000), created_at, dead_letter_due_at,
+    coalesce(left(channel, 4000), 'email'), traceparent
 from dispatcher.email_log
 where dead_letter_due_at is not null
     and dead_letter_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
@@ -296,8 +316,9 @@ limit %(limit)s;
 -- name: find_due_dead_letters
 -- As find_dead_letter_due, for the given emails.
 select
-    email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
-    created_at, dead_letter_due_at, coalesce(channel, 'email'), traceparent
+    email_id, tenant_id, left(message_key, 4000), left(correlation_id, 4000), status, left(error_type, 4000),
+    left(last_error, 4000), attempt_count, left(provider, 4000), created_at, dead_letter_due_at,
+    coalesce(left(channel, 4000), 'email'), traceparent
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
@@ -307,7 +328,7 @@ order by dead_letter_due_at;
 -- name: find_minimal_dead_letter
 -- As find_due_dead_letters for one email, without the optional columns, which may be damaged.
 select
-    email_id, tenant_id, message_key, null, status, null, null, attempt_count, null,
+    email_id, tenant_id, left(message_key, 4000), null, status, null, null, attempt_count, null,
     created_at, dead_letter_due_at, 'email', null
 from dispatcher.email_log
 where email_id = %(email_id)s

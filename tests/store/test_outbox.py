@@ -12,9 +12,10 @@ import pytest
 from dispatcher import enqueue
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import AsyncSession, connect_async
-from dispatcher.store.instants import LATEST
+from dispatcher.store.instants import EARLIEST, LATEST
 from dispatcher.store.leases import LeaseStore
-from dispatcher.store.outbox import DueRange, Outbox
+from dispatcher.store.outbox import AHEAD_SECONDS, DueRange, Outbox
+from dispatcher.store.statements import fetch
 from tests.store.books import Books, email
 from tests.store.results import result
 
@@ -53,6 +54,41 @@ async def test_the_longest_due_emails_come_first_up_to_the_limit(outbox: Outbox,
     due = await outbox.find_publish_due(3)
 
     assert [row.email_id for row in due] == email_ids[:1:-1]
+
+
+@pytest.mark.parametrize("due_at", [EXPIRED, LATEST - timedelta(days=1)])
+async def test_a_page_of_emails_whose_message_keys_are_too_long_for_a_message_hides_no_other_email(
+    outbox: Outbox, session: AsyncSession, books: Books, due_at: datetime
+) -> None:
+    unfit, fit = books.enqueue(2), books.enqueue_one()
+    for email_id in unfit:
+        books.change(email_id, message_key="k" * 256, publish_due_at=due_at)
+    books.change(fit, message_key="\N{FOX FACE}" * 255, publish_due_at=due_at + timedelta(seconds=1))
+    limits = {"limit": 2, "ahead_seconds": AHEAD_SECONDS, "since_seconds": None}
+    tenant = {"lanes": ["normal"], "tenant_ids": ["default"], "sinces": [EXPIRED], "until_ats": [LATEST], "mosts": [2]}
+
+    found = [
+        await outbox.find_publish_due(2),
+        await outbox.find_due_of_tenants([DueRange(("normal", "default"), EARLIEST, LATEST, 2)]),
+    ]
+
+    assert [[row.email_id for row in rows] for rows in found] == [[fit], [fit]]
+    assert await fetch(session, "find_publish_due_ids", limits) == [(fit,)]
+    assert await fetch(session, "find_due_ids_of_tenants", tenant | limits) == [(fit,)]
+
+
+async def test_texts_that_are_longer_than_a_message_takes_are_not_read(outbox: Outbox, books: Books) -> None:
+    longest, longer, dead = books.enqueue(3)
+    books.change(longest, correlation_id="\N{FOX FACE}" * 63 + "abc")
+    books.change(longer, correlation_id="c" * 256)
+    dead_columns = dict.fromkeys(("message_key", "correlation_id", "error_type", "last_error", "provider"), "x" * 4001)
+    books.change(dead, status="failed", publish_due_at=None, dead_letter_due_at=EXPIRED, **dead_columns)
+    ranges = [DueRange(("normal", "default"), EARLIEST, LATEST, 10)]
+
+    for due in (await outbox.find_publish_due(10), await outbox.find_due_of_tenants(ranges)):
+        assert [row.correlation_id for row in due] == ["\N{FOX FACE}" * 63 + "abc", None]
+    (letter,) = await outbox.find_dead_letter_due(10)
+    assert {len(getattr(letter, each)) for each in ("message_key", "correlation_id", "error_type", "error")} == {4000}
 
 
 async def test_a_continued_search_finds_emails_due_at_that_instant_or_later(outbox: Outbox, books: Books) -> None:
