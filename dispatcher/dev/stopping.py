@@ -12,9 +12,13 @@ _TURNS: Final = 3
 
 async def stop(server: asyncio.Server, drop_connections: Callable[[], None]) -> None:
     """Stops listening and ends every connection, also one that was accepted a moment ago."""
-    server.close()
+    # asyncio leaves a connection open if the server is closed between `accept` and the creation of the transport.
+    loop = asyncio.get_running_loop()
+    for listening in server.sockets:
+        loop.remove_reader(listening.fileno())
     for _ in range(_TURNS):
         await asyncio.sleep(0)
+    server.close()
     drop_connections()
     await server.wait_closed()
     await asyncio.sleep(0)  # asyncio closes an aborted connection's socket in the next turn
