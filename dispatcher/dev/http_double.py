@@ -35,6 +35,7 @@ from dispatcher.dev.acceptance_ledger import AcceptanceLedger, LedgerEntry, Ledg
 from dispatcher.dev.http_apis import Mail, Request
 from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.dev.http_session import HttpSession
+from dispatcher.dev.stopping import stop
 
 PR_SET_PDEATHSIG: Final = 1
 
@@ -129,9 +130,7 @@ class HttpDouble:
     async def close(self) -> None:
         """Stops listening and closes every session. Idempotent."""
         if self._server is not None:
-            self._server.close()
-            self.drop_connections()
-            await self._server.wait_closed()
+            await stop(self._server, self.drop_connections)
             self._server = None
         if self._ledger is not None:
             self._ledger.close()

@@ -46,6 +46,7 @@ import orjson
 from dispatcher.dev.acceptance_ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_session import Received, SmtpSession
+from dispatcher.dev.stopping import stop
 
 PR_SET_PDEATHSIG: Final = 1
 
@@ -125,9 +126,7 @@ class SmtpSink:
     async def close(self) -> None:
         """Stops listening and closes every session. Idempotent."""
         if self._server is not None:
-            self._server.close()
-            self.drop_connections()
-            await self._server.wait_closed()
+            await stop(self._server, self.drop_connections)
             self._server = None
         if self._ledger is not None:
             self._ledger.close()

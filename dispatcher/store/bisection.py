@@ -13,8 +13,6 @@ from typing import TypeVar
 from uuid import UUID
 
 from dispatcher.errors import StatementRefused
-from dispatcher.telemetry import metrics
-from dispatcher.telemetry.log import get_log
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,5 +44,8 @@ async def bisect_batch(
 
 def report_refused(email_id: UUID, reason: str) -> None:
     """Logs and counts an email that a batch leaves out."""
+    from dispatcher.telemetry import metrics  # imported here, because few commands need it
+    from dispatcher.telemetry.log import get_log
+
     metrics.STATEMENTS_REFUSED.add(1, "email")
     get_log().error("email.statement_failed", email_id=str(email_id), reason=reason)

@@ -39,6 +39,12 @@ NAMES = (
 DLQ = "dlq email.dispatcher.dlq"
 OLD_LOCK = "pg_advisory_lock(hashtext('email_dispatcher_' || %s))"
 """How the release before took a named lock."""
+LOCKS = """
+    select pid from pg_locks
+    where locktype = 'advisory' and objsubid = %s and pid <> pg_backend_pid()
+        and database = (select oid from pg_database where datname = current_database())
+"""
+"""The advisory locks of this test's database: objsubid is 1 for the release before, and 2 for this release."""
 
 
 @pytest.fixture
@@ -85,7 +91,7 @@ async def test_a_released_lock_is_free_and_leaves_no_row(
     await release(session, "relay_ready")
     await release(other, "webhooks")
     assert books.select("select name from named_lock") == []
-    assert books.select("select pid from pg_locks where locktype = 'advisory' and objsubid = 2") == []
+    assert books.select(LOCKS, 2) == []
 
 
 async def test_a_frozen_session_loses_its_locks(other: AsyncSession, tables_url: str) -> None:
@@ -216,12 +222,12 @@ async def test_relays_of_two_releases_see_that_the_other_is_ready(session: Async
     name, shared = leadership.READY, OLD_LOCK.replace("_lock(", "_lock_shared(")
     assert await acquire(session, name)
     with old_release(tables_url, name, lock=shared) as old:
-        others = "select from pg_locks where locktype = 'advisory' and objsubid = 1 and pid <> pg_backend_pid()"
-        assert old.execute(others).fetchall()
+        others = LOCKS.encode()
+        assert old.execute(others, [1]).fetchall()
 
         await release(session, name)
 
-        assert old.execute(others).fetchall() == []
+        assert old.execute(others, [1]).fetchall() == []
         assert await is_held_by_another(session, name)
 
 

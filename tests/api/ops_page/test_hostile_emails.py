@@ -37,7 +37,6 @@ def hostile_email(books: Books, text: str) -> UUID:
         provider=text,
         provider_message_id=text,
         locked_by=text,
-        traceparent=text,
         attempt_count=1,
         publish_due_at=None,
     )
