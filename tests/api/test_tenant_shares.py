@@ -102,14 +102,19 @@ async def test_look_ups_of_one_tenant_do_not_delay_those_of_another(
     assert answered < FLOOD / 2
 
 
-async def test_pages_of_one_tenant_leave_turns_and_sessions_to_other_tenants(
-    settings: Settings, connection: psycopg.Connection
-) -> None:
-    keys = [make_key(connection, tenant_id=tenant, scopes=ALL) for tenant in ("a", "b")]
+def waiting_pages(connection: psycopg.Connection) -> int:
+    """How many sessions of the operators' page wait for a lock."""
     waiting = (
         "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         " and application_name = 'dispatcher api ops'"
     )
+    return int(connection.execute(waiting).fetchall()[0][0])
+
+
+async def test_pages_of_one_tenant_leave_turns_and_sessions_to_other_tenants(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    keys = [make_key(connection, tenant_id=tenant, scopes=ALL) for tenant in ("a", "b")]
     async with running(replace(settings, ops=True)) as api:
         first, second = Browser(api), Browser(api)
         await first.sign_in(keys[0])
@@ -118,12 +123,32 @@ async def test_pages_of_one_tenant_leave_turns_and_sessions_to_other_tenants(
         lock = "lock table dispatcher.email_content in access exclusive mode"
         with other_transaction(settings.database_url, lock):
             flood = [asyncio.ensure_future(first.get("/ops/emails?tag=x")) for _ in range(FLOOD)]
-            await until(lambda: connection.execute(waiting).fetchall()[0][0] == CONCURRENT_PAGES // 2)
+            await until(lambda: waiting_pages(connection) == CONCURRENT_PAGES // 2)
             pages = [await second.get("/ops/emails") for _ in range(3)]
-            occupied = connection.execute(waiting).fetchall()[0][0]
+            occupied = waiting_pages(connection)
         await asyncio.gather(*flood)
 
     assert [page.status for page in pages] == [200] * 3
+    assert occupied <= CONCURRENT_PAGES // 2 < OPS_SESSIONS
+
+
+async def test_requests_for_pages_that_do_not_exist_leave_sessions_to_other_requests(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    key = make_key(connection, tenant_id="a", scopes=ALL)
+    async with running(replace(settings, ops=True)) as api:
+        stranger = Browser(api)
+        await stranger.sign_in(key)
+        lock = "lock table dispatcher.ops_session in access exclusive mode"
+        with other_transaction(settings.database_url, lock):
+            flood = [asyncio.ensure_future(stranger.get("/ops/nothing")) for _ in range(FLOOD)]
+            await until(lambda: waiting_pages(connection) > 0)
+            for _ in range(2 * FLOOD):
+                assert (await api.get("/healthz")).status == 200
+            occupied = waiting_pages(connection)
+        answers = await asyncio.gather(*flood)
+
+    assert [answer.status for answer in answers] == [404] * FLOOD
     assert occupied <= CONCURRENT_PAGES // 2 < OPS_SESSIONS
 
 

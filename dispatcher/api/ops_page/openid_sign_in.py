@@ -80,7 +80,7 @@ class _OpenIdSignIn:
         from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
 
         target = target_of(request.query_params.get("next", ""))
-        if await self._site.sessions.visitor(request) is not None:
+        if await self._site.visitor(request) is not None:
             return self._site.see_other(target)
         client = client_address(request)
         check_attempts(self._attempts, client)

@@ -92,7 +92,7 @@ class Site:
         """
 
         async def endpoint(request: Request) -> Response:
-            visitor = await self._visitor(request)
+            visitor = await self.visitor(request)
             if visitor is None:
                 return await self._ask_to_sign_in(request)
             async with self._turns.turn(visitor.share):
@@ -113,7 +113,7 @@ class Site:
 
         async def endpoint(request: Request) -> Response:
             form = await read_form(request)
-            visitor = await self._visitor(request)
+            visitor = await self.visitor(request)
             if visitor is None:
                 return await self._ask_to_sign_in(request, self._kept(request, form, title))
             require_operate(visitor)
@@ -124,7 +124,8 @@ class Site:
 
         return Route(path, self.guarded(endpoint, takes_turn=False), methods=["POST"])
 
-    async def _visitor(self, request: Request) -> Visitor | None:
+    async def visitor(self, request: Request) -> Visitor | None:
+        """As `Sessions.visitor`. The look-up waits for its turn, so strangers cannot occupy all database sessions."""
         async with self._turns.turn(STRANGERS):
             return await self.sessions.visitor(request)
 
@@ -231,7 +232,7 @@ class Site:
         visitor = None
         if error.status != 503:
             try:
-                visitor = await self.sessions.visitor(request)
+                visitor = await self.visitor(request)
             except Exception:  # noqa: BLE001 - the error page works without a database, too
                 visitor = None
         response = await self.page(request, visitor, "error.html", status=error.status, error=error)
