@@ -300,6 +300,8 @@ def test_the_documented_script_moves_the_tables_of_the_release_before(owner: Com
         select relname from pg_class where relnamespace = 'public'::regnamespace
         union all
         select proname from pg_proc where pronamespace = 'public'::regnamespace
+        union all
+        select typname from pg_type where typnamespace = 'public'::regnamespace
     """
     assert database.execute(database.url, left) == []
     assert database.execute(database.url, "select dispatcher.email_partitions_make(now() + interval '1 year', 0)")
