@@ -45,8 +45,8 @@ class OldTransaction:
 
     @property
     def remedy(self) -> str:
-        """What an operator can do."""
-        return _REMEDIES[self.kind].format(name=self.name)
+        """What an operator can do. Doubles quotes, because any role may choose the name of a prepared transaction."""
+        return _REMEDIES[self.kind].format(name=self.name.replace("'", "''"))
 
 
 def find_oldest_transaction(connection: Session, older_seconds: float = OLD_SECONDS) -> OldTransaction | None:

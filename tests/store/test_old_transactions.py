@@ -63,6 +63,11 @@ def test_without_an_open_transaction_nothing_is_found(database_url: str) -> None
             "rollback prepared 'order-7'",
         ),
         (
+            OldTransaction("prepared transaction", "7'; drop table t; --", "app", None, SINCE, 5),
+            "the prepared transaction 7'; drop table t; --",
+            "rollback prepared '7''; drop table t; --'",
+        ),
+        (
             OldTransaction("replication slot", "standby_2", None, None, None, 300_000),
             "the replication slot standby_2 (300,000 transactions since)",
             "select pg_drop_replication_slot('standby_2')",
