@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-_TURNS: Final = 3
-"""So many turns of the event loop after `accept`, asyncio has told the protocol about the connection."""
+_TURNS: Final = 5
+"""So many turns of the event loop after `accept`, the task that serves the connection has begun."""
 
 
 async def stop(server: asyncio.Server, drop_connections: Callable[[], None]) -> None:

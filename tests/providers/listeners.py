@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dispatcher.dev.http_double import HttpDouble
+from dispatcher.dev.stopping import stop
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -31,13 +32,15 @@ async def listening(handler: Handler) -> AsyncIterator[int]:
         with suppress(OSError):
             await writer.wait_closed()
 
+    def drop() -> None:
+        for writer in sessions.values():
+            writer.transport.abort()
+
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        server.close()
-        for writer in sessions.values():
-            writer.transport.abort()
+        await stop(server, drop)
         await asyncio.gather(*sessions)
 
 
