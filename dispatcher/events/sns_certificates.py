@@ -1,7 +1,7 @@
 """The certificates of Amazon SNS: fetches each of them once, and keeps those that have verified a message.
 
-Anybody who knows an allowed topic can post messages that name certificates, most of which do not exist. A genuine
-message is not delayed by them for long:
+A client that knows an allowed topic can post messages that name many certificates, most of which do not exist. These
+messages delay a genuine message only for a short time:
 
 - A certificate that has verified a message is *proven*. It is stored in the database, and no other one replaces it.
 - The result of a fetch is kept for each certificate, also if the certificate does not exist.

@@ -25,7 +25,7 @@ BLOCK_OCTETS: Final = 64
 """The block size of SHA-256."""
 _HALF: Final = 1 << 64
 _ROUNDS: Final = 4
-"""Of a Feistel network: with four rounds of a keyed hash, nobody can tell a sealed id from a random number."""
+"""Of a Feistel network: after four rounds of a keyed hash, a sealed id looks like a random number."""
 _DOTS: Final = ".\u3002\uff0e\uff61"
 """What separates labels of a domain (UTS 46, section 4). A dot at the end is the root of DNS."""
 

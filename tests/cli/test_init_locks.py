@@ -1,4 +1,4 @@
-"""`dispatcher init` of a new release while applications and reports use the tables: nobody waits for long."""
+"""`dispatcher init` of a new release while applications and reports use the tables: no session waits for long."""
 
 from __future__ import annotations
 
