@@ -174,6 +174,20 @@ class Result(NamedTuple):
     wait_seconds: float | None = None
     recipient_outcomes: Mapping[int, str | None] | None = None
 
+    @property
+    def is_acceptance(self) -> bool:
+        """Whether the provider accepted the email, and the result says nothing else."""
+        return self.outcome == "accepted" and self[8:12] + self[13:] == (
+            None,
+            None,
+            None,
+            None,
+            None,
+            False,
+            None,
+            None,
+        )
+
     def without_provider_texts(self) -> Result:
         """The result without `error`, `provider_code` and `provider_message_id`. Used if PostgreSQL refuses the result,
         because one of these texts may be the cause."""
@@ -474,7 +488,11 @@ class LeaseStore:
 
         The comment in `sql/queries/record.sql` says what happens to the results of all other emails.
         """
-        parameters = {**_columns(results), "worker": self._worker, "slot": self._slot}
+        names = {"worker": self._worker, "slot": self._slot}
+        if _are_acceptances(results):
+            rows = await fetch(self._pool, "record_accepted", {**_accepted_columns(results), **names})
+            return {result.email_id for result in results} - {row[0] for row in rows}
+        parameters = {**_columns(results), **names}
         partial = [result for result in results if result.recipient_outcomes]
         async with session(self._pool) as connection, connection.transaction() if partial else nullcontext():
             if partial:
@@ -496,6 +514,27 @@ class LeaseStore:
 
     async def _ids(self, name: str, parameters: dict[str, Any]) -> set[UUID]:
         return {row[0] for row in await fetch(self._pool, name, parameters)}
+
+
+def _are_acceptances(results: Sequence[Result]) -> bool:
+    """Whether the statement `record_accepted` can record these results."""
+    provider = results[0].provider
+    return all(result.is_acceptance and result.provider == provider for result in results)
+
+
+def _accepted_columns(results: Sequence[Result]) -> dict[str, Any]:
+    ordered = sorted(results, key=_NUMBER)
+    email_ids, _, _, numbers, started_ats, finished_ats, _, _, _, _, _, _, message_ids, *_ = zip(*ordered, strict=True)
+    return {
+        "email_ids": list(email_ids),
+        "lowest_id": email_ids[0],
+        "highest_id": email_ids[-1],
+        "attempt_numbers": list(numbers),
+        "started_ats": list(started_ats),
+        "finished_ats": list(finished_ats),
+        "provider": ordered[0].provider,
+        "provider_message_ids": list(message_ids),
+    }
 
 
 def _columns(results: Sequence[Result]) -> dict[str, Any]:
