@@ -176,16 +176,9 @@ class Result(NamedTuple):
 
     @property
     def is_acceptance(self) -> bool:
-        """Whether the provider accepted the email, and the result says nothing else."""
-        return self.outcome == "accepted" and self[8:12] + self[13:] == (
-            None,
-            None,
-            None,
-            None,
-            None,
-            False,
-            None,
-            None,
+        """Whether the provider accepted the email, and `record_accepted` stores everything that the result says."""
+        return self.outcome == "accepted" and not (
+            self.error_type or self.provider_code or self.expired_at or self.recipient_outcomes
         )
 
     def without_provider_texts(self) -> Result:
@@ -524,16 +517,17 @@ def _are_acceptances(results: Sequence[Result]) -> bool:
 
 def _accepted_columns(results: Sequence[Result]) -> dict[str, Any]:
     ordered = sorted(results, key=_NUMBER)
-    email_ids, _, _, numbers, started_ats, finished_ats, _, _, _, _, _, _, message_ids, *_ = zip(*ordered, strict=True)
+    errors = [result.error for result in ordered]
     return {
-        "email_ids": list(email_ids),
-        "lowest_id": email_ids[0],
-        "highest_id": email_ids[-1],
-        "attempt_numbers": list(numbers),
-        "started_ats": list(started_ats),
-        "finished_ats": list(finished_ats),
+        "email_ids": [result.email_id for result in ordered],
+        "lowest_id": ordered[0].email_id,
+        "highest_id": ordered[-1].email_id,
+        "attempt_numbers": [result.attempt_number for result in ordered],
+        "started_ats": [result.started_at for result in ordered],
+        "finished_ats": [result.finished_at for result in ordered],
         "provider": ordered[0].provider,
-        "provider_message_ids": list(message_ids),
+        "provider_message_ids": [result.provider_message_id for result in ordered],
+        "errors": errors if any(errors) else None,
     }
 
 

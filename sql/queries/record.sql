@@ -159,11 +159,11 @@ from closed
 where not was_rescued;
 
 -- name: record_accepted
--- As record, for a batch of acceptances by one provider: nothing but the acceptance is to be recorded about any of its
--- attempts. Nearly all batches are such batches, and this statement takes half as long as record.
+-- As record, for acceptances by one provider (see Result.is_acceptance). Nearly all results are acceptances, and this
+-- statement takes half as long as record. errors is null if no acceptance has a text.
 -- No lease is compared, because an acceptance makes an email `sent` under any lease (see record).
--- The ids must be sorted: width_bucket returns the position of an email's id in them. A join instead would take longer,
--- and PostgreSQL sometimes plans it so that it compares every result with every email.
+-- width_bucket returns the position of an email's id (see lease). PostgreSQL sometimes plans a join so that it compares
+-- every result with every email.
 -- Returns the ids of the emails that were `sent` before, or do not exist. No row: every email became `sent`.
 with closed as (
     update dispatcher.email_log
@@ -171,7 +171,7 @@ with closed as (
         status = 'sent',
         locked_by = null,
         locked_until = 'epoch',
-        last_error = null,
+        last_error = (%(errors)s::text[])[width_bucket(email_id, %(email_ids)b::uuid[])],
         error_type = null,
         provider = %(provider)s,
         provider_message_id = coalesce(
@@ -189,14 +189,17 @@ with closed as (
     returning email_id, tenant_id, message_key, correlation_id
 ),
 attempted as (
-    insert into dispatcher.email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome)
-    select email_id, attempt_number, %(worker)s, %(provider)s, started_at, finished_at, 'accepted'
+    insert into dispatcher.email_attempt (
+        email_id, attempt_number, worker, provider, started_at, finished_at, outcome, error
+    )
+    select email_id, attempt_number, %(worker)s, %(provider)s, started_at, finished_at, 'accepted', error
     from unnest(
         %(email_ids)b::uuid[],
         %(attempt_numbers)s::integer[],
         %(started_ats)b::timestamptz[],
-        %(finished_ats)b::timestamptz[]
-    ) as t (email_id, attempt_number, started_at, finished_at)
+        %(finished_ats)b::timestamptz[],
+        %(errors)s::text[]
+    ) as t (email_id, attempt_number, started_at, finished_at, error)
 ),
 counted as (
     insert into dispatcher.email_hourly (hour, provider, outcome, slot, email_count)

@@ -205,9 +205,10 @@ async def test_a_result_does_not_reopen_a_finished_email_even_under_its_token(
     assert books.row(lease.email_id) == before
 
 
+@pytest.mark.parametrize("error", [None, "250 2.0.0 queued"])
 @pytest.mark.parametrize("standing", ["sending", "held", "failed"])
-async def test_an_acceptance_leaves_the_same_row_alone_and_in_a_batch_with_other_results(
-    store: LeaseStore, books: Books, standing: str
+async def test_an_acceptance_leaves_the_same_rows_alone_and_in_a_batch_with_other_results(
+    store: LeaseStore, books: Books, standing: str, error: str | None
 ) -> None:
     alone, together, other = await lease_some(store, books, 3)
     for lease in (alone, together):
@@ -216,11 +217,13 @@ async def test_an_acceptance_leaves_the_same_row_alone_and_in_a_batch_with_other
             books.change(lease.email_id, status=standing, rescued_token=1, lease_token=2, dead_letter_due_at=EXPIRED)
     books.connection.execute("update outgoing_feed set is_on = true")
 
-    assert await store.record([result(alone, Status.SENT, provider_message_id="7")]) == {alone.email_id}
-    await store.record(
-        [result(together, Status.SENT, provider_message_id="7"), result(other, Status.FAILED, error_type="refused")]
-    )
+    told: dict[str, str | None] = {"provider_message_id": "7", "error": error}
+    assert await store.record([result(alone, Status.SENT, **told)]) == {alone.email_id}
+    await store.record([result(together, Status.SENT, **told), result(other, Status.FAILED, error_type="refused")])
 
+    (one,), (two,) = (books.attempts(lease.email_id) for lease in (alone, together))
+    apart = {"email_id", "started_at", "finished_at"}
+    assert {name: one[name] for name in one.keys() - apart} == {name: two[name] for name in two.keys() - apart}
     own = {"email_id", "message_key", "created_at", "published_at", "leased_at", "sent_at"}
     first, second = (books.row(lease.email_id) for lease in (alone, together))
     assert {name: first[name] for name in first.keys() - own} == {name: second[name] for name in second.keys() - own}
