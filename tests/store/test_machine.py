@@ -32,7 +32,7 @@ _EXPIRED: Final = (
 
 MUTANTS: Final = {
     "lease_with_another_key": Mutant("lease", "and e.message_key = ", "and '' is distinct from "),
-    "lease_of_a_finished_email": Mutant("lease", "e.status = 'pending'\n", "true\n"),
+    "lease_of_a_finished_email": Mutant("lease", "e.status = 'pending'\n", "e.status <> 'waiting'\n"),
     "lease_of_an_expired_email": Mutant("lease", "e.status = 'pending'\n", "e.status in ('pending', 'sending')\n"),
     "lease_with_the_same_token": Mutant("lease", "e.lease_token + 1", "e.lease_token"),
     "lease_that_keeps_the_due_mark": Mutant("lease", "publish_due_at = null", "publish_due_at = e.publish_due_at"),
