@@ -527,7 +527,7 @@ def _accepted_columns(results: Sequence[Result]) -> dict[str, Any]:
         "finished_ats": [result.finished_at for result in ordered],
         "provider": ordered[0].provider,
         "provider_message_ids": [result.provider_message_id for result in ordered],
-        "errors": errors if any(errors) else None,
+        "errors": None if errors.count(None) == len(errors) else errors,
     }
 
 
