@@ -1,6 +1,6 @@
 -- name: enqueue
 -- Inserts the emails whose message key is new, and makes them due. The lane of an email is the first of these that is
--- set: the lane of the email or of its API key (`lanes`), the lane of the rule for the sender's address, the lane of
+-- set: the lane of the email or of its API key (`lane`), the lane of the rule for the sender's address, the lane of
 -- the rule for the sender's domain, normal. The lane's policy is copied into the row, so that no later statement must
 -- read it. The caller itself publishes the emails of direct_lanes, except the emails of relay_tenants. These emails are
 -- due after publish_in_seconds; the relay then publishes those that the caller has not published. All other emails are
