@@ -23,7 +23,7 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.values import value
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import AsyncSession, translated
-from dispatcher.store.controls import read_controls
+from dispatcher.store.controls import LatestControls
 from dispatcher.store.events import SettledEmail, find_proven, settle_proven
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, BatchOutcome, LockedRows, subset
 from dispatcher.store.migrations import WEEKS_AHEAD
@@ -107,6 +107,7 @@ class Outbox:
         self._session = session
         self.locked = LockedRows(session, retry_seconds=RETRY_REFUSED_SECONDS)
         self.commit_seconds = 0.0
+        self._controls = LatestControls(session)
 
     async def listen(self) -> None:
         """Subscribes to notifications. From now on, `wait` returns when a commit notifies the relay."""
@@ -125,7 +126,7 @@ class Outbox:
 
     async def read_controls(self) -> Controls:
         """What operators set for all hosts (see `controls.read_controls`)."""
-        return await read_controls(self._session)
+        return await self._controls.read()
 
     async def wait(self, seconds: float) -> int:
         """Waits up to `seconds` for notifications that commits made emails due. Returns how many have arrived."""
