@@ -46,6 +46,7 @@ class Notifications:
 
     Attributes:
         are_on: Whether commits notify the relay. A commit may still do as the relay wanted before.
+        count: How many notifications have arrived.
     """
 
     interval_seconds = 1.0
@@ -59,6 +60,7 @@ class Notifications:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.are_on = True
+        self.count = 0
         self._outbox = outbox
         self._poll_seconds = poll_seconds
         self._pause_seconds = 0.0
@@ -85,6 +87,7 @@ class Notifications:
         """Waits for a notification. Returns whether one arrived."""
         count = await self._outbox.wait(seconds)
         self._notified += count
+        self.count += count
         return count > 0
 
     async def run_once(self) -> None:

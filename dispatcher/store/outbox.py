@@ -8,7 +8,7 @@ published.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from dispatcher.store.migrations import WEEKS_AHEAD
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.settlement import FoundLease, as_found, find_expiring
 from dispatcher.store.statements import Row, fetch, from_rows
-from dispatcher.store.timeline import Promotion, follow_timeline
+from dispatcher.store.timeline import Promotion, Timeline
 
 AHEAD_SECONDS: Final = 300.0
 """If a time in a row is more than this ahead of PostgreSQL's clock, the clock was set back after the write."""
@@ -108,6 +108,7 @@ class Outbox:
         self.locked = LockedRows(session, retry_seconds=RETRY_REFUSED_SECONDS)
         self.commit_seconds = 0.0
         self._controls = LatestControls(session)
+        self._timeline = Timeline(session)
 
     async def listen(self) -> None:
         """Subscribes to notifications. From now on, `wait` returns when a commit notifies the relay."""
@@ -296,6 +297,16 @@ class Outbox:
         )
         return outcome.rows()
 
+    async def find_next_due(self) -> float:
+        """The seconds until there is work for the relay; 0 or less if there is work now, infinite if there is none.
+
+        The work: to publish emails and dead letters, to wake waiting emails, to cancel expired ones, and to settle
+        emails that an event has proven.
+        """
+        rows = await self._fetch("find_next_due", {"ahead_seconds": AHEAD_SECONDS})
+        ((seconds, self._timeline.state),) = rows
+        return math.inf if seconds is None else float(seconds)
+
     async def find_next_wake(self) -> float | None:
         """The seconds until the first waiting email is due; negative if that email is overdue, None if no email
         waits."""
@@ -348,11 +359,10 @@ class Outbox:
     async def follow_timeline(self) -> Promotion | None:
         """Returns the promotion of a standby since the last call; None if there was none.
 
-        Also marks the leases and messages that the promotion made uncertain (see `timeline.follow_timeline`).
+        Also marks the leases and messages that the promotion made uncertain (see `Timeline`).
         """
-        began_at = time.monotonic()
-        promotion = await follow_timeline(self._session)
-        self.commit_seconds = time.monotonic() - began_at
+        promotion = await self._timeline.follow()
+        self.commit_seconds = self._timeline.commit_seconds
         return promotion
 
     async def republish_overtaken(self, lanes: Sequence[str], age_seconds: float, limit: int) -> int:
