@@ -220,7 +220,7 @@ class PublishLoop:
             return bool(found) or dead_lettered
         if found:
             await asyncio.sleep(PACE_SECONDS)
-            if not notifications.are_on:
+            if not notifications.are_on or self._pointers.has_backlog:
                 return True
             # Emails that were committed in the meantime have sent notifications, so the wait below returns at once.
         is_waiting = self._pointers.has_unconfirmed or self._publisher.has_unanswered

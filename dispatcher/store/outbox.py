@@ -298,11 +298,8 @@ class Outbox:
         return outcome.rows()
 
     async def find_next_due(self) -> float:
-        """The seconds until there is work for the relay; 0 or less if there is work now, infinite if there is none.
-
-        The work: to publish emails and dead letters, to wake waiting emails, to cancel expired ones, and to settle
-        emails that an event has proven.
-        """
+        """The seconds until a row is due: to publish, to wake, to cancel or to settle an email, or to publish a dead
+        letter. 0 or less if a row is due now, infinite if no row will become due."""
         rows = await self._fetch("find_next_due", {"ahead_seconds": AHEAD_SECONDS})
         ((seconds, self._timeline.state),) = rows
         return math.inf if seconds is None else float(seconds)
