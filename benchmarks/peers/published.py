@@ -17,7 +17,7 @@ from dispatcher.broker.topology import FoundQueue, Topology, depths
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError
 from dispatcher.host.process_table import ProcessTable
-from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.relay.publish_loop import LeaderServices, PublishLoop
 
 PUBLISH_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.1
@@ -73,7 +73,9 @@ async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher,
     publisher = _CountingPublisher(
         settings.amqp_url, settings.exchange, name="benchmark relay", ca_file=settings.ca_file
     )
-    publishing = PublishLoop(settings, publisher, lambda _: (), ProcessTable(["relay"]).take_slot("relay", 0))
+    publishing = PublishLoop(
+        settings, publisher, lambda _: LeaderServices(), ProcessTable(["relay"]).take_slot("relay", 0)
+    )
     relay = asyncio.create_task(publishing.run())
     try:
         async with asyncio.timeout(PUBLISH_SECONDS):

@@ -33,7 +33,7 @@ from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.lifecycle import raise_on_stray_cancel
 from dispatcher.host.services import Periodic
 from dispatcher.store.connections import Pool
-from dispatcher.store.controls import READ_SECONDS, read_controls
+from dispatcher.store.controls import READ_SECONDS, LatestControls
 from dispatcher.store.drafts import DraftStore, Insertion
 from dispatcher.store.enqueueing import Draft
 from dispatcher.telemetry import metrics
@@ -62,13 +62,13 @@ class ControlsReader:
     interval_seconds = READ_SECONDS
 
     def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+        self._latest = LatestControls(pool)
         self.now = Controls()
 
     async def run_once(self) -> None:
         """Reads the controls. While PostgreSQL is unreachable, the last controls stay in force."""
         try:
-            self.now = await read_controls(self._pool)
+            self.now = await self._latest.read()
         except DispatcherError as error:
             get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=READ_SECONDS)
 

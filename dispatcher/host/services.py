@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 import traceback
@@ -17,6 +18,8 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 FIRST_WAIT_SECONDS: Final = 1.0
+EARLY_SECONDS: Final = 0.002
+"""A round may begin this much before it is due, because a timer of the event loop may be early by a millisecond."""
 LONGEST_WAIT_SECONDS: Final = 60.0
 """The longest wait before a failed task is started again. If a task ran for longer than this time before it failed, the
 next wait is the shortest wait again."""
@@ -29,7 +32,8 @@ class Service(Protocol):
 
     @property
     def interval_seconds(self) -> float:
-        """The time from the end of one round, even if it failed, to the start of the next round."""
+        """The time from one round, even if it failed, to the next. Rounds begin at multiples of this time, so that the
+        services of a process wake it together. A round that takes long is followed by a wait of half of this time."""
         ...
 
     async def run_once(self) -> float | None:
@@ -57,8 +61,8 @@ class Periodic:
         refuses a statement, for example because of a damaged row, logs one line until a round succeeds, and raises
         nothing: the other services of the process do not depend on this row.
         """
-        if time.monotonic() >= self._due_at:
-            self._due_at = time.monotonic() + self.service.interval_seconds
+        if time.monotonic() >= self._due_at - EARLY_SECONDS:
+            self._due_at = self._next_round_at()
             try:
                 seconds = await self.service.run_once()
             except StatementRefused as error:
@@ -68,7 +72,11 @@ class Periodic:
                 self._logged = StatementRefused
                 return
             self._logged = None
-            self._due_at = time.monotonic() + (self.service.interval_seconds if seconds is None else seconds)
+            self._due_at = self._next_round_at() if seconds is None else time.monotonic() + seconds
+
+    def _next_round_at(self) -> float:
+        interval = self.service.interval_seconds
+        return interval * math.ceil(time.monotonic() / interval + 0.5)
 
     async def run(self) -> None:
         """Runs the service, round after round, until cancelled. During an outage of PostgreSQL, logs one line, and

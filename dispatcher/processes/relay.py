@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
@@ -16,13 +16,13 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.events.settlement import ProvenEmails
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext
-from dispatcher.host.services import Periodic, Service, run_tasks
+from dispatcher.host.services import Periodic, run_tasks
 from dispatcher.maintenance.partitions import Partitions
 from dispatcher.recovery.ledgers import LedgerRecovery
 from dispatcher.recovery.lost_commits import LostCommits
 from dispatcher.recovery.lost_host import LostHosts
 from dispatcher.recovery.lost_message import LostMessages
-from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.relay.publish_loop import LeaderServices, PublishLoop
 from dispatcher.relay.timing import ExpiredEmails, WaitingEmails
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.outbox import Outbox
@@ -47,20 +47,20 @@ def run_relay(settings: Settings, context: ChildContext) -> int:
 
 def leader_services(
     settings: Settings, publisher: Publisher, workers_here: Callable[[], Collection[str] | None]
-) -> Callable[[Outbox], Sequence[Service]]:
-    """Returns a function that creates the leading relay's services, in the order in which they run.
+) -> Callable[[Outbox], LeaderServices]:
+    """Returns a function that creates the leading relay's services.
 
     Args:
         publisher: Reports how many messages are on the send queues.
         workers_here: Returns the workers whose leases this host's relay settles by their ledgers; None while unknown.
     """
-    return lambda outbox: (
-        LostCommits(outbox),
-        LostHosts(settings, outbox, workers_here),
-        LostMessages(settings, outbox, publisher.find),
-        ProvenEmails(outbox),
-        ExpiredEmails(outbox),
-        WaitingEmails(outbox),
+    return lambda outbox: LeaderServices(
+        by_time=(
+            LostCommits(outbox),
+            LostHosts(settings, outbox, workers_here),
+            LostMessages(settings, outbox, publisher.find),
+        ),
+        by_due_rows=(ProvenEmails(outbox), ExpiredEmails(outbox), WaitingEmails(outbox)),
     )
 
 

@@ -33,7 +33,10 @@ from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.settlement import FoundLease, find_expiring
 from dispatcher.telemetry.log import get_log
 
-POLL_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 2.0
+"""How often the relay looks for leases that expire; more often if leases are shorter than eight times this. The relay
+must settle an expired lease within the grace period after which another host may recover the email (see
+`domain.lease_recovery`)."""
 POLL_SHARE: Final = 1 / 20
 """The relay spends about this share of its time on the search. While an old transaction is open, the search takes
 longer and longer, because PostgreSQL reads the index entries of all leases since."""
@@ -56,15 +59,16 @@ class FrozenWorkers:
         self._grace_seconds = settings.lease_seconds / GRACE_SHARE
         self._pool = pool
         self._report = report
+        self._poll_seconds = min(POLL_SECONDS, settings.lease_seconds / 8)
         self._next_poll_at = 0.0
 
     async def settle_when_due(self, ledgers: Sequence[LivingLedger]) -> None:
-        """Calls `settle`, but at most once per POLL_SECONDS."""
+        """Calls `settle`, but only at the interval of the search."""
         began_at = time.monotonic()
         if ledgers and began_at >= self._next_poll_at:
-            self._next_poll_at = began_at + POLL_SECONDS
+            self._next_poll_at = began_at + self._poll_seconds
             await self.settle(ledgers)
-            seconds = max(POLL_SECONDS, (time.monotonic() - began_at) / POLL_SHARE)
+            seconds = max(self._poll_seconds, (time.monotonic() - began_at) / POLL_SHARE)
             self._next_poll_at = began_at + min(seconds, MAX_RECOVERY_INTERVAL_SECONDS)
 
     async def settle(self, ledgers: Iterable[LivingLedger]) -> None:

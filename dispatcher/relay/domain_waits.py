@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Final
 
 from dispatcher.domain.controls import DomainLimit
+from dispatcher.store.controls import READ_SECONDS
 from dispatcher.store.instants import EARLIEST
 from dispatcher.store.outbox import Outbox
 
 BATCH: Final = 1000
 """The most emails per round."""
-INTERVAL_SECONDS: Final = 0.5
 LATE_SECONDS: Final = 60.0
 """How long the relay looks for emails that wait for a removed ceiling, because a worker may read the removal late."""
 MEASURED_FACTOR: Final = 0.5
@@ -31,7 +31,7 @@ SLOW_SECONDS: Final = 60.0
 class DomainWaits:
     """Shortens the waits of emails for recipient domains that may get more emails than before."""
 
-    interval_seconds = INTERVAL_SECONDS
+    interval_seconds = READ_SECONDS
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -67,13 +67,13 @@ class DomainWaits:
             return False
         return time.monotonic() - self._slow_since.setdefault(domain, time.monotonic()) >= SLOW_SECONDS
 
-    async def run_once(self) -> float:
-        """Shortens the waits of a batch of emails. Returns the seconds until the next round."""
+    async def run_once(self) -> float | None:
+        """Shortens the waits of a batch of emails. Returns 0 if the next round must follow at once."""
         if not self._factors and self._limits is not None and time.monotonic() < self._look_until:
             waiting = await self._outbox.list_awaited_domains()
             self._factors = dict.fromkeys((domain for domain in waiting if domain not in self._limits), 0.0)
         if not self._factors:
-            return INTERVAL_SECONDS
+            return None
         domain, factor = next(iter(self._factors.items()))
         if self._after == EARLIEST:
             await self._outbox.shorten_group_waits(domain, factor)
@@ -81,4 +81,4 @@ class DomainWaits:
         if count < BATCH:
             del self._factors[domain]
             self._after = EARLIEST
-        return 0.0 if self._factors else INTERVAL_SECONDS
+        return 0.0 if self._factors else None

@@ -27,7 +27,7 @@ LEADER: Final = "relay"
 READY: Final = "relay_ready"
 IDLE_SECONDS: Final = 60.0
 """PostgreSQL ends a leader's session that is idle for longer than this, so a frozen relay loses the lead. A working
-relay sends four queries per second, and a relay that waits for RabbitMQ sends at least one query in half a minute."""
+relay sends two queries per second, and a relay that waits for RabbitMQ sends at least one query in half a minute."""
 GIVE_UP_SECONDS: Final = 3.0
 """How long a leader may be disconnected from RabbitMQ before it gives up the lead to a ready relay. A reconnect after
 the restart of a RabbitMQ node takes less time."""

@@ -8,7 +8,8 @@ PostgreSQL lets only one notifying transaction of a server commit at a time, and
 and for a synchronous standby meanwhile. So notifications limit all applications of the server together. Under load,
 the relay finds the next emails a few milliseconds later without notifications.
 
-No email depends on a notification: in both cases, the relay looks for due emails at least every POLL_SECONDS.
+No email depends on a notification: in both cases, the relay looks for due emails at least every POLL_SECONDS, and half
+as often while it has nothing to do.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Notifications:
 
     Attributes:
         are_on: Whether commits notify the relay. A commit may still do as the relay wanted before.
+        count: How many notifications have arrived.
     """
 
     interval_seconds = 1.0
@@ -59,6 +61,7 @@ class Notifications:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.are_on = True
+        self.count = 0
         self._outbox = outbox
         self._poll_seconds = poll_seconds
         self._pause_seconds = 0.0
@@ -85,6 +88,7 @@ class Notifications:
         """Waits for a notification. Returns whether one arrived."""
         count = await self._outbox.wait(seconds)
         self._notified += count
+        self.count += count
         return count > 0
 
     async def run_once(self) -> None:

@@ -67,7 +67,11 @@ CHECK_SHARE: Final = 1 / 50
 
 class PointerPublisher:
     """Publishes due emails, and remembers each email until its due mark is cleared. Do not share an object between
-    tasks."""
+    tasks.
+
+    Attributes:
+        has_backlog: Whether the next scan is by tenant, so that a batch that is not full may leave due emails.
+    """
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class PointerPublisher:
         self._completed_at = self._complete_due_at = 0.0
         self._read_since = LATEST
         # The following fields are the state of `_scan_by_tenant`.
-        self._has_backlog = False
+        self.has_backlog = False
         # Tenants that had due rows when the tenants were last listed, and whose rows were not all read since.
         self._waiting: dict[Tenant, None] = {}
         # By tenant: the due time at which the next read begins, and how many rows with this due time were read.
@@ -132,8 +136,8 @@ class PointerPublisher:
         if is_last:
             self._list_due_at = self._check_due_at = self._complete_due_at = 0.0
         self._wait_seconds = math.inf
-        new = [] if self._has_backlog else await self._scan_in_order(outbox)
-        if self._has_backlog:
+        new = [] if self.has_backlog else await self._scan_in_order(outbox)
+        if self.has_backlog:
             new = await self._scan_by_tenant(outbox)
         self._start_publishing(new)
         # Usually, a lease clears the due mark. Clear the mark here only if RabbitMQ confirmed the message at least
@@ -177,7 +181,7 @@ class PointerPublisher:
             most, None if is_complete else began_at - self._completed_at + LATE_SECONDS
         )
         if len(rows) == most or len(self._confirmed) > BATCH:
-            self._has_backlog = True
+            self.has_backlog = True
             self._list_due_at = self._check_due_at = 0.0
             return []
         if is_complete:
@@ -214,7 +218,7 @@ class PointerPublisher:
         if not is_listed:
             self._wait_seconds = max(0.0, self._list_due_at - time.monotonic())
         elif len(self._confirmed) <= BATCH and not self._shares.paused_lanes:
-            self._has_backlog = False
+            self.has_backlog = False
             self._resume_from.clear()
         return []
 

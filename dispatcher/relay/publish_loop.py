@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -12,7 +15,7 @@ from dispatcher.broker.credit import QueueCredit
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
-from dispatcher.errors import BrokerUnavailable, StoreUnavailable
+from dispatcher.errors import BrokerUnavailable, StatementRefused, StoreUnavailable
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.host.services import Periodic, Service
 from dispatcher.relay.dead_letters import DeadLetterPublisher
@@ -29,6 +32,26 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry.log import get_log
 
 STANDBY_SECONDS: Final = 1.0
+IDLE_FACTOR: Final = 2
+"""A relay that has nothing to do polls only half as often. Only dead letters and emails that become due without a
+notification wait for the poll."""
+IDLE_SHARE: Final = 1 / 10
+"""The largest share of time that an idle relay spends on `Outbox.find_next_due`. While an old transaction is open, this
+statement may be slow, because PostgreSQL reads the index entries of all rows that were due since. The relay then works
+as if rows were due."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderServices:
+    """The services of a leading relay, each in the order in which they run.
+
+    Attributes:
+        by_time: Services that also run while nothing is due.
+        by_due_rows: Services that have work only if `Outbox.find_next_due` says so.
+    """
+
+    by_time: Sequence[Service] = ()
+    by_due_rows: Sequence[Service] = ()
 
 
 class PublishLoop:
@@ -38,7 +61,7 @@ class PublishLoop:
         self,
         settings: Settings,
         publisher: Publisher,
-        services_of: Callable[[Outbox], Sequence[Service]],
+        services_of: Callable[[Outbox], LeaderServices],
         process_slot: ProcessSlot,
         *,
         poll_seconds: float = POLL_SECONDS,
@@ -69,6 +92,8 @@ class PublishLoop:
         self._dead_letters = DeadLetterPublisher(self._dlq, settings.dlq)
         self._is_stopping = False
         self._is_notified = False
+        self._is_idle = False  # whether the last round found nothing to do, and waits for nothing
+        self._look_at = 0.0
 
     def stop(self) -> None:
         """Makes `run` return as soon as no row is due, or the queues have no room for more messages."""
@@ -128,14 +153,17 @@ class PublishLoop:
             await outbox.set_polling(is_on=False)  # whatever the leader before has set
             notifications = self._notifications_of(outbox)
             self._outage.reset()
-            self._is_notified = False  # so that the services run before the first batch
+            self._is_notified = self._is_idle = False  # so that the services run before the first batch
             self._log.info("relay.leading")
             domain_waits = DomainWaits(outbox)
             reader = _ControlsReader(outbox, self._shares, domain_waits)
             own_services: tuple[Service, ...] = reader, domain_waits, notifications
-            services = [Periodic(service) for service in (*own_services, *self._services_of(outbox))]
+            others = self._services_of(outbox)
+            by_time = [Periodic(service) for service in (*own_services, *others.by_time)]
+            by_due_rows = [Periodic(service) for service in others.by_due_rows]
+            publish_round = partial(self._publish_round, outbox, by_time, by_due_rows, notifications)
             while not self._is_stopping:
-                await self._publish_round(outbox, services, notifications)
+                await publish_round()
                 if await leadership.must_release():
                     self._log.warning("relay.handed_over")
                     await self._pointers.mark_all(outbox)
@@ -144,7 +172,7 @@ class PublishLoop:
             # room for; the next leader publishes the rest. After RabbitMQ has counted the messages once more, the
             # queues may have room again, so repeat this once.
             for _ in range(2):
-                while await self._publish_round(outbox, services, notifications):
+                while await publish_round():
                     pass
                 for queue in self._queues.values():
                     await queue.counted()
@@ -152,17 +180,33 @@ class PublishLoop:
         finally:
             await leadership.close()
 
-    async def _publish_round(self, outbox: Outbox, services: Sequence[Periodic], notifications: Notifications) -> bool:
+    async def _publish_round(
+        self,
+        outbox: Outbox,
+        by_time: Sequence[Periodic],
+        by_due_rows: Sequence[Periodic],
+        notifications: Notifications,
+    ) -> bool:
         """Runs due services, and publishes a batch. Waits if no row was due. Returns whether rows were due.
+
+        After a round that found nothing to do, one statement decides whether the next round does more than that.
 
         If a notification of a new email ends the wait, the next round only publishes, so that the email does not wait
         for the services. The services run in the round after that.
         """
         runs_services, self._is_notified = not self._is_notified, False
+        was_idle, self._is_idle = self._is_idle and not self._is_stopping, False
         try:
             if runs_services:
-                for service in services:
-                    await service.run_if_due()
+                notified = notifications.count
+                idle_seconds = await self._find_idle_seconds(outbox) if was_idle else 0.0
+                await _run_due(by_time)
+                if idle_seconds > 0 and notifications.count == notified:
+                    self._is_idle = True
+                    waits = [IDLE_FACTOR * notifications.wait_seconds, *(service.wait_seconds for service in by_time)]
+                    self._is_notified = await notifications.wait(min(idle_seconds, *waits))
+                    return False
+                await _run_due(by_due_rows)
             found = await self._pointers.publish_due(outbox, is_last=self._is_stopping)
             if self._is_stopping:
                 await self._pointers.wait_confirmed()
@@ -177,19 +221,41 @@ class PublishLoop:
             return bool(found) or dead_lettered
         if found:
             await asyncio.sleep(PACE_SECONDS)
-            return True
+            if not notifications.are_on or self._pointers.has_backlog:
+                return True
+            # Emails that were committed in the meantime have sent notifications, so the wait below returns at once.
         is_waiting = self._pointers.has_unconfirmed or self._publisher.has_unanswered
         if not is_waiting and self._dlq.is_open and all(queue.is_open for queue in self._queues.values()):
             # No message waits for its confirm, and no queue is in the backoff after a refusal. So the relay no longer
             # waits for RabbitMQ.
             self._process_slot.confirm.end()
+            # If rows are due that may not be published now, for example of a paused tenant, the relay is not idle.
+            self._is_idle = notifications.are_on and not was_idle and self._pointers.wait_seconds == math.inf
         waits = [
             notifications.wait_seconds,
             self._pointers.wait_seconds,
-            *(service.wait_seconds for service in services),
+            *(service.wait_seconds for service in (*by_time, *by_due_rows)),
         ]
         self._is_notified = await notifications.wait(min(waits)) and runs_services
         return False
+
+    async def _find_idle_seconds(self, outbox: Outbox) -> float:
+        """For how long the relay has nothing to do; 0 if this is unknown, or there is work now."""
+        began_at = time.monotonic()
+        if began_at < self._look_at:
+            return 0.0
+        try:
+            seconds = await outbox.find_next_due()
+        except StatementRefused:
+            return 0.0  # PostgreSQL cannot read a row; the statement that needs the row reports this
+        ended_at = time.monotonic()
+        self._look_at = ended_at + (ended_at - began_at) / IDLE_SHARE
+        return seconds
+
+
+async def _run_due(services: Sequence[Periodic]) -> None:
+    for service in services:
+        await service.run_if_due()
 
 
 class _ControlsReader:

@@ -20,7 +20,7 @@ from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
-from dispatcher.store.controls import read_controls
+from dispatcher.store.controls import LatestControls
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_with, ids_within, query
 from dispatcher.store.server import find_database_id
@@ -221,6 +221,7 @@ class LeaseStore:
         self._redeliver_seconds = redeliver_seconds
         self.locked = LockedRows(pool)
         self.suppressions = SuppressionReader(pool)
+        self._controls = LatestControls(pool)
 
     async def lease(
         self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
@@ -332,7 +333,7 @@ class LeaseStore:
 
     async def read_controls(self) -> Controls:
         """The lanes' policies, the tenants' limits and the pauses that operators set for all hosts."""
-        return await read_controls(self._pool)
+        return await self._controls.read()
 
     async def find_paused(self, email_ids: Collection[UUID], tenants: Sequence[str], lanes: Sequence[str]) -> set[UUID]:
         """The ids of the given emails that belong to one of the given tenants or lanes."""

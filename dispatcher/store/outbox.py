@@ -8,7 +8,7 @@ published.
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.values import value
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import AsyncSession, translated
-from dispatcher.store.controls import read_controls
+from dispatcher.store.controls import LatestControls
 from dispatcher.store.events import SettledEmail, find_proven, settle_proven
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, BatchOutcome, LockedRows, subset
 from dispatcher.store.migrations import WEEKS_AHEAD
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.settlement import FoundLease, as_found, find_expiring
 from dispatcher.store.statements import Row, fetch, from_rows
-from dispatcher.store.timeline import Promotion, follow_timeline
+from dispatcher.store.timeline import Promotion, Timeline
 
 AHEAD_SECONDS: Final = 300.0
 """If a time in a row is more than this ahead of PostgreSQL's clock, the clock was set back after the write."""
@@ -107,6 +107,8 @@ class Outbox:
         self._session = session
         self.locked = LockedRows(session, retry_seconds=RETRY_REFUSED_SECONDS)
         self.commit_seconds = 0.0
+        self._controls = LatestControls(session)
+        self._timeline = Timeline(session)
 
     async def listen(self) -> None:
         """Subscribes to notifications. From now on, `wait` returns when a commit notifies the relay."""
@@ -125,7 +127,7 @@ class Outbox:
 
     async def read_controls(self) -> Controls:
         """What operators set for all hosts (see `controls.read_controls`)."""
-        return await read_controls(self._session)
+        return await self._controls.read()
 
     async def wait(self, seconds: float) -> int:
         """Waits up to `seconds` for notifications that commits made emails due. Returns how many have arrived."""
@@ -295,6 +297,13 @@ class Outbox:
         )
         return outcome.rows()
 
+    async def find_next_due(self) -> float:
+        """The seconds until a row is due: to publish, to wake, to cancel or to settle an email, or to publish a dead
+        letter. 0 or less if a row is due now, infinite if no row will become due."""
+        rows = await self._fetch("find_next_due", {"ahead_seconds": AHEAD_SECONDS})
+        ((seconds, self._timeline.state),) = rows
+        return math.inf if seconds is None else float(seconds)
+
     async def find_next_wake(self) -> float | None:
         """The seconds until the first waiting email is due; negative if that email is overdue, None if no email
         waits."""
@@ -347,11 +356,10 @@ class Outbox:
     async def follow_timeline(self) -> Promotion | None:
         """Returns the promotion of a standby since the last call; None if there was none.
 
-        Also marks the leases and messages that the promotion made uncertain (see `timeline.follow_timeline`).
+        Also marks the leases and messages that the promotion made uncertain (see `Timeline`).
         """
-        began_at = time.monotonic()
-        promotion = await follow_timeline(self._session)
-        self.commit_seconds = time.monotonic() - began_at
+        promotion = await self._timeline.follow()
+        self.commit_seconds = self._timeline.commit_seconds
         return promotion
 
     async def republish_overtaken(self, lanes: Sequence[str], age_seconds: float, limit: int) -> int:

@@ -6,6 +6,7 @@ sent.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -39,20 +40,49 @@ class Promotion:
     message_count: int = 0
 
 
-async def follow_timeline(session: AsyncSession, *, batch: int = BATCH) -> Promotion | None:
-    """Returns the promotion since the last call; None if there was none.
+class Timeline:
+    """Records PostgreSQL's timeline on one session, and detects a promotion.
 
-    Stores the timeline for the next call. If the promotion may have lost commits, also marks the leases and messages
-    that became uncertain, in the same transaction. Errors are translated (see `store.connections.translated`).
-
-    Args:
-        batch: The most due emails that one statement changes.
+    Attributes:
+        state: The snapshot of a statement of the session after the last record, and `synchronous_standby_names`. If
+            None, `follow` finds out whether anything has changed since the last record.
+        commit_seconds: How long the last record took, with its durable commit; 0 if there was none yet.
     """
-    with translated():
-        if await fetch(session, "note_timeline"):
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.state: str | None = None
+        self.commit_seconds = 0.0
+        self._session = session
+        self._quiet_state = ""  # the state as long as the last record is still right
+
+    async def follow(self, *, batch: int = BATCH) -> Promotion | None:
+        """Returns the promotion since the last call; None if there was none.
+
+        Stores the timeline for the next call. If the promotion may have lost commits, also marks the leases and
+        messages that became uncertain, in the same transaction. Errors are translated (see
+        `store.connections.translated`).
+
+        Args:
+            batch: The most due emails that one statement changes.
+        """
+        state, self.state = self.state, None
+        if state == self._quiet_state:
             return None
-        async with session.transaction():
-            return await _begin(session, batch)
+        began_at = time.monotonic()
+        promotion = None
+        with translated():
+            if noted := await fetch(self._session, "note_timeline", {"quiet_state": self._quiet_state}):
+                ((snapshot, standbys, transaction_id),) = noted
+                if transaction_id is None:
+                    return None
+                # No other transaction was open, and none began before this one: the record covers all that was written.
+                if snapshot == f"{transaction_id}:{transaction_id}:":
+                    self._quiet_state = f"{transaction_id + 1}:{transaction_id + 1}: {standbys}"
+            else:
+                async with self._session.transaction():
+                    promotion = await _begin(self._session, batch)
+        self.commit_seconds = time.monotonic() - began_at
+        return promotion
 
 
 async def _begin(session: AsyncSession, batch: int) -> Promotion | None:

@@ -7,7 +7,8 @@
 For each tenant, the worker keeps the first eight bytes of the hash of every suppressed recipient in memory. Entries
 that were added within the last two seconds may be missing there. Entries that were removed or have expired stay in
 memory until the next complete read. Such an entry causes a needless query, but the query decides. So a removal takes
-effect at once.
+effect at once. A worker that gets no emails reads no entries: the query decides about the next emails, until the worker
+has read the entries again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ REFRESH_SECONDS: Final = 0.75
 REFRESH_SHARE: Final = 20
 """A worker spends at most about a twentieth (1 / REFRESH_SHARE) of its time on reading entries, even if a long
 transaction makes it read the same entries again."""
+IDLE_SECONDS: Final = 10.0
+"""A worker that gets no email for this time reads no entries until the next email."""
 COMPLETE_SECONDS: Final = 3600.0
 """The time between two complete reads, which drop the entries that were removed or have expired."""
 MAX_RECENT: Final = 10_000
@@ -86,13 +89,21 @@ class TenantMemory:
 
 
 class SuppressedRecipients:
-    """Finds the suppressed recipients of emails. Keeps the suppression entries of all tenants in memory."""
+    """Finds the suppressed recipients of emails. Keeps the suppression entries of all tenants in memory.
 
-    def __init__(self, store: SuppressionReader, outage: StoreOutage) -> None:
+    Attributes:
+        is_current: Whether the entries in memory are at most two seconds old.
+    """
+
+    def __init__(self, store: SuppressionReader, outage: StoreOutage, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self.is_current = False
         self._store = store
         self._outage = outage
         self._questions: BatchQueue[Question] = BatchQueue()
         self._is_read = asyncio.Event()
+        self._idle_seconds = idle_seconds
+        self._is_asked = False  # whether there was an email since the last read
+        self._wanted = asyncio.Event()
         self._hasher: AddressHasher | None = None
         self._domain_hash: Callable[[str], bytes] = str.encode
         self._tenants: dict[str, TenantMemory] = {}
@@ -117,9 +128,11 @@ class SuppressedRecipients:
 
         If True, call `find`, which reads the database and decides.
         """
+        self._is_asked = True
         hasher = self._hasher
-        if hasher is None:
-            return True  # no entries have been read yet, so any recipient may be suppressed
+        if hasher is None or not self.is_current:
+            self._wanted.set()
+            return True  # the entries were not read yet, or not lately, so any recipient may be suppressed
         known = self._tenants.get(tenant_id)
         if known is None:
             return False
@@ -188,9 +201,11 @@ class SuppressedRecipients:
 
     async def _refresh(self) -> None:
         is_failing = False
+        asked_at = time.monotonic()
         while True:
             began_at = time.monotonic()
             seconds = REFRESH_SECONDS
+            self._is_asked = False
             try:
                 await self._read()
             except DispatcherError as error:
@@ -199,8 +214,16 @@ class SuppressedRecipients:
                 is_failing = True
             else:
                 is_failing = False
+                self.is_current = True
                 seconds = max(seconds, REFRESH_SHARE * (time.monotonic() - began_at))
             await asyncio.sleep(seconds)
+            if self._is_asked:
+                asked_at = began_at
+            elif began_at - asked_at >= self._idle_seconds and not is_failing:
+                self.is_current = False
+                self._wanted.clear()
+                await self._wanted.wait()
+                asked_at = time.monotonic()
 
     async def _read(self) -> None:
         """Reads the entries that have changed since the last read. From time to time, reads all entries instead."""

@@ -1,3 +1,19 @@
+-- name: find_controls_version
+-- A value that is different after each change of pauses, lane policies, tenants' limits or domains' ceilings, and after a
+-- pause has ended. Most of the time nothing has changed, so a process need not read the tables. xmin is the transaction
+-- that wrote the row: each write of a row increases the sum, and a deletion changes the count. Nothing is written for
+-- this, so an operator's open transaction delays no other.
+select array[
+    (select count(*) from dispatcher.pause where until_at is null or until_at > clock_timestamp()),
+    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.pause),
+    (select count(*) from dispatcher.lane_policy),
+    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.lane_policy),
+    (select count(*) from dispatcher.tenant_limit),
+    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.tenant_limit),
+    (select count(*) from dispatcher.domain_limit),
+    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.domain_limit)
+]::text;
+
 -- name: list_pauses
 -- The pauses that have not ended, in the order in which they began.
 select scope, name, until_at, reason, actor, began_at

@@ -1,12 +1,22 @@
 -- name: note_timeline
 -- If PostgreSQL is still on the timeline that was recorded last, records the current time, and whether commits wait for
--- a standby. No row: the timeline changed, or no timeline was recorded yet.
-update dispatcher.relay_timeline
-set
-    noted_at = clock_timestamp(),
-    is_synchronous = current_setting('synchronous_standby_names') <> ''
-where timeline = ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
-returning timeline;
+-- a standby. Writes nothing if the given state is the current one (see store/timeline.py): no transaction has written
+-- anything since the last record, and synchronous_standby_names is unchanged. Returns the statement's snapshot,
+-- synchronous_standby_names, and the id of this transaction; null if nothing was written. Zero rows: the timeline
+-- changed, or no timeline was recorded yet.
+with noted as (
+    update dispatcher.relay_timeline
+    set
+        noted_at = clock_timestamp(),
+        is_synchronous = current_setting('synchronous_standby_names') <> ''
+    where timeline = ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
+        and concat(pg_current_snapshot(), ' ', current_setting('synchronous_standby_names')) <> %(quiet_state)s
+    returning pg_current_xact_id()::text::bigint as transaction_id
+)
+select
+    pg_current_snapshot()::text, current_setting('synchronous_standby_names'), (select transaction_id from noted)
+from dispatcher.relay_timeline
+where timeline = ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer;
 
 -- name: find_noted_timeline
 -- The last recorded timeline, whether commits waited for a standby then, and the current timeline. Locks the row, so

@@ -1,3 +1,61 @@
+-- name: find_next_due
+-- The seconds until the relay has something to do: until the first email or dead letter must be published, until the
+-- first waiting email must be woken, or until the first email expires. 0 or less: there is something to do now, or an
+-- event has proven that an email was sent (see find_proven). Null: nothing is due, and nothing becomes due unless rows
+-- are written. Also returns the state that note_timeline compares. Each part reads one entry of an index. Before
+-- PostgreSQL 17, the difference of two instants would raise an error if one of them is infinite. A mark more than
+-- ahead_seconds ahead of the clock is due, as in find_publish_due.
+select
+    (least(
+        (
+            select extract(epoch from publish_due_at)
+            from dispatcher.email_log
+            where publish_due_at is not null
+            order by publish_due_at
+            limit 1
+        ),
+        (
+            select extract(epoch from dead_letter_due_at)
+            from dispatcher.email_log
+            where dead_letter_due_at is not null
+            order by dead_letter_due_at
+            limit 1
+        ),
+        (
+            select extract(epoch from wait_until)
+            from dispatcher.email_log
+            where status = 'waiting'
+            order by wait_until
+            limit 1
+        ),
+        (
+            select extract(epoch from expires_at)
+            from dispatcher.email_log
+            where status in ('pending', 'waiting', 'held')
+                and expires_at is not null
+            order by expires_at
+            limit 1
+        ),
+        (
+            select 0
+            where exists (
+                select from dispatcher.email_log
+                where proven_by is not null
+                    and status <> 'sent'
+                    and status <> 'sending'
+            )
+                or exists (
+                    select from dispatcher.email_log
+                    where publish_due_at >= now() + %(ahead_seconds)s * interval '1 second'
+                )
+                or exists (
+                    select from dispatcher.email_log
+                    where dead_letter_due_at >= now() + %(ahead_seconds)s * interval '1 second'
+                )
+        )
+    ) - extract(epoch from clock_timestamp()))::double precision,
+    concat(pg_current_snapshot(), ' ', current_setting('synchronous_standby_names'));
+
 -- name: find_next_wake
 -- The seconds until the first waiting email is due; negative if it is overdue. Zero rows: no email waits. Before
 -- PostgreSQL 17, `wait_until - clock_timestamp()` would raise an error if an instant is infinite.

@@ -25,13 +25,13 @@ from dispatcher.store.connections import Pool, connect_async, connected, make_po
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.migrations import migrate
 from dispatcher.store.settlement import find_leases
-from dispatcher.store.timeline import follow_timeline
+from dispatcher.store.timeline import Timeline
 from tests.broker.rabbit import Rabbit
 from tests.relay.running import Start, settings_for
 from tests.store.books import Books
 from tests.store.damage import refused
 from tests.store.results import result
-from tests.waiting import until, wait_until
+from tests.waiting import until, until_answer, wait_until
 
 LEASE_SECONDS = "1"
 WORKER = "host:w0:17:cafe"
@@ -122,11 +122,33 @@ async def test_after_a_promotion_no_statement_changes_more_than_a_batch_of_email
     was_promoted(books)
 
     async with await connect_async(tables_url, name="relay") as session:
-        promotion = await follow_timeline(session, batch=2)
+        promotion = await Timeline(session).follow(batch=2)
 
     assert promotion is not None
     assert promotion.message_count == 5
     assert not any(row["publish_due_at"] for row in books.rows())
+
+
+async def test_the_record_is_written_again_only_after_a_transaction_has_written_something(
+    tables_url: str, books: Books
+) -> None:
+    async with await connect_async(tables_url, name="relay") as session:
+        timeline = Timeline(session)
+
+        async def recorded_at() -> datetime:
+            await timeline.follow()
+            (row,) = books.select("select noted_at from relay_timeline")
+            found: datetime = row["noted_at"]
+            return found
+
+        async def is_kept() -> bool:
+            return await recorded_at() == await recorded_at()
+
+        await until_answer(is_kept)
+        before = await recorded_at()
+        enqueued_at = books.row(books.enqueue_one())["created_at"]
+
+        assert await recorded_at() > enqueued_at > before
 
 
 async def test_an_email_enqueued_after_the_promotion_is_published_at_once(

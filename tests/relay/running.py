@@ -110,5 +110,5 @@ async def next_round(books: Books) -> None:
         seen.update(at for at in looks if at is not None and at > now["instant"])
         return len(seen) >= LOOKS
 
-    # An idle relay runs a round every quarter of a second.
+    # An idle relay executes a few statements per second.
     await until(have_been_two_rounds)

@@ -19,7 +19,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
-from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.relay.publish_loop import LeaderServices, PublishLoop
 from dispatcher.store.connections import connect_async
 from dispatcher.store.counts import count_for_monitor
 from dispatcher.store.emails import find_facts
@@ -332,7 +332,9 @@ async def test_losing_the_relay_between_publishing_and_marking_causes_only_a_sec
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
     with psycopg.connect(tables_url) as person:
         Books(person).lock(email_id)
-        task = asyncio.create_task(PublishLoop(settings, publisher, lambda _: (), free_process_slot()).run())
+        task = asyncio.create_task(
+            PublishLoop(settings, publisher, lambda _: LeaderServices(), free_process_slot()).run()
+        )
         messages = await rabbit.take_all(settings.queue, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -368,7 +370,7 @@ async def test_a_relay_reports_how_long_it_has_waited_for_confirms(
     process_slot = free_process_slot()
     async with Proxy(settings.amqp_url) as proxy:
         publisher = Publisher(proxy.url, settings.exchange, name="test relay")
-        task = asyncio.create_task(PublishLoop(settings, publisher, lambda _: (), process_slot).run())
+        task = asyncio.create_task(PublishLoop(settings, publisher, lambda _: LeaderServices(), process_slot).run())
         books.enqueue_one()
         await until(lambda: books.rows()[0]["published_at"])
         assert process_slot.confirm.seconds is None
@@ -390,7 +392,7 @@ async def test_an_alarm_is_reported_until_rabbitmq_confirms_again(
     process_slot = free_process_slot()
     async with Proxy(settings.amqp_url) as proxy, await connect_async(tables_url, name="test") as session:
         publisher = Publisher(proxy.url, settings.exchange, name="test relay", batch_seconds=0.3)
-        task = asyncio.create_task(PublishLoop(settings, publisher, lambda _: (), process_slot).run())
+        task = asyncio.create_task(PublishLoop(settings, publisher, lambda _: LeaderServices(), process_slot).run())
         books.enqueue_one()
         await until(lambda: books.rows()[0]["published_at"] and process_slot.confirm.seconds is None)
         proxy.freeze()
@@ -455,7 +457,7 @@ async def test_a_stopping_relay_publishes_what_the_queue_has_room_for_and_exits(
     email_ids = books.enqueue(EMPTY_EMAILS + 10)
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
     publishing = PublishLoop(
-        settings, publisher, lambda _: (), free_process_slot(), mark_after_seconds=MARK_AFTER_SECONDS
+        settings, publisher, lambda _: LeaderServices(), free_process_slot(), mark_after_seconds=MARK_AFTER_SECONDS
     )
     publishing_task = asyncio.create_task(publishing.run())
     await until(lambda: books.sessions("dispatcher relay"))
@@ -477,7 +479,9 @@ async def test_a_stopping_relay_marks_published_emails_so_that_the_next_does_not
 ) -> None:
     books.enqueue(3)
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-    publishing = PublishLoop(settings, publisher, lambda _: (), free_process_slot(), mark_after_seconds=FOR_EVER)
+    publishing = PublishLoop(
+        settings, publisher, lambda _: LeaderServices(), free_process_slot(), mark_after_seconds=FOR_EVER
+    )
     publishing_task = asyncio.create_task(publishing.run())
     await rabbit.take_all(settings.queue, 3)
 

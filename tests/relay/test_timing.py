@@ -228,4 +228,4 @@ async def test_evidence_makes_a_waiting_or_cancelled_email_sent(outbox: Outbox, 
 def test_every_relay_that_leads_wakes_and_cancels(settings: Settings) -> None:
     services = leader_services(settings, Publisher.__new__(Publisher), lambda: ())(Outbox.__new__(Outbox))
 
-    assert {ExpiredEmails, WaitingEmails} <= {type(service) for service in services}
+    assert {ExpiredEmails, WaitingEmails} <= {type(service) for service in services.by_due_rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -321,3 +322,53 @@ async def test_a_batch_of_five_hundred_is_marked_at_once(outbox: Outbox, books: 
 
     assert {row.email_id for row in due} == set(email_ids)
     assert await outbox.find_publish_due(1) == []
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"publish_due_at": EXPIRED},
+        {"publish_due_at": LATEST - timedelta(days=1)},
+        {"status": "failed", "dead_letter_due_at": EXPIRED},
+        {"status": "failed", "dead_letter_due_at": LATEST - timedelta(days=1)},
+        {"status": "waiting", "wait_until": EXPIRED},
+        {"expires_at": EXPIRED},
+        {"status": "held", "proven_by": "ses"},
+    ],
+    ids=str,
+)
+async def test_all_that_the_relay_has_to_do_now_is_next_due(
+    outbox: Outbox, books: Books, columns: dict[str, object]
+) -> None:
+    (email_id,) = books.enqueue()
+    books.change(email_id, **{"publish_due_at": None, **columns})
+
+    assert await outbox.find_next_due() <= 0
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"publish_due_at": "later"},
+        {"status": "waiting", "wait_until": "later"},
+        {"expires_at": "later"},
+    ],
+    ids=str,
+)
+async def test_what_becomes_due_later_is_next_due_at_its_time(
+    outbox: Outbox, books: Books, columns: dict[str, object]
+) -> None:
+    (email_id,) = books.enqueue()
+    later = datetime.now(UTC) + timedelta(seconds=AHEAD_SECONDS / 2)
+    columns = {name: later if each == "later" else each for name, each in columns.items()}
+    books.change(email_id, **{"publish_due_at": None, **columns})
+
+    assert AHEAD_SECONDS / 2 - 30 < await outbox.find_next_due() <= AHEAD_SECONDS / 2
+
+
+async def test_without_work_for_the_relay_nothing_is_next_due(outbox: Outbox, books: Books) -> None:
+    for status in set(Status) - {Status.WAITING}:
+        (email_id,) = books.enqueue()
+        books.change(email_id, status=status, publish_due_at=None)
+
+    assert await outbox.find_next_due() == math.inf

@@ -149,6 +149,7 @@ async def do_all_relay_work(outbox: Outbox, due: dict[UUID, datetime]) -> int:
     await outbox.find_expiring()
     leases = [FoundLease(email_id, 1, "planned", due_at, True, 0) for email_id, due_at in due.items()]
     await outbox.recover_expired(OnUncertain.HOLD, 3, leases)
+    await outbox.find_next_due()
     await outbox.find_next_wake()
     await outbox.wake(BATCH)
     await outbox.cancel_expired(BATCH)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -9,11 +11,16 @@ import pytest
 
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.suppression import SuppressionReason
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.sendgrid.request import headers_of
 from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.connections import Pool
+from dispatcher.store.suppressions import SuppressionReader, SuppressionsRead
 from dispatcher.transport.mime import render
 from dispatcher.worker.bulk_calls import with_bulk_calls
+from dispatcher.worker.outage import StoreOutage
+from dispatcher.worker.suppression import SuppressedRecipients
 from dispatcher.worker.unsubscribe import UnsubscribeHeaders
 from tests.providers.emails import an_email
 from tests.store.suppressing import hasher_of, suppress, unsuppress
@@ -126,6 +133,44 @@ async def test_an_entry_counts_within_two_seconds_and_a_removal_at_once(bench: B
     unsuppress(bench.books.connection, "bob@example.org")
 
     assert not await is_suppressed()
+
+
+class CountedReader(SuppressionReader):
+    """Counts the reads of entries."""
+
+    reads = 0
+
+    async def read_all(self) -> SuppressionsRead:
+        """See `SuppressionReader`."""
+        self.reads += 1
+        return await super().read_all()
+
+    async def read_changed(self, since: str) -> SuppressionsRead:
+        """See `SuppressionReader`."""
+        self.reads += 1
+        return await super().read_changed(since)
+
+
+async def test_a_worker_without_emails_reads_no_entries_and_the_next_email_is_judged_by_a_query(
+    bench: Bench, pool: Pool
+) -> None:
+    reader = CountedReader(pool)
+    recipients = SuppressedRecipients(reader, StoreOutage(), idle_seconds=0.0)
+    running = asyncio.create_task(recipients.run())
+    await until(lambda: recipients.is_current)
+    await until(lambda: not recipients.is_current)
+    (email_id,) = bench.books.enqueue(to="bob@example.org")
+    suppress(bench.books.connection, "bob@example.org")
+    outgoing = dataclasses.replace(an_email(), email_id=email_id, to=("bob@example.org",))
+    assert reader.reads == 1
+
+    assert recipients.may_concern(outgoing, "default")
+    assert await recipients.find(outgoing) == {1: SuppressionReason.HARD_BOUNCE}
+
+    await until(lambda: recipients.is_current)
+    assert reader.reads == 2
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_recipient_who_was_suppressed_after_a_deferral_gets_no_second_attempt(bench: Bench) -> None:

@@ -1,0 +1,66 @@
+"""A process reads the controls again only after something has changed."""
+
+from __future__ import annotations
+
+from dispatcher.store.connections import Pool
+from dispatcher.store.controls import LatestControls
+from tests.store.books import Books
+from tests.store.pausing import pause
+from tests.waiting import until_answer
+
+WRITES = [
+    "insert into pause (scope, name, reason, actor) values ('all', '', 'maintenance', 'ann')",
+    "update pause set reason = 'it takes longer'",
+    "delete from pause where scope = 'all'",
+    "insert into lane_policy (lane, weight) values ('bulk', 2)",
+    "update lane_policy set weight = 3",
+    "delete from lane_policy",
+    "insert into tenant_limit (tenant_id, weight, per_second) values ('acme', 1, 5)",
+    "update tenant_limit set per_second = 6",
+    "delete from tenant_limit",
+    "insert into domain_limit (domain, per_second) values ('example.org', 5)",
+    "update domain_limit set attempt_seconds = 0.4",
+    "delete from domain_limit",
+]
+
+
+async def test_without_a_change_the_tables_are_not_read_again(pool: Pool, books: Books) -> None:
+    books.connection.execute("insert into lane_policy (lane, weight) values ('bulk', 2)")
+    latest = LatestControls(pool)
+    found = await latest.read()
+
+    assert found.lanes["bulk"].weight == 2
+    assert await latest.read() is found
+
+
+async def test_each_change_is_found(pool: Pool, books: Books) -> None:
+    latest = LatestControls(pool)
+    found = await latest.read()
+
+    for write in WRITES:
+        books.connection.execute(write.encode())
+        before, found = found, await latest.read()
+        assert found != before, write
+
+
+async def test_a_replacement_of_a_row_by_another_one_is_found(pool: Pool, books: Books) -> None:
+    books.connection.execute("insert into tenant_limit (tenant_id, weight) values ('acme', 1)")
+    latest = LatestControls(pool)
+    await latest.read()
+
+    with books.connection.transaction():
+        books.connection.execute("delete from tenant_limit")
+        books.connection.execute("insert into tenant_limit (tenant_id, weight) values ('other', 1)")
+
+    assert set((await latest.read()).tenants) == {"other"}
+
+
+async def test_a_pause_that_ends_by_itself_is_found(pool: Pool, books: Books) -> None:
+    pause(books.connection, "tenant", "acme", seconds=1)
+    latest = LatestControls(pool)
+    assert (await latest.read()).pause_of_tenant("acme") is not None
+
+    async def has_ended() -> bool:
+        return (await latest.read()).pauses == ()
+
+    await until_answer(has_ended)
