@@ -109,9 +109,12 @@ class HttpTransport:
         try:
             call.connection_acquired()
             deadline = call.deadline
-            send_by = _latest_send_at(deadline)
             head = self._head("POST", url, headers() if callable(headers) else headers)
-            connection = self._idle_connection() or await self._new_connection(_target(url), send_by)
+            if connection := self._idle_connection():
+                send_by = _latest_send_at(deadline, connection.loop)
+            else:
+                send_by = _latest_send_at(deadline, asyncio.get_running_loop())
+                connection = await self._new_connection(_target(url), send_by)
             try:
                 return await _exchange(
                     connection, head + b"%d\r\n\r\n" % len(body), body, deadline, send_by, call.mark_on_wire
@@ -146,7 +149,7 @@ class HttpTransport:
 
     async def _acquire_in_time(self, deadline: float) -> None:
         try:
-            async with asyncio.timeout_at(_latest_send_at(deadline)):
+            async with asyncio.timeout_at(_latest_send_at(deadline, asyncio.get_running_loop())):
                 await self._slots.acquire()
         except TimeoutError:
             raise NoFreeConnection from None
@@ -303,9 +306,9 @@ def _late(what: str, concern: Concern | None = None) -> RequestNotSent:
     return RequestNotSent(Reason.TIMEOUT_BEFORE_SEND, f"{what} before the deadline", concern=concern)
 
 
-def _latest_send_at(deadline: float) -> float:
+def _latest_send_at(deadline: float, loop: asyncio.AbstractEventLoop) -> float:
     """The latest time at which a body may be sent, so that enough time for the response remains until the deadline."""
-    share = (deadline - asyncio.get_running_loop().time()) * RESPONSE_SHARE
+    share = (deadline - loop.time()) * RESPONSE_SHARE
     if share >= MAX_RESPONSE_SECONDS:  # the usual case
         return deadline - MAX_RESPONSE_SECONDS
     return deadline - max(0.0, share)

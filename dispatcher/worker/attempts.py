@@ -73,11 +73,19 @@ class LedgerAttempt(Attempt):
     """One attempt to send an email: reports the adapter's progress to the email's state and the in-flight ledger.
     `trial`: the breaker's number of the attempt."""
 
-    __slots__ = ("_ledger", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
+    __slots__ = ("_ledger", "_loop", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
 
-    def __init__(self, email: InFlightEmail, route: Route, ledger: Ledger, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        email: InFlightEmail,
+        route: Route,
+        ledger: Ledger,
+        loop: asyncio.AbstractEventLoop,
+        timeout_seconds: float,
+    ) -> None:
         """Begins the attempt. Its deadline is `timeout_seconds` from now."""
-        super().__init__(email.attempt_number, asyncio.get_running_loop().time() + timeout_seconds)
+        super().__init__(email.attempt_number, loop.time() + timeout_seconds)
+        self._loop = loop
         self.email = email
         self.route = route
         self.trial = route.breaker.begin()
@@ -132,7 +140,7 @@ class LedgerAttempt(Attempt):
         """Restarts the attempt's deadline. Raises _RouteClosed if the provider may no longer be tried."""
         if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
-        self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
+        self.deadline = self._loop.time() + self._timeout_seconds
 
     @property
     def expires_in(self) -> float | None:
@@ -180,6 +188,7 @@ class Attempts:
         self.has_bulk_calls = any(isinstance(provider, BulkSender) for provider in routes.providers)
         self._routes = routes
         self._ledger = ledger
+        self._loop = asyncio.get_running_loop()  # kept: each call of this function costs a system call in Python 3.11
         self._timeout_seconds = timeout_seconds
         self._allowed_headers = allowed_headers
         self._sms = sms
@@ -281,7 +290,7 @@ class Attempts:
         """Like `_try`, but first waits a short time for the ceilings of the email's recipient domains. Raises
         DomainFull if a ceiling is reached; the worker must then release the email."""
         gates = await self._routes.domains.enter(content)
-        began_at = asyncio.get_running_loop().time()
+        began_at = self._loop.time()
         try:
             ended = await self._try(email, content, route) if route.may_be_tried else None
         except BaseException:
@@ -292,7 +301,7 @@ class Attempts:
             if ended is None:
                 gate.give_back()
             else:
-                gate.leave(asyncio.get_running_loop().time() - began_at)
+                gate.leave(self._loop.time() - began_at)
         return ended
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
@@ -352,7 +361,7 @@ class Attempts:
         return None
 
     def _attempt(self, email: InFlightEmail, route: Route) -> LedgerAttempt:
-        return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
+        return LedgerAttempt(email, route, self._ledger, self._loop, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
         """The outcome of an attempt in which we refuse the email ourselves, without a request. If the email is pinned
@@ -394,7 +403,7 @@ class Attempts:
                 must be probed with other emails first.
         """
         # Raise CancelledError again: the email was stopped, or its task was cancelled, but an adapter caught the error.
-        if _must_end(email):
+        if _must_end(email, self._loop):
             raise asyncio.CancelledError
         choose, unable = self._routes.choose, email.unable
         route = choose(content, email.refused_by | unable) or choose(content, unable)
@@ -485,7 +494,7 @@ class Attempts:
         except ProviderFault as fault:
             raise fault.with_message(words_without_echo(scrub(fault.message), content)) from fault
         except asyncio.CancelledError as error:
-            if _must_end(email):
+            if _must_end(email, self._loop):
                 raise
             return self.failed(email, error)  # a future inside the adapter was cancelled, and not this task
         except Exception as error:  # noqa: BLE001 - an adapter's bug may end one attempt, but not the worker
@@ -497,7 +506,7 @@ async def _take_token(route: Route, limit: RateLimit, lane: str) -> bool:
     return await limit.take(lambda: route.may_be_tried, lane) and route.may_be_tried
 
 
-def _must_end(email: InFlightEmail) -> bool:
+def _must_end(email: InFlightEmail, loop: asyncio.AbstractEventLoop) -> bool:
     """Whether the email was stopped, or its task was cancelled."""
-    task = asyncio.current_task()
+    task = asyncio.current_task(loop)
     return email.state is EmailState.STOPPED or (task is not None and task.cancelling() > 0)
