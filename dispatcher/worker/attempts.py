@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 from dispatcher.domain.echo import without_echo, words_without_echo
@@ -72,23 +72,18 @@ class LedgerAttempt(Attempt):
     """One attempt to send an email: reports the adapter's progress to the email's state and the in-flight ledger.
     `trial`: the breaker's number of the attempt."""
 
-    __slots__ = ("_ledger", "_loop", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
+    __slots__ = ("_ledger", "_now", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
 
     def __init__(
-        self,
-        email: InFlightEmail,
-        route: Route,
-        ledger: Ledger,
-        loop: asyncio.AbstractEventLoop,
-        timeout_seconds: float,
+        self, email: InFlightEmail, route: Route, ledger: Ledger, now: Callable[[], float], timeout_seconds: float
     ) -> None:
-        """Begins the attempt. Its deadline is `timeout_seconds` from now."""
-        super().__init__(email.attempt_number, loop.time() + timeout_seconds)
-        self._loop = loop
+        """Begins the attempt. Its deadline is `timeout_seconds` from now, by the loop's clock."""
+        super().__init__(email.attempt_number, now() + timeout_seconds)
         self.email = email
         self.route = route
         self.trial = route.breaker.begin()
         self._ledger = ledger
+        self._now = now
         self._timeout_seconds = timeout_seconds
         self._rendered_at: int | None = None
         email.begin_attempt(route.name)
@@ -139,7 +134,7 @@ class LedgerAttempt(Attempt):
         """Restarts the attempt's deadline. Raises _RouteClosed if the provider may no longer be tried."""
         if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
-        self.deadline = self._loop.time() + self._timeout_seconds
+        self.deadline = self._now() + self._timeout_seconds
 
     @property
     def expires_in(self) -> float | None:
@@ -189,7 +184,7 @@ class Attempts:
         self.can_begin = bool(prompt)
         self._routes = routes
         self._ledger = ledger
-        self._loop = asyncio.get_running_loop()  # kept: each call of this function costs a system call in Python 3.11
+        self._now = asyncio.get_running_loop().time
         self._timeout_seconds = timeout_seconds
         self._allowed_headers = allowed_headers
         self._sms = sms
@@ -215,7 +210,7 @@ class Attempts:
         except Exception as error:  # noqa: BLE001 - `make` handles it
             outcome = None
             if email.state is EmailState.ON_THE_WIRE:  # a second request could be a duplicate
-                outcome = self._loop.create_future()
+                outcome = asyncio.get_running_loop().create_future()
                 outcome.set_exception(error)
         if outcome is None:
             route.breaker.abandon(attempt.trial)
@@ -302,7 +297,7 @@ class Attempts:
         """Like `_try`, but first waits a short time for the ceilings of the email's recipient domains. Raises
         DomainFull if a ceiling is reached; the worker must then release the email."""
         gates = await self._routes.domains.enter(content)
-        began_at = self._loop.time()
+        began_at = self._now()
         try:
             ended = await self._try(email, content, route) if route.may_be_tried else None
         except BaseException:
@@ -313,7 +308,7 @@ class Attempts:
             if ended is None:
                 gate.give_back()
             else:
-                gate.leave(self._loop.time() - began_at)
+                gate.leave(self._now() - began_at)
         return ended
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
@@ -373,7 +368,7 @@ class Attempts:
         return None
 
     def _attempt(self, email: InFlightEmail, route: Route) -> LedgerAttempt:
-        return LedgerAttempt(email, route, self._ledger, self._loop, self._timeout_seconds)
+        return LedgerAttempt(email, route, self._ledger, self._now, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
         """The outcome of an attempt in which we refuse the email ourselves, without a request. If the email is pinned
@@ -415,10 +410,11 @@ class Attempts:
                 must be probed with other emails first.
         """
         # Raise CancelledError again: the email was stopped, or its task was cancelled, but an adapter caught the error.
-        if _must_end(email, self._loop):
+        if _must_end(email):
             raise asyncio.CancelledError
         choose, unable = self._routes.choose, email.unable
-        route = choose(content, email.refused_by | unable) or choose(content, unable)
+        others = choose(content, email.refused_by | unable) if email.refused_by else None
+        route = others or choose(content, unable)
         if route is None and (able := self._routes.capable(content, unable)):
             if seconds := self._routes.suspect_wait_seconds(able, content):
                 raise TryLater(seconds)
@@ -506,7 +502,7 @@ class Attempts:
         except ProviderFault as fault:
             raise fault.with_message(words_without_echo(scrub(fault.message), content)) from fault
         except asyncio.CancelledError as error:
-            if _must_end(email, self._loop):
+            if _must_end(email):
                 raise
             return self.failed(email, error)  # a future inside the adapter was cancelled, and not this task
         except Exception as error:  # noqa: BLE001 - an adapter's bug may end one attempt, but not the worker
@@ -518,7 +514,7 @@ async def _take_token(route: Route, limit: RateLimit, lane: str) -> bool:
     return await limit.take(lambda: route.may_be_tried, lane) and route.may_be_tried
 
 
-def _must_end(email: InFlightEmail, loop: asyncio.AbstractEventLoop) -> bool:
+def _must_end(email: InFlightEmail) -> bool:
     """Whether the email was stopped, or its task was cancelled."""
-    task = asyncio.current_task(loop)
+    task = asyncio.current_task()
     return email.state is EmailState.STOPPED or (task is not None and task.cancelling() > 0)
