@@ -401,7 +401,7 @@ def listener(text: str) -> Listener:
 def built_in_providers() -> tuple[str, ...]:
     """The names of the built-in providers: the modules and packages of dispatcher/providers that contain a provider."""
     found = pkgutil.iter_modules([str(Path(__file__).parent.parent / "providers")])
-    names = {module.name for module in found} - {"contract", "registry", "capabilities"}
+    names = {module.name for module in found} - {"contract", "registry", "capabilities", "http_provider"}
     return tuple(sorted(name.replace("_", "-") for name in names))
 
 

@@ -6,6 +6,7 @@ explains how to write an adapter.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from dispatcher.errors import ProviderFault, ServerUnavailable
 from dispatcher.transport import call
 
 NoFreeConnection = call.NoFreeConnection
+SendAgain = call.SendAgain
 
 
 class Attempt:
@@ -115,6 +117,21 @@ class Provider(Protocol):
 
     async def close(self) -> None:
         """Closes idle connections. The caller makes sure that no send is in progress. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class PromptProvider(Provider, Protocol):
+    """An adapter that can make an attempt without an asyncio task, which takes less CPU. `send` remains the general
+    form, which can wait."""
+
+    def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
+        """Begins an attempt, and returns a future of its outcome. Does not wait. Returns None if the attempt cannot
+        begin now, or must be made by `send`: then nothing was sent.
+
+        The rules of `send` apply. If the future raises SendAgain, the provider accepted nothing, and the worker calls
+        `send`. The worker cancels the future only before `mark_on_wire`.
+        """
         ...
 
 

@@ -9,6 +9,10 @@ class NoFreeConnection(Exception):
     """No pool connection became free before the deadline. Nothing was sent, and the provider is not at fault."""
 
 
+class SendAgain(Exception):
+    """The server surely accepted nothing, and the same request may be sent again."""
+
+
 class Call(Protocol):
     """One call to a server.
 

@@ -12,9 +12,10 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from dispatcher.domain.outcome import Concern, Reason
@@ -42,6 +43,8 @@ MAX_RESPONSE_SECONDS: Final = 1.0
 would probably arrive after the deadline."""
 _MAX_HEADS: Final = 64
 
+T = TypeVar("T")
+
 Headers = Mapping[str, str] | Callable[[], Mapping[str, str]]
 """A request's headers, or a function that returns them. The function is called when a connection is free, because some
 headers contain a signature of the current time."""
@@ -61,6 +64,9 @@ class HttpTransport:
     """A pool of connections to one server, for one event loop and any number of concurrent calls.
 
     All URLs of one transport must have the same server. The first call opens the first connection.
+
+    Attributes:
+        idle: The open connections without a call; the connection that was used last is the last.
     """
 
     def __init__(
@@ -87,7 +93,7 @@ class HttpTransport:
         self._connect_seconds = connect_seconds
         self._tls = _tls(ca_file, trusted)
         self._proxy = proxy
-        self._idle: list[HttpConnection] = []
+        self.idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
         self._heads: dict[tuple[str, str], tuple[dict[str, str], bytes]] = {}
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -121,6 +127,50 @@ class HttpTransport:
         finally:
             self._slots.release()
 
+    def begin(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | Body,
+        call: Call,
+        answered: Callable[[HttpResponse | NoResponse], T],
+    ) -> asyncio.Future[T] | None:
+        """Like `post`, but writes the whole request before it returns, so that the call needs no task.
+
+        Returns a future of what `answered` makes of the response. Do not cancel it. Returns None, and sends nothing, if
+        no connection is idle, or if the body is large or in parts: then use `post`. If `call.mark_on_wire` raises an
+        exception, `begin` raises the same exception, and the server gets nothing.
+
+        This method does not call `call.connection_acquired`, because the call does not wait for a connection.
+        """
+        if not isinstance(body, bytes) or len(body) > LARGE_BODY_OCTETS or self._slots.locked():
+            return None
+        head = self._head("POST", url, headers)
+        if (connection := self._idle_connection()) is None:
+            return None
+        try:
+            call.mark_on_wire()
+        except BaseException:
+            self.idle.append(connection)  # unused
+            raise
+        self._take_free_slot()
+        try:
+            connection.start_request(
+                b"%b%d\r\n\r\n%b" % (head, len(body), body), partial(self._end, connection, answered)
+            )
+        except BaseException:
+            connection.abort()  # when the connection has closed, it calls `_end`
+            raise
+        return connection.response_done(call.deadline)
+
+    def _end(self, connection: HttpConnection, answered: Callable[[HttpResponse | NoResponse], T]) -> T:
+        """Ends a call of `begin`: its connection and its slot become free."""
+        try:
+            return answered(_no_response(connection) if connection.is_busy else _response(connection))
+        finally:
+            self._put_back(connection)
+            self._slots.release()
+
     async def get(self, url: str, headers: Mapping[str, str], deadline: float) -> HttpResponse:
         """Sends one GET and returns its response. Raises NoFreeConnection, RequestNotSent or NoResponse."""
         await self._acquire(deadline)
@@ -138,11 +188,16 @@ class HttpTransport:
         """Closes all connections. The caller makes sure that no call is in progress. Idempotent."""
         for connection in tuple(self._open):
             connection.abort()
-        self._idle.clear()
+        self.idle.clear()
 
     def _acquire(self, deadline: float) -> Awaitable[object]:
         # Set up a timeout only if no slot is free: the timeout costs ten times the CPU of acquiring a free slot.
         return self._acquire_in_time(deadline) if self._slots.locked() else self._slots.acquire()
+
+    def _take_free_slot(self) -> None:
+        # The semaphore has only a coroutine for this. If a slot is free, the coroutine ends in its first step.
+        with suppress(StopIteration):
+            self._slots.acquire().send(None)
 
     async def _acquire_in_time(self, deadline: float) -> None:
         try:
@@ -153,8 +208,8 @@ class HttpTransport:
 
     def _idle_connection(self) -> HttpConnection | None:
         """Takes the idle connection that was used last, because the server is least likely to have closed this one."""
-        while self._idle:
-            connection = self._idle.pop()
+        while self.idle:
+            connection = self.idle.pop()
             if connection.is_reusable:
                 return connection
             connection.abort()
@@ -209,18 +264,18 @@ class HttpTransport:
             connection.abort()
         elif connection.is_open:
             connection.idle_since = connection.loop.time()
-            self._idle.append(connection)
+            self.idle.append(connection)
             if self._idle_timer is None:
                 self._idle_timer = connection.loop.call_later(IDLE_SECONDS, self._end_idle)
 
     def _end_idle(self) -> None:
         loop = asyncio.get_running_loop()
         oldest = loop.time() - IDLE_SECONDS
-        old = [connection for connection in self._idle if connection.idle_since <= oldest]
-        self._idle = [connection for connection in self._idle if connection.idle_since > oldest and connection.is_open]
+        old = [connection for connection in self.idle if connection.idle_since <= oldest]
+        self.idle = [connection for connection in self.idle if connection.idle_since > oldest and connection.is_open]
         for connection in old:
             connection.abort()
-        self._idle_timer = loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._end_idle) if self._idle else None
+        self._idle_timer = loop.call_at(self.idle[0].idle_since + IDLE_SECONDS, self._end_idle) if self.idle else None
 
     def _head(self, method: str, url: str, headers: Mapping[str, str]) -> bytes:
         """The request line and the headers, up to `Content-Length: `. The caller appends the length."""

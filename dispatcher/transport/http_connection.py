@@ -11,7 +11,7 @@ import math
 import select
 import ssl
 from collections.abc import Callable, Iterable
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import httptools
 
@@ -43,7 +43,8 @@ class HttpConnection(asyncio.Protocol):
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._done: asyncio.Future[None] | None = None
+        self._done: asyncio.Future[Any] | None = None
+        self._end: Callable[[], Any] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -78,11 +79,13 @@ class HttpConnection(asyncio.Protocol):
         # `connection_lost`, in the next iteration of the loop.
         return self.is_open and self._transport is not None and not self._transport.is_closing()
 
-    def start_request(self, octets: bytes) -> None:
+    def start_request(self, octets: bytes, end: Callable[[], Any] | None = None) -> None:
+        """Writes a request, or its beginning. `end`: called when `response_done` is done, and returns its result."""
         assert self._transport is not None
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
         self._octets = 0
+        self._end = end
         # The timer of an earlier request might still fire, and must not end this request. So this request has no
         # deadline until `response_done` sets it.
         self._deadline = math.inf
@@ -110,7 +113,7 @@ class HttpConnection(asyncio.Protocol):
                 # all of them.
                 await asyncio.sleep(0)
 
-    def response_done(self, deadline: float) -> asyncio.Future[None]:
+    def response_done(self, deadline: float) -> asyncio.Future[Any]:
         """A future that is done when the response is complete, when `fault` is set, or at the deadline."""
         assert self._done is not None
         self._deadline = deadline
@@ -195,8 +198,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self.body += part[: MAX_RESPONSE_OCTETS - len(self.body)]
         if len(self.body) == MAX_RESPONSE_OCTETS:
-            self._complete()
             self.abort()
+            self._complete()
 
     def on_message_complete(self) -> None:
         if self.status is None or not self.is_busy:
@@ -225,8 +228,16 @@ class HttpConnection(asyncio.Protocol):
         self.abort()
 
     def _set_done(self) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_result(None)
+        done, end = self._done, self._end
+        if done is None or done.done():
+            return
+        self._end = None
+        try:
+            result = None if end is None else end()
+        except Exception as error:  # noqa: BLE001 - passed on to the caller that waits for the response
+            done.set_exception(error)
+        else:
+            done.set_result(result)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

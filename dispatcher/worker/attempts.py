@@ -23,7 +23,7 @@ from dispatcher.domain.sms import SMS_CHANNEL, SmsRules
 from dispatcher.errors import ProviderFault
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
-from dispatcher.providers.contract import Attempt, NoFreeConnection
+from dispatcher.providers.contract import Attempt, NoFreeConnection, PromptProvider, SendAgain
 from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS
 from dispatcher.routing.evidence import Blame
 from dispatcher.routing.rate import RateLimit
@@ -31,7 +31,6 @@ from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.results import storable
 from dispatcher.telemetry.log import get_log
 from dispatcher.telemetry.storms import CountedLine
-from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import EmailEvent, EmailState, InFlightEmail, LeaseExpired
 
 NO_PROVIDER: Final = "none"
@@ -155,8 +154,8 @@ class LedgerAttempt(Attempt):
         self._ledger.end_rendering(self._rendered_at)
 
 
-class BulkAttempt(NamedTuple):
-    """An email's attempt in a bulk call, and a future of the attempt's outcome."""
+class BegunAttempt(NamedTuple):
+    """An attempt that needs no task, and a future of its outcome."""
 
     attempt: LedgerAttempt
     outcome: asyncio.Future[Outcome]
@@ -166,7 +165,7 @@ class Attempts:
     """Makes attempts to send emails. Writes the in-flight ledger, but nothing to the database.
 
     Attributes:
-        has_bulk_calls: Whether any provider takes several emails per call. If none does, `begin` always returns None.
+        can_begin: Whether any provider can make an attempt without a task. If none can, `begin` always returns None.
     """
 
     def __init__(
@@ -180,7 +179,9 @@ class Attempts:
     ) -> None:
         """`timeout_seconds`: the longest time that an attempt may take. `allowed_headers`: the names of headers that
         control a provider (see `domain.header_names`), and that the operator allows. `sms`: which SMS are allowed."""
-        self.has_bulk_calls = any(isinstance(provider, BulkSender) for provider in routes.providers)
+        prompt = [provider for provider in routes.providers if isinstance(provider, PromptProvider)]
+        self._prompt = {provider.name: provider for provider in prompt}
+        self.can_begin = bool(prompt)
         self._routes = routes
         self._ledger = ledger
         self._now = asyncio.get_running_loop().time
@@ -190,29 +191,40 @@ class Attempts:
         self._log = get_log()
         self._without_channel = CountedLine(CHANNEL_SECONDS)
 
-    def begin(self, email: InFlightEmail) -> BulkAttempt | None:
-        """Begins an attempt in a bulk call, without an asyncio task. Returns None if the caller must send the email
-        with `make`."""
+    def begin(self, email: InFlightEmail) -> BegunAttempt | None:
+        """Begins an attempt without an asyncio task: in a bulk call, or on an idle connection. Returns None if the
+        caller must send the email with `make`, because the attempt would have to wait, or is unusual."""
         content = email.content
         if content is None or email.pin is not None:
             return None
         route = self._routes.choose(content)
-        if route is None or route.limit or not isinstance(route.provider, BulkSender) or self._forbidden(content):
+        if route is None or (provider := self._prompt.get(route.name)) is None or route.limit is not None:
+            return None
+        if self._forbidden(content) or self._routes.domains.concern(route.name):
+            return None
+        if route.gate is not None and not route.gate.try_acquire():
             return None
         attempt = self._attempt(email, route)
         try:
-            outcome = route.provider.begin(content, attempt)
-        except Exception:  # noqa: BLE001 - `make` gets the same error, and handles it
+            outcome = provider.begin(content, attempt)
+        except Exception as error:  # noqa: BLE001 - `make` handles it
             outcome = None
+            if email.state is EmailState.ON_THE_WIRE:  # a second request could be a duplicate
+                outcome = asyncio.get_running_loop().create_future()
+                outcome.set_exception(error)
         if outcome is None:
             route.breaker.abandon(attempt.trial)
+            if route.gate is not None:
+                route.gate.release()
             return None
-        return BulkAttempt(attempt, outcome)
+        return BegunAttempt(attempt, outcome)
 
-    def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
-        """The outcome of a bulk attempt that has ended, if the provider accepted the email; None for every other
-        outcome, which is rare. The caller then passes `bulk` to `make`, which handles it."""
-        attempt, done = bulk
+    def accepted(self, email: InFlightEmail, begun: BegunAttempt) -> Outcome | None:
+        """The outcome of a begun attempt that has ended, if the provider accepted the email; None for every other
+        outcome, which is rare. The caller then passes `begun` to `make`, which handles it. Call this exactly once."""
+        attempt, done = begun
+        if attempt.route.gate is not None:
+            attempt.route.gate.release()
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
             return None
         assert email.content is not None
@@ -223,25 +235,25 @@ class Attempts:
         attempt.route.record_outcome(outcome, attempt.trial, email.content)
         return outcome
 
-    async def make(self, email: InFlightEmail, bulk: BulkAttempt | None = None) -> Outcome:
+    async def make(self, email: InFlightEmail, begun: BegunAttempt | None = None) -> Outcome:
         """Makes one attempt and returns its outcome. Sets `email.provider` to the provider that was tried.
 
         Args:
-            bulk: The attempt that `begin` returned. This method awaits its outcome, and tries another provider only if
+            begun: The attempt that `begin` returned. This method awaits its outcome, and tries another provider only if
                 the provider of that attempt did not accept the email. None: this method begins the first attempt, too.
 
         Raises:
             NoRoute, TryLater, DomainFull, LeaseExpired, CancelledError: The email was not sent, or the provider is
                 known not to have accepted it. This try does not count as one of the email's attempts.
         """
-        if bulk is None and (unsent := self._unsendable(email)):
+        if begun is None and (unsent := self._unsendable(email)):
             return unsent
         content = email.content
         assert content is not None
         answer: Awaitable[Outcome]
         while True:
-            if bulk is not None:
-                (attempt, answer), bulk = bulk, None
+            if begun is not None:
+                (attempt, answer), begun = begun, None
                 outcome = await self._outcome(attempt, content, answer)
             else:
                 route = self._choose(email, content)
@@ -439,7 +451,7 @@ class Attempts:
         except ProviderFault as fault:
             blame = route.record_fault(fault, trial, content)
             return Deferred(Reason.REFUSED, fault.message) if blame is Blame.EMAIL else None
-        except (_RouteClosed, NoFreeConnection):
+        except (_RouteClosed, NoFreeConnection, SendAgain):
             route.breaker.abandon(trial)
             return None
         except BaseException:
@@ -485,7 +497,7 @@ class Attempts:
         otherwise deferred."""
         try:
             return without_echo(storable(await answer), content)
-        except (LeaseExpired, _RouteClosed, NoFreeConnection):
+        except (LeaseExpired, _RouteClosed, NoFreeConnection, SendAgain):
             raise
         except ProviderFault as fault:
             raise fault.with_message(words_without_echo(scrub(fault.message), content)) from fault

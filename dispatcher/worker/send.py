@@ -1,11 +1,13 @@
 """The send stage: leased emails → outcomes, one email at a time.
 
-    leased ─▶ an attempt, in a task or in a bulk call ─▶ outcome ─▶ decision ─▶ record stage
+    leased ─▶ an attempt, with a task or without it ─▶ outcome ─▶ decision ─▶ record stage
                  │ retry later: waits under the same lease, then     (a deferral returns through `retry`)
                  │   the lease is renewed (returns through `resume`)
                  └▶ not sent: release stage
 
-Emails in a bulk call need no task. Nearly all are accepted, and a callback handles the answer when it arrives.
+An attempt needs no task if it need not wait before its first byte: its email joins a bulk call, or a connection to the
+provider is idle. Nearly all emails are accepted, and a callback handles the answer when it arrives. Whatever else
+happens is handled by a task.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.routing.domain_gates import DomainFull
 from dispatcher.store.leases import DomainWait
 from dispatcher.store.results import result_of
-from dispatcher.worker.attempts import Attempts, BulkAttempt, NoRoute, TryLater
+from dispatcher.worker.attempts import Attempts, BegunAttempt, NoRoute, TryLater
 from dispatcher.worker.contents import ContentLoader, NoMemory
 from dispatcher.worker.in_flight_email import (
     EmailEvent,
@@ -82,12 +84,15 @@ class SendStage:
 
     def add(self, email: InFlightEmail) -> None:
         """Begins the first attempt of an email under its lease."""
-        bulk = self._begin_bulk(email) if self._attempts.has_bulk_calls else None
-        if bulk is None:
+        try:
+            begun = self._begin(email) if self._attempts.can_begin else None
+        except Exception:  # noqa: BLE001 - nothing was sent; `_send` gets the same error, and handles it
+            begun = None
+        if begun is None:
             self._start(email)
         else:
-            email.work = bulk.outcome
-            bulk.outcome.add_done_callback(lambda _: self._end_bulk(email, bulk))
+            email.work = begun.outcome
+            begun.outcome.add_done_callback(lambda _: self._end(email, begun))
 
     def retry(self, email: InFlightEmail, seconds: float) -> None:
         """Schedules the next attempt. Call this after the deferral is recorded."""
@@ -113,7 +118,7 @@ class SendStage:
 
         If the email waits for a timer, the release is queued at once, and the email is due when its wait would have
         ended. If the email is in a task, the release is queued when the task has ended, even if the task is cancelled
-        before its first step. If the email is in a bulk call, `_end_bulk` starts a task, which queues the release.
+        before its first step. If the email is in a bulk call, `_end` starts a task, which queues the release.
         """
         email.on(EmailEvent.STOP)
         work = email.work
@@ -149,11 +154,11 @@ class SendStage:
         works = [email.work for email in self._window.emails.values()]
         return [work for work in works if isinstance(work, asyncio.Future) and not work.done()]
 
-    def _start(self, email: InFlightEmail, bulk: BulkAttempt | None = None) -> None:
-        email.work = self._loop.create_task(self._send(email, bulk))  # takes half as long as asyncio.create_task
+    def _start(self, email: InFlightEmail, begun: BegunAttempt | None = None) -> None:
+        email.work = self._loop.create_task(self._send(email, begun))  # takes half as long as asyncio.create_task
 
-    def _begin_bulk(self, email: InFlightEmail) -> BulkAttempt | None:
-        """Begins an attempt in a bulk call. Returns None if the email must be sent by itself."""
+    def _begin(self, email: InFlightEmail) -> BegunAttempt | None:
+        """Begins an attempt without a task. Returns None if the email needs a task."""
         content = email.content
         if content is None or email.lease.recipient_outcomes:
             return None
@@ -162,25 +167,25 @@ class SendStage:
         self._add_headers(email)
         return self._attempts.begin(email)
 
-    def _end_bulk(self, email: InFlightEmail, bulk: BulkAttempt) -> None:
-        """Queues the result of an accepted email when its bulk call has ended. Starts a task for any other outcome."""
+    def _end(self, email: InFlightEmail, begun: BegunAttempt) -> None:
+        """Queues the result of an accepted email when its attempt has ended. Starts a task for any other outcome."""
         email.work = None
-        if (accepted := self._attempts.accepted(email, bulk)) is None:
-            self._start(email, bulk)
+        if (accepted := self._attempts.accepted(email, begun)) is None:
+            self._start(email, begun)
             return
         try:
             self._conclude(email, accepted)
         except Exception as error:  # noqa: BLE001 - handled like an error in `_send`
             self._conclude(email, self._attempts.failed(email, error))
 
-    async def _send(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:
+    async def _send(self, email: InFlightEmail, begun: BegunAttempt | None) -> None:
         """Makes one attempt to send an email. If the email was not sent, releases it or lets it wait.
 
         Args:
-            bulk: The attempt, if it was made in a bulk call and the provider did not accept the email.
+            begun: The attempt, if it was begun without a task and the provider did not accept the email.
         """
         try:
-            await self._attempt(email, bulk)
+            await self._attempt(email, begun)
         except TryLater as later:
             self._wait(email, later.seconds)
         except (NoRoute, NoMemory) as error:
@@ -199,10 +204,10 @@ class SendStage:
             # process exits.
             self._conclude(email, self._attempts.failed(email, error))
 
-    async def _attempt(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:
+    async def _attempt(self, email: InFlightEmail, begun: BegunAttempt | None) -> None:
         """Makes one attempt and handles its outcome. Reads the content first if the lease does not contain it."""
-        if bulk is not None:
-            self._conclude(email, await self._attempts.make(email, bulk))
+        if begun is not None:
+            self._conclude(email, await self._make(email, begun))
             return
         if not email.lease.octets_apart:
             email.content = email.lease.email
@@ -233,7 +238,10 @@ class SendStage:
             if done:
                 email.content = replace(email.content, shown=(shown.to, shown.cc))
         self._add_headers(email)
-        outcome = await self._attempts.make(email)
+        return await self._make(email)
+
+    async def _make(self, email: InFlightEmail, begun: BegunAttempt | None = None) -> Outcome:
+        outcome = await self._attempts.make(email, begun)
         if isinstance(outcome, Rejected) and outcome.reason is Reason.OPTED_OUT and email.content is not None:
             await self._suppressed.opt_out(email.content)
         return outcome

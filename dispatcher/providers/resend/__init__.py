@@ -9,6 +9,7 @@ we send it again. That is why an uncertain email is tried again at Resend; see `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,14 +17,15 @@ from typing import Final
 from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.address import MAX_LOCAL_OCTETS
 from dispatcher.domain.capabilities import Capabilities, Requirement
-from dispatcher.domain.outcome import Outcome, Rejected
+from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt
+from dispatcher.providers.http_provider import HttpProvider
 from dispatcher.providers.resend.request import MAX_OCTETS, MAX_RECIPIENTS, body_of
 from dispatcher.providers.resend.responses import NAME, RESTRICTED_KEY, fault_of, outcome_of
+from dispatcher.transport.body import Body
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_response import HttpResponse
-from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.provider_api import ProviderApi
 
 KEY_SECONDS: Final = 23 * 3600.0
@@ -52,7 +54,7 @@ class ResendSettings(ProviderSettings):
         return settings.http_connections
 
 
-class ResendProvider:
+class ResendProvider(HttpProvider):
     """Sends over Resend's API; see `contract.Provider`."""
 
     name = NAME
@@ -71,8 +73,7 @@ class ResendProvider:
         """Creates the adapter without connecting. `connections`: the most concurrent requests. `ca_file`: certificates
         to trust in addition to the system's. Raises ssl.SSLError or OSError if the file cannot be used."""
         transport = HttpTransport(connections=connections, ca_file=ca_file)
-        self._api = ProviderApi(transport, NAME, "Resend", "DISPATCHER_RESEND_URL")
-        self._send_url = f"{own.url}/emails"
+        super().__init__(ProviderApi(transport, NAME, "Resend", "DISPATCHER_RESEND_URL"), f"{own.url}/emails")
         self._domains_url = f"{own.url}/domains"
         self._headers = {
             "Authorization": f"Bearer {own.api_key}",
@@ -87,17 +88,13 @@ class ResendProvider:
         own = settings.of(ResendSettings)
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
-    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """See `contract.Provider.send`. Raises ProviderFault also if Resend has answered, and accepted no email."""
-        try:
-            with attempt.rendering:
-                body = body_of(email)
-        except UnrenderableEmail as error:
-            return Rejected(error.reason, error.message)
-        # The key is the email's id in every attempt, on every worker and host, also after a replay.
-        headers = {**self._headers, "Idempotency-Key": str(email.email_id)}
-        result = await self._api.post(self._send_url, headers, body, attempt)
-        return outcome_of(result) if isinstance(result, HttpResponse) else result
+    def _request(self, email: OutgoingEmail, attempt: Attempt) -> tuple[Mapping[str, str], bytes | Body]:
+        with attempt.rendering:
+            # The key is the email's id in every attempt, on every worker and host, also after a replay.
+            return {**self._headers, "Idempotency-Key": str(email.email_id)}, body_of(email)
+
+    def _outcome(self, _: OutgoingEmail, response: HttpResponse) -> Outcome:
+        return outcome_of(response)
 
     async def check(self) -> str:
         """Checks the API key; sends no email. Raises ProviderFault if Resend is not reached, or refuses the key."""
@@ -107,10 +104,6 @@ class ResendProvider:
         if response.status != 200:
             raise fault_of(response)
         return "Resend accepts the API key; emails are delivered."
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._api.transport.close()
 
 
 PROVIDER: Final = ResendProvider

@@ -10,22 +10,23 @@ headers, and logs the key and the email at DEBUG.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities, Requirement
-from dispatcher.domain.outcome import Outcome, Rejected
+from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry
+from dispatcher.providers.http_provider import HttpProvider
 from dispatcher.providers.sendgrid.request import LIMITS, body_of, bulk_body_of, bulk_entry_of
 from dispatcher.providers.sendgrid.responses import NAME, bulk_outcomes_of, fault_of, outcome_of
+from dispatcher.transport.body import Body
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_response import HttpResponse
-from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.provider_api import ProviderApi
 
 SEND_SCOPE: Final = "mail.send"
@@ -56,7 +57,7 @@ class SendGridSettings(ProviderSettings):
         return settings.http_connections
 
 
-class SendGridProvider:
+class SendGridProvider(HttpProvider):
     """Sends over SendGrid's API; see `contract.Provider`."""
 
     name = NAME
@@ -81,8 +82,8 @@ class SendGridProvider:
         logging.getLogger("python_http_client").setLevel(logging.WARNING)
         self._sandbox = own.sandbox
         transport = HttpTransport(connections=connections, ca_file=ca_file)
-        self._api = ProviderApi(transport, NAME, "SendGrid", "DISPATCHER_SENDGRID_HOST")
-        self._send_url = f"{own.host}/v3/mail/send"
+        api = ProviderApi(transport, NAME, "SendGrid", "DISPATCHER_SENDGRID_HOST")
+        super().__init__(api, f"{own.host}/v3/mail/send")
         self._scopes_url = f"{own.host}/v3/scopes"
         client = SendGridAPIClient(own.api_key, own.host).client
         self._headers = {**client.request_headers, "Content-Type": "application/json"}
@@ -93,15 +94,12 @@ class SendGridProvider:
         own = settings.of(SendGridSettings)
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
-    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """See `contract.Provider.send`. Raises ProviderFault also if SendGrid has answered, and accepted no email."""
-        try:
-            with attempt.rendering:
-                body = body_of(email, sandbox=self._sandbox)
-        except UnrenderableEmail as error:
-            return Rejected(error.reason, error.message)
-        result = await self._api.post(self._send_url, self._headers, body, attempt)
-        return outcome_of(result, sandbox=self._sandbox) if isinstance(result, HttpResponse) else result
+    def _request(self, email: OutgoingEmail, attempt: Attempt) -> tuple[Mapping[str, str], bytes | Body]:
+        with attempt.rendering:
+            return self._headers, body_of(email, sandbox=self._sandbox)
+
+    def _outcome(self, _: OutgoingEmail, response: HttpResponse) -> Outcome:
+        return outcome_of(response, sandbox=self._sandbox)
 
     def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
         """See `contract.BulkProvider.bulk_entry_of`."""
@@ -129,10 +127,6 @@ class SendGridProvider:
             )
         mode = "sandbox mode: nothing is delivered" if self._sandbox else "emails are delivered"
         return f"SendGrid accepts the API key, and the key may send; {mode}."
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._api.transport.close()
 
 
 PROVIDER: Final = SendGridProvider

@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +28,7 @@ from dispatcher.domain.capabilities import Capabilities, Requirement
 from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry
+from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, SendAgain
 from dispatcher.providers.ses.request import (
     LIMITS,
     MAX_OCTETS,
@@ -160,11 +161,28 @@ class SesProvider:
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
         result = await self._post(self._send_url, body, attempt)
-        return (
-            outcome_of(result, has_template=email.template_id is not None, sender=email.sender)
-            if isinstance(result, HttpResponse)
-            else result
-        )
+        return _outcome(email, result) if isinstance(result, HttpResponse) else result
+
+    def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
+        """See `contract.PromptProvider.begin`."""
+        is_large = email.attachments or len(email.text or "") + len(email.html or "") >= LARGE_OCTETS
+        if is_large or not self._transport.idle or (credentials := self._credentials.current()) is None:
+            return None
+        with attempt.rendering:
+            body = bytes(request_for(email, self._configuration_set).body)
+        headers = self._signed(credentials, "POST", self._send_url, sha256(body).hexdigest())
+        answered = partial(self._answered, email, credentials)
+        return self._transport.begin(self._send_url, headers, body, attempt, answered)
+
+    def _answered(
+        self, email: OutgoingEmail, credentials: ReadOnlyCredentials, result: HttpResponse | NoResponse
+    ) -> Outcome:
+        if isinstance(result, NoResponse):
+            return result.outcome
+        if refuses_credentials(result):
+            self._credentials.discard(credentials)
+            raise SendAgain
+        return _outcome(email, result)
 
     def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
         """See `contract.BulkProvider.bulk_entry_of`."""
@@ -269,6 +287,10 @@ class SesProvider:
             return f"SES in {self._endpoint.region} answers: quota unknown.{place}"
         limits = f"{rate:g} emails per second, {sent:,.0f} of {most:,.0f} sent in 24 hours"
         return f"SES in {self._endpoint.region} answers: {limits}.{place}"
+
+
+def _outcome(email: OutgoingEmail, response: HttpResponse) -> Outcome:
+    return outcome_of(response, has_template=email.template_id is not None, sender=email.sender)
 
 
 PROVIDER: Final = SesProvider

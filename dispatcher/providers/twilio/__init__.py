@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,19 +23,20 @@ from typing import Final
 from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.open_message import OpenMessage
-from dispatcher.domain.outcome import Outcome, Rejected
+from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.phone import sms_number
 from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.domain.sms import SMS_CHANNEL
 from dispatcher.errors import InvalidEmail, ProviderFault
 from dispatcher.providers.contract import Attempt, NoFreeConnection, PollRefused
+from dispatcher.providers.http_provider import HttpProvider
 from dispatcher.providers.twilio.polling import Message, document_of, event_in, list_path_of, matching, path_of
 from dispatcher.providers.twilio.request import form_of
 from dispatcher.providers.twilio.responses import NAME, fault_of, outcome_of
+from dispatcher.transport.body import Body
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
-from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.provider_api import ProviderApi
 
 POLL_SECONDS: Final = 15.0
@@ -93,7 +95,7 @@ class TwilioSettings(ProviderSettings):
         return frozenset()
 
 
-class TwilioProvider:
+class TwilioProvider(HttpProvider):
     """Sends SMS over Twilio's API; see `contract.Provider`."""
 
     name = NAME
@@ -104,10 +106,10 @@ class TwilioProvider:
         """Creates the adapter without connecting. `connections`: the most concurrent requests. `ca_file`: certificates
         to trust in addition to the system's. Raises ssl.SSLError or OSError if the file cannot be used."""
         transport = HttpTransport(connections=connections, ca_file=ca_file)
-        self._api = ProviderApi(transport, NAME, "Twilio", "DISPATCHER_TWILIO_URL")
         self._own = own
         self._account_url = f"{own.url}/2010-04-01/Accounts/{own.account_sid}"
-        self._send_url = f"{self._account_url}/Messages.json"
+        api = ProviderApi(transport, NAME, "Twilio", "DISPATCHER_TWILIO_URL")
+        super().__init__(api, f"{self._account_url}/Messages.json")
         user = own.api_key or own.account_sid
         secret = own.api_secret if own.api_key and own.api_secret else own.auth_token
         self._headers = {
@@ -123,15 +125,12 @@ class TwilioProvider:
         own = settings.of(TwilioSettings)
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
-    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """See `contract.Provider.send`. Raises ProviderFault also if Twilio has answered, and accepted no SMS."""
-        try:
-            with attempt.rendering:
-                form = form_of(email, self._own.sender, self._own.callback_url, attempt.expires_in)
-        except UnrenderableEmail as error:
-            return Rejected(error.reason, error.message)
-        result = await self._api.post(self._send_url, self._headers, form, attempt)
-        return outcome_of(result) if isinstance(result, HttpResponse) else result
+    def _request(self, email: OutgoingEmail, attempt: Attempt) -> tuple[Mapping[str, str], bytes | Body]:
+        with attempt.rendering:
+            return self._headers, form_of(email, self._own.sender, self._own.callback_url, attempt.expires_in)
+
+    def _outcome(self, _: OutgoingEmail, response: HttpResponse) -> Outcome:
+        return outcome_of(response)
 
     async def check(self) -> str:
         """Checks the credentials; sends nothing. Raises ProviderFault if Twilio is not reached, or refuses them."""
@@ -166,10 +165,6 @@ class TwilioProvider:
             raise PollRefused(f"Twilio cannot be reached: {error.detail}.", is_about_all=is_about_all) from error
         except NoFreeConnection:
             raise PollRefused("Twilio was not asked: no connection of the pool became free in time.") from None
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        await self._api.transport.close()
 
 
 PROVIDER: Final = TwilioProvider
