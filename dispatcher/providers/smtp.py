@@ -45,7 +45,9 @@ class SmtpSettings(ProviderSettings):
         secret=True,
         needed="like smtp://host:587",
     )
-    connections: int = setting(values.whole(1, 1000), "8", "SMTP connections of one worker, at most.")
+    connections: int = setting(
+        values.whole(1, 1000), "32", "SMTP connections of one worker, at most; fewer while the server takes fewer."
+    )
     emails_per_connection: int = setting(
         values.whole(1, 1_000_000), "100", "Emails after which an SMTP connection is replaced."
     )
@@ -204,12 +206,12 @@ class SmtpProvider:
                     content = await render(email)
                 outcome = await self._transact(content, transaction)
                 if asks_for_fewer_connections(outcome) and self._pool.can_wait_for_another():
-                    release = self._pool.release_slot_later
+                    release = self._pool.withhold_slot
                 return outcome
         except NotConnected as error:
             if not error.is_full or not self._pool.can_wait_for_another():
                 return error.outcome
-            release = self._pool.release_slot_later
+            release = self._pool.withhold_slot
         except SmtpConnectionLost as broke:
             return transaction.outcome_without_reply(broke)
         finally:

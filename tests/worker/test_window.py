@@ -113,6 +113,27 @@ def test_no_probe_is_allowed_if_the_ledger_is_full() -> None:
 def test_the_window_is_scarce_if_less_than_a_quarter_is_free(held: int, is_scarce: bool) -> None:
     scene = Scene()
 
-    scene.hold(held)
+    scene.hold(held, *ON_THE_WIRE)
 
     assert scene.window.is_scarce() is is_scarce
+
+
+@pytest.mark.parametrize(("unsent", "on_the_wire", "room"), [(2, 4, 2), (2, 5, 0), (1, 6, 1), (7, 0, 0)])
+def test_while_a_quarter_waits_to_be_sent_emails_are_leased_only_when_a_quarter_is_free(
+    unsent: int, on_the_wire: int, room: int
+) -> None:
+    scene = Scene()
+
+    scene.hold(unsent)
+    scene.hold(on_the_wire, *ON_THE_WIRE)
+
+    assert scene.window.room() == room
+
+
+def test_no_lease_is_urgent_while_a_quarter_waits_to_be_sent() -> None:
+    scene = Scene()
+
+    scene.hold(2)
+    scene.hold(6, *ON_THE_WIRE)
+
+    assert not scene.window.is_scarce()
