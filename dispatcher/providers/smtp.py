@@ -17,7 +17,7 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.contract import Attempt, NoFreeConnection
+from dispatcher.providers.contract import Attempt
 from dispatcher.transport.mime import RenderedEmail, rendered
 from dispatcher.transport.mime_ascii import is_sendable_in_ascii, rendered_in_ascii
 from dispatcher.transport.mime_headers import UnrenderableEmail
@@ -192,11 +192,7 @@ class SmtpProvider:
     ) -> Outcome:
         """If the server refuses a further connection, waits until one of the open connections is free."""
         release = self._pool.release_slot
-        try:
-            async with asyncio.timeout_at(attempt.deadline):
-                await self._pool.acquire_slot()
-        except TimeoutError:
-            raise NoFreeConnection from None
+        await self._pool.acquire_slot(attempt.deadline)
         try:
             attempt.connection_acquired()
             async with asyncio.timeout_at(attempt.deadline):

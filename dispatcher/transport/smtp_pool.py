@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from dispatcher.transport.call import NoFreeConnection
 from dispatcher.transport.smtp_connection import SmtpConnection
 from dispatcher.transport.smtp_protocol import QUIT_SECONDS
 
@@ -23,7 +24,7 @@ class ConnectionPool:
     """A limited number of connections, and fewer while the server takes fewer. Acquire a slot (the right to use one
     connection) before you take a connection:
 
-            await pool.acquire_slot()
+            await pool.acquire_slot(deadline)
             try:
                 connection = pool.idle() or await pool.open()
                 …
@@ -55,9 +56,17 @@ class ConnectionPool:
         self._open_count = 0
         self._closing: set[asyncio.Future[None]] = set()
 
-    async def acquire_slot(self) -> None:
-        """Acquires a slot: the right to use one connection. If no slot is free, waits in order of arrival."""
-        await self._slots.acquire()
+    async def acquire_slot(self, deadline: float) -> None:
+        """Acquires a slot: the right to use one connection. If no slot is free, waits in order of arrival. Raises
+        NoFreeConnection if no slot became free before the deadline, in the running loop's `time()`."""
+        if not self._slots.locked():
+            await self._slots.acquire()  # returns at once; a timeout would take longer than the rest of the call
+            return
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise NoFreeConnection from None
 
     def release_slot(self) -> None:
         """Releases a slot, so that another task can use a connection."""
