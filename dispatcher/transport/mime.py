@@ -158,10 +158,16 @@ def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:
 
 def _other_fields(email: OutgoingEmail, domain: str) -> Iterator[str]:
     yield text_field("Subject", email.subject)
-    yield f"Date: {format_datetime(_utc(email.created_at))}\r\n"
+    yield f"Date: {_date(int(_utc(email.created_at).timestamp()))}\r\n"
     yield f"Message-ID: <{email.email_id}@{ascii_domain(domain)}>\r\n"
     for name, value in email.headers.items():
         yield header_field(name, value)
+
+
+@lru_cache(maxsize=64)
+def _date(second: int) -> str:
+    """The second since 1970 as a date of RFC 5322, kept because many emails are created in the same second."""
+    return format_datetime(datetime.fromtimestamp(second, UTC))
 
 
 def _utc(instant: datetime) -> datetime:
