@@ -1,11 +1,11 @@
 """Decides whether commits that make emails due notify the relay, or whether the relay polls.
 
-    commits notify ──notifications keep commits waiting for more than BUSY_SHARE of the time───▶ the relay polls
-          ▲                                                                                           │
-          └──they would for less than QUIET_SHARE of the time, for QUIET_SECONDS──────────────────────┘
+    commits notify ──in BUSY_SAMPLES of SAMPLES seconds, a commit waits for another that notifies──▶ the relay polls
+          ▲                                                                                               │
+          └──commits that notify would take less than QUIET_SHARE of the time, for QUIET_SECONDS──────────┘
 
-PostgreSQL lets only one notifying transaction of a database commit at a time, and this transaction waits for the disk
-and for a synchronous standby meanwhile. So notifications limit all applications of the database together. Under load,
+PostgreSQL lets only one notifying transaction of a server commit at a time, and this transaction waits for the disk
+and for a synchronous standby meanwhile. So notifications limit all applications of the server together. Under load,
 the relay finds the next emails a few milliseconds later without notifications.
 
 No email depends on a notification: in both cases, the relay looks for due emails at least every POLL_SECONDS.
@@ -26,10 +26,12 @@ POLL_SECONDS: Final = 0.25
 PACE_SECONDS: Final = 0.005
 """The wait after a round that found rows. Rows that are committed in this time share one query, one write and one lease
 batch."""
-BUSY_SHARE: Final = 0.4
-"""The share: commits that notify (or emails that become due) per second, times the seconds of a commit. At this share,
-a commit waits on average for a third of a commit's time, and a burst for this share of a second."""
-QUIET_SHARE: Final = 0.2
+SAMPLES: Final = 5
+BUSY_SAMPLES: Final = 3
+"""The relay looks once per second whether a commit waits for another one that notifies. At 70 % of the commits that are
+possible one after the other, it finds one in two of five seconds; with applications that never pause, in each."""
+QUIET_SHARE: Final = 0.7
+"""The share: emails that become due per second, times the seconds of a commit."""
 QUIET_SECONDS: Final = 5.0
 MOST_DOUBLINGS: Final = 4
 """How often QUIET_SECONDS may double. It doubles if commits notify for a shorter time than that before there is load
@@ -62,6 +64,7 @@ class Notifications:
         self._pause_seconds = 0.0
         self._quiet_seconds = quiet_seconds
         self._doublings = 0
+        self._waited: deque[bool] = deque(maxlen=SAMPLES)
         self._commits: deque[float] = deque(maxlen=COMMITS)
         self._notified = self._found = 0
         self._clock = clock
@@ -85,19 +88,19 @@ class Notifications:
         return count > 0
 
     async def run_once(self) -> None:
-        """Reads pending notifications, so that they do not accumulate. Then compares the load since the last round with
-        the time of a commit."""
+        """Reads pending notifications, so that they do not accumulate. Then decides."""
         await self.wait(0.0)
         if self._outbox.commit_seconds:
             self._commits.append(self._outbox.commit_seconds)
         now = self._clock()
-        commit_seconds = sorted(self._commits)[-2:][0] if self._commits else 0.0
-        share_of_one = commit_seconds / max(now - self._counted_at, self.interval_seconds)
         quiet_seconds = self._quiet_seconds * 2**self._doublings
         if self.are_on:
-            is_on = self._notified * share_of_one <= BUSY_SHARE
+            self._waited.append(self._notified > 0 and await self._outbox.is_notifying_delayed())
+            is_on = sum(self._waited) < BUSY_SAMPLES
         else:
-            if self._found * share_of_one >= QUIET_SHARE:
+            commit_seconds = sorted(self._commits)[-2:][0] if self._commits else 0.0
+            rate = self._found / max(now - self._counted_at, self.interval_seconds)
+            if rate * commit_seconds >= QUIET_SHARE:
                 self._busy_at = now
             is_on = now - self._busy_at >= quiet_seconds
         self._notified = self._found = 0
@@ -108,5 +111,6 @@ class Notifications:
             is_short = now - self._busy_at < 2 * quiet_seconds
             self._doublings = min(self._doublings + 1, MOST_DOUBLINGS) if is_short else 0
             self._busy_at = now
+            self._waited.clear()
         await self._outbox.set_polling(is_on=not is_on)
         self.are_on = is_on

@@ -119,6 +119,10 @@ class Outbox:
         else:
             await self._fetch("end_polling")
 
+    async def is_notifying_delayed(self) -> bool:
+        """Whether a commit that notifies waits for another one now, in any database of the server."""
+        return (await self._fetch("find_waiting_notifier")) != []
+
     async def read_controls(self) -> Controls:
         """What operators set for all hosts (see `controls.read_controls`)."""
         return await read_controls(self._session)

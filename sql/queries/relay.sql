@@ -4,7 +4,7 @@ listen email_dispatcher_due;
 
 -- name: begin_polling
 -- From now on, commits that make emails due no longer notify the relay. PostgreSQL lets only one notifying transaction
--- of a database commit at a time, so under load the relay polls instead. No rows.
+-- of a server commit at a time, so under load the relay polls instead. No rows.
 insert into dispatcher.relay_polls
 select
 where not exists (select from dispatcher.relay_polls);
@@ -12,6 +12,13 @@ where not exists (select from dispatcher.relay_polls);
 -- name: end_polling
 -- From now on, commits that make emails due notify the relay. No rows.
 delete from dispatcher.relay_polls;
+
+-- name: find_waiting_notifier
+-- A row if a commit waits for another one that notifies. PostgreSQL locks the object 0 of pg_database for such a commit.
+select 1
+from pg_locks
+where locktype = 'object' and classid = 1262 and objid = 0 and database = 0 and not granted
+limit 1;
 
 -- name: find_publish_due
 -- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was

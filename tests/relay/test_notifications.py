@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import psycopg
 import pytest
 
 from dispatcher.config import Settings
-from dispatcher.relay.notifications import POLL_SECONDS, QUIET_SECONDS, Notifications
+from dispatcher.relay.notifications import BUSY_SAMPLES, POLL_SECONDS, QUIET_SECONDS, SAMPLES, Notifications
 from dispatcher.store.connections import connect_async
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.queries import all_queries
@@ -21,6 +24,21 @@ FOR_EVER = 3600.0
 COMMIT_SECONDS = 0.025
 MANY = 200
 """So many emails in one round of a test are a load."""
+COMMITTING = 4
+"""The applications that notify without pauses. PostgreSQL lets them commit one after the other."""
+
+
+class Server(Outbox):
+    """The leader's outbox, which listens. Its commits take COMMIT_SECONDS.
+
+    Attributes:
+        is_delayed: Whether a commit that notifies waits for another one.
+    """
+
+    is_delayed = False
+
+    async def is_notifying_delayed(self) -> bool:
+        return self.is_delayed
 
 
 class Clock:
@@ -39,10 +57,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
-    """The leader's outbox, which listens. Its commits take COMMIT_SECONDS."""
+async def outbox(tables_url: str) -> AsyncIterator[Server]:
     async with await connect_async(tables_url, name="relay") as session:
-        outbox = Outbox(session)
+        outbox = Server(session)
         await outbox.listen()
         outbox.commit_seconds = COMMIT_SECONDS
         yield outbox
@@ -75,27 +92,52 @@ def received(listener: psycopg.Connection, books: Books) -> list[str]:
     return payloads[:-1]
 
 
-def polls_under_load(books: Books) -> bool:
-    """Adds load, thousands of notifications per second if called again and again. Returns whether the relay polls."""
-    notify(books, MANY)
-    return polls(books)
+@contextmanager
+def load(url: str) -> Iterator[None]:
+    """During the block, applications notify the relay in transactions that take a tenth of a second to commit."""
+    is_over = threading.Event()
+
+    def commit() -> None:
+        with psycopg.connect(url, autocommit=True) as session:
+            session.execute("set synchronous_commit = on")
+            session.execute("set commit_siblings = 0")
+            session.execute("set commit_delay = 100000")
+            while not is_over.is_set():
+                session.execute("select pg_notify('email_dispatcher_due', ''), pg_logical_emit_message(true, '', '')")
+
+    with ThreadPoolExecutor(COMMITTING) as threads:
+        committing = [threads.submit(commit) for _ in range(COMMITTING)]
+        try:
+            yield
+        finally:
+            is_over.set()
+    for each in committing:
+        each.result()
 
 
-async def until_busy(notifications: Notifications, books: Books, clock: Clock) -> None:
+async def notified(notifications: Notifications, books: Books) -> None:
+    """One second of the relay, in which a commit notifies it."""
+    notify(books, 1)
+    assert await notifications.wait(10)
+    await notifications.run_once()
+
+
+async def until_busy(notifications: Notifications, outbox: Server, books: Books, clock: Clock) -> None:
     clock.now += 1.0
+    outbox.is_delayed = True
     while notifications.are_on:
-        notify(books, MANY)
-        assert await notifications.wait(10)
-        await notifications.run_once()
+        await notified(notifications, books)
+    outbox.is_delayed = False
     assert polls(books)
 
 
-async def test_under_load_emails_are_published_without_notifications(
+async def test_under_load_emails_are_published_without_notifications_until_another_relay_leads(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
 ) -> None:
     await start(settings, quiet_seconds=FOR_EVER)
     await until(lambda: leader(books))
-    await until(lambda: polls_under_load(books))
+    with load(tables_url):
+        await until(lambda: polls(books))
 
     with psycopg.connect(tables_url, autocommit=True) as listener:
         listener.execute("listen email_dispatcher_due")
@@ -105,45 +147,27 @@ async def test_under_load_emails_are_published_without_notifications(
         assert sorted(message.pointer.email_id for message in messages) == sorted(email_ids)
         assert received(listener, books) == []
 
-
-async def test_while_the_relay_polls_the_notifications_of_an_older_library_do_no_harm(
-    start: Start, settings: Settings, books: Books, rabbit: Rabbit
-) -> None:
-    await start(settings, poll_seconds=FOR_EVER, quiet_seconds=FOR_EVER)
-    await until(lambda: leader(books))
-    await until(lambda: polls_under_load(books))
-
-    for _ in range(3):
-        books.enqueue_one()
-        notify(books, 1)
-        await rabbit.take_all(settings.queue, 1)
-
-
-async def test_after_a_load_commits_notify_again(
-    start: Start, settings: Settings, books: Books, rabbit: Rabbit
-) -> None:
-    await start(settings, quiet_seconds=0.0)
-    await until(lambda: leader(books))
-    await until(lambda: polls_under_load(books))
-    await until(lambda: not polls(books))
-
-    books.enqueue_one()
-    await rabbit.take_all(settings.queue, 1)
-
-
-async def test_if_the_leader_dies_under_load_the_next_leader_publishes_and_wants_notifications(
-    start: Start, settings: Settings, books: Books, rabbit: Rabbit
-) -> None:
-    await start(settings, quiet_seconds=FOR_EVER)
-    await until(lambda: leader(books))
-    await until(lambda: polls_under_load(books))
-
     books.terminate("dispatcher relay")
     email_id = books.enqueue_one()  # no relay leads, and no notification is sent
 
     (message,) = await rabbit.take_all(settings.queue, 1)
     assert message.pointer.email_id == email_id
     assert not polls(books)
+
+
+async def test_under_load_the_notifications_of_an_older_library_do_no_harm_and_after_it_all_commits_notify_again(
+    start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
+) -> None:
+    await start(settings, poll_seconds=FOR_EVER, quiet_seconds=0.0)
+    await until(lambda: leader(books))
+    with load(tables_url):
+        await until(lambda: polls(books))
+        books.enqueue_one()
+        await rabbit.take_all(settings.queue, 1)
+    await until(lambda: not polls(books))
+
+    books.enqueue_one()
+    await rabbit.take_all(settings.queue, 1)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -172,26 +196,40 @@ async def test_a_new_leader_removes_what_the_leader_before_has_left(
 
 
 @pytest.mark.parametrize(
-    ("notified", "commit_seconds", "are_on"),
+    ("are_delayed", "are_on"),
     [
-        (0, COMMIT_SECONDS, True),
-        (10, COMMIT_SECONDS, True),
-        (MANY, COMMIT_SECONDS, False),
-        (MANY, 0.001, True),
-        (MANY, 0.0, True),  # no commit was measured yet
+        ([False] * SAMPLES, True),
+        ([True] * (BUSY_SAMPLES - 1), True),
+        ([True] * BUSY_SAMPLES, False),
+        ([True, False, True, False, True], False),
+        ([True, True, False, False, False, True], True),  # the last SAMPLES count
     ],
 )
-async def test_notifications_are_off_if_commits_would_wait_for_each_other(
-    outbox: Outbox, books: Books, notified: int, commit_seconds: float, are_on: bool
+async def test_notifications_are_off_if_commits_wait_for_each_other_in_most_seconds(
+    outbox: Server, books: Books, are_delayed: Sequence[bool], are_on: bool
 ) -> None:
-    notify(books, notified)
     notifications = Notifications(outbox)
-    outbox.commit_seconds = commit_seconds
-    assert await notifications.wait(10 if notified else 0) == bool(notified)
-
-    await notifications.run_once()
+    for outbox.is_delayed in are_delayed:
+        await notified(notifications, books)
 
     assert (notifications.are_on, polls(books)) == (are_on, not are_on)
+
+
+async def test_commits_that_do_not_notify_this_relay_do_not_make_it_poll(outbox: Server, books: Books) -> None:
+    notifications = Notifications(outbox)
+    outbox.is_delayed = True  # by another database of the server
+    for _ in range(SAMPLES):
+        await notifications.run_once()
+
+    assert notifications.are_on
+
+
+async def test_a_commit_that_waits_for_another_one_to_notify_is_recognised(tables_url: str) -> None:
+    async with await connect_async(tables_url, name="relay") as session:
+        outbox = Outbox(session)
+        with load(tables_url):
+            while not await outbox.is_notifying_delayed():
+                pass
 
 
 @pytest.mark.parametrize(
@@ -204,16 +242,16 @@ async def test_notifications_are_off_if_commits_would_wait_for_each_other(
     ],
 )
 async def test_neither_one_delayed_commit_nor_short_commits_under_load_deceive_the_relay(
-    outbox: Outbox, books: Books, clock: Clock, commits_ms: Sequence[int], are_on: bool
+    outbox: Server, books: Books, clock: Clock, commits_ms: Sequence[int], are_on: bool
 ) -> None:
     notifications = Notifications(outbox, clock=clock)
+    await until_busy(notifications, outbox, books, clock)
     for commit_ms in commits_ms:
         outbox.commit_seconds = commit_ms / 1000
         await notifications.run_once()
-    clock.now += 1.0
     outbox.commit_seconds = 0.0
-    notify(books, 40)
-    assert await notifications.wait(10)
+    clock.now += QUIET_SECONDS
+    notifications.note_round(200 * int(QUIET_SECONDS))
 
     await notifications.run_once()
 
@@ -232,10 +270,10 @@ async def test_neither_one_delayed_commit_nor_short_commits_under_load_deceive_t
     ],
 )
 async def test_notifications_are_on_again_only_after_a_quiet_time(
-    outbox: Outbox, books: Books, clock: Clock, steps: Sequence[tuple[float, int]], are_on: Sequence[bool]
+    outbox: Server, books: Books, clock: Clock, steps: Sequence[tuple[float, int]], are_on: Sequence[bool]
 ) -> None:
     notifications = Notifications(outbox, clock=clock)
-    await until_busy(notifications, books, clock)
+    await until_busy(notifications, outbox, books, clock)
     seen = []
     for passed, found in steps:
         clock.now += passed
@@ -255,12 +293,12 @@ async def test_notifications_are_on_again_only_after_a_quiet_time(
     ],
 )
 async def test_if_the_load_returns_at_once_the_relay_polls_for_twice_as_long(
-    outbox: Outbox, books: Books, clock: Clock, calm_seconds: float, quiet_seconds: Sequence[float]
+    outbox: Server, books: Books, clock: Clock, calm_seconds: float, quiet_seconds: Sequence[float]
 ) -> None:
     notifications = Notifications(outbox, clock=clock)
     polled_seconds = []
     for _ in quiet_seconds:
-        await until_busy(notifications, books, clock)
+        await until_busy(notifications, outbox, books, clock)
         began_at = clock.now
         while not notifications.are_on:
             clock.now += 1.0
@@ -281,11 +319,11 @@ async def test_if_the_load_returns_at_once_the_relay_polls_for_twice_as_long(
     ],
 )
 async def test_the_relay_never_waits_longer_than_a_poll_and_polls_fast_while_emails_come(
-    outbox: Outbox, books: Books, clock: Clock, rounds: Sequence[int], waits_ms: Sequence[int]
+    outbox: Server, books: Books, clock: Clock, rounds: Sequence[int], waits_ms: Sequence[int]
 ) -> None:
     notifications = Notifications(outbox, clock=clock)
     assert notifications.wait_seconds == POLL_SECONDS
-    await until_busy(notifications, books, clock)
+    await until_busy(notifications, outbox, books, clock)
     waits = []
     for found in rounds:
         notifications.note_round(found)
@@ -294,7 +332,7 @@ async def test_the_relay_never_waits_longer_than_a_poll_and_polls_fast_while_ema
     assert waits == waits_ms
 
 
-async def test_a_session_measures_its_own_durable_commits(outbox: Outbox) -> None:
+async def test_a_session_measures_its_own_durable_commits(outbox: Server) -> None:
     outbox.commit_seconds = 0.0
 
     await outbox.follow_timeline()
