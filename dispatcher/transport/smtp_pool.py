@@ -15,9 +15,9 @@ TRUSTED_IDLE_SECONDS: Final = 5.0
 """A connection that was idle for longer is tested with RSET before the next email, because servers and firewalls drop
 idle connections silently."""
 FIRST_CONNECTIONS: Final = 8
-"""The pool begins with this many connections. Each further connection that the server accepts allows one more."""
+"""The pool begins with at most this many. Each further connection that the server accepts allows one more."""
 FULL_SECONDS: Final = 30.0
-"""After the server has refused a connection, the pool has one connection less, and does not grow for this time."""
+"""After the server has refused a connection, the pool has one less, and does not grow, for this time."""
 
 
 class ConnectionPool:
