@@ -10,8 +10,10 @@ from dispatcher.worker.in_flight_email import EmailState, InFlightEmail
 
 SCARCE_SHARE: Final = 4
 """If less than a quarter (1 / SCARCE_SHARE) of the window is free, the record stage does not wait for a full batch, so
-that emails leave the window sooner. But if a quarter of the window waits to be sent, no further lease is urgent: leases
-then wait until a quarter is free, and the record stage waits for full batches."""
+that emails leave the window sooner. But if a quarter of a large window waits to be sent, no further lease is urgent:
+leases then wait until a quarter is free, and the record stage waits for full batches."""
+LARGE_PREFETCH: Final = 64
+"""In a smaller window, a quarter is too few emails to wait for."""
 URGENT_SHARE: Final = 8
 """In addition to the window, the most urgent lane may use an eighth (1 / URGENT_SHARE) of the window's size. Other
 lanes cannot fill this part."""
@@ -83,8 +85,9 @@ class Window:
         return not self._has_backlog() and self.room() < self._prefetch // SCARCE_SHARE
 
     def _has_backlog(self) -> bool:
-        """Whether a quarter of the window waits to be sent, mostly for a connection."""
-        return self._count(EmailState.PREPARING) >= self._prefetch // SCARCE_SHARE
+        """Whether a quarter of a large window waits to be sent, mostly for a connection."""
+        is_large = self._prefetch >= LARGE_PREFETCH
+        return is_large and self._count(EmailState.PREPARING) >= self._prefetch // SCARCE_SHARE
 
     def _count(self, state: EmailState) -> int:
         return sum(email.state is state for email in self.emails.values())
