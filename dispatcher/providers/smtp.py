@@ -17,7 +17,7 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.contract import Attempt, NoFreeConnection
+from dispatcher.providers.contract import Attempt
 from dispatcher.transport.mime import RenderedEmail, rendered
 from dispatcher.transport.mime_ascii import is_sendable_in_ascii, rendered_in_ascii
 from dispatcher.transport.mime_headers import UnrenderableEmail
@@ -45,7 +45,9 @@ class SmtpSettings(ProviderSettings):
         secret=True,
         needed="like smtp://host:587",
     )
-    connections: int = setting(values.whole(1, 1000), "8", "SMTP connections of one worker, at most.")
+    connections: int = setting(
+        values.whole(1, 1000), "32", "SMTP connections of one worker, at most; fewer while the server takes fewer."
+    )
     emails_per_connection: int = setting(
         values.whole(1, 1_000_000), "100", "Emails after which an SMTP connection is replaced."
     )
@@ -190,11 +192,7 @@ class SmtpProvider:
     ) -> Outcome:
         """If the server refuses a further connection, waits until one of the open connections is free."""
         release = self._pool.release_slot
-        try:
-            async with asyncio.timeout_at(attempt.deadline):
-                await self._pool.acquire_slot()
-        except TimeoutError:
-            raise NoFreeConnection from None
+        await self._pool.acquire_slot(attempt.deadline)
         try:
             attempt.connection_acquired()
             async with asyncio.timeout_at(attempt.deadline):
@@ -204,12 +202,12 @@ class SmtpProvider:
                     content = await render(email)
                 outcome = await self._transact(content, transaction)
                 if asks_for_fewer_connections(outcome) and self._pool.can_wait_for_another():
-                    release = self._pool.release_slot_later
+                    release = self._pool.withhold_slot
                 return outcome
         except NotConnected as error:
             if not error.is_full or not self._pool.can_wait_for_another():
                 return error.outcome
-            release = self._pool.release_slot_later
+            release = self._pool.withhold_slot
         except SmtpConnectionLost as broke:
             return transaction.outcome_without_reply(broke)
         finally:

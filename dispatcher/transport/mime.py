@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email import base64mime, quoprimime
 from email.utils import encode_rfc2231, format_datetime
+from functools import lru_cache
 from typing import Final
 from unicodedata import normalize
 
@@ -105,7 +106,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
             Reason.INVALID_CONTENT,
             "only providers with templates (resend, sendgrid, ses) take template_id; set text or html",
         )
-    sender = addresses("from", (email.sender,), Reason.REJECTED_SENDER)
+    sender, from_field = _sender(email.sender)
     to = addresses("to", email.to, Reason.REJECTED_RECIPIENT)
     cc = addresses("cc", email.cc, Reason.REJECTED_RECIPIENT)
     bcc = addresses("bcc", email.bcc, Reason.REJECTED_RECIPIENT)
@@ -117,15 +118,22 @@ def render(email: OutgoingEmail) -> RenderedEmail:
         to, cc = (addresses("to or cc", each, Reason.REJECTED_RECIPIENT) for each in email.shown)
     positions = _positions(everyone)
     once = everyone if positions is None else [everyone[each[0] - 1] for each in positions]
-    mailboxes = {"From": sender, "To": to, "Cc": cc, "Reply-To": reply_to}
-    headers = "".join((*_address_fields(mailboxes), *_other_fields(email, sender[0].domain)))
+    mailboxes = {"To": to, "Cc": cc, "Reply-To": reply_to}
+    headers = "".join((from_field, *_address_fields(mailboxes), *_other_fields(email, sender.domain)))
     return RenderedEmail(
         body=_with_attachments(headers.encode(), _body(email), email),
-        sender=ascii_spec(sender[0]),
+        sender=ascii_spec(sender),
         recipients=tuple(map(ascii_spec, once)),
-        needs_smtputf8=not all(address.local.isascii() for address in (*sender, *to, *cc, *bcc, *reply_to)),
+        needs_smtputf8=not all(address.local.isascii() for address in (sender, *to, *cc, *bcc, *reply_to)),
         positions=positions,
     )
+
+
+@lru_cache(maxsize=1024)
+def _sender(text: str) -> tuple[Address, str]:
+    """The sender's address, and the header field From. They are kept, because most emails have one of a few senders."""
+    listed = addresses("from", (text,), Reason.REJECTED_SENDER)
+    return listed[0], address_field("From", listed)
 
 
 def _positions(addresses: Sequence[Address]) -> tuple[tuple[int, ...], ...] | None:
@@ -150,10 +158,16 @@ def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:
 
 def _other_fields(email: OutgoingEmail, domain: str) -> Iterator[str]:
     yield text_field("Subject", email.subject)
-    yield f"Date: {format_datetime(_utc(email.created_at))}\r\n"
+    yield f"Date: {_date(int(_utc(email.created_at).timestamp()))}\r\n"
     yield f"Message-ID: <{email.email_id}@{ascii_domain(domain)}>\r\n"
     for name, value in email.headers.items():
         yield header_field(name, value)
+
+
+@lru_cache(maxsize=64)
+def _date(second: int) -> str:
+    """The second since 1970 as a date of RFC 5322, kept because many emails are created in the same second."""
+    return format_datetime(datetime.fromtimestamp(second, UTC))
 
 
 def _utc(instant: datetime) -> datetime:

@@ -7,20 +7,24 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from dispatcher.transport.call import NoFreeConnection
 from dispatcher.transport.smtp_connection import SmtpConnection
 from dispatcher.transport.smtp_protocol import QUIT_SECONDS
 
 TRUSTED_IDLE_SECONDS: Final = 5.0
 """A connection that was idle for longer is tested with RSET before the next email, because servers and firewalls drop
 idle connections silently."""
+FIRST_CONNECTIONS: Final = 8
+"""The pool begins with at most this many. Each further connection that the server accepts allows one more."""
 FULL_SECONDS: Final = 30.0
-"""After the server has refused a new connection, the pool has one connection less for this time."""
+"""After the server has refused a connection, the pool has one less, and does not grow, for this time."""
 
 
 class ConnectionPool:
-    """A limited number of connections. Acquire a slot (the right to use one connection) before you take a connection:
+    """A limited number of connections, and fewer while the server takes fewer. Acquire a slot (the right to use one
+    connection) before you take a connection:
 
-            await pool.acquire_slot()
+            await pool.acquire_slot(deadline)
             try:
                 connection = pool.idle() or await pool.open()
                 …
@@ -41,18 +45,28 @@ class ConnectionPool:
         trusted_idle_seconds: float,
     ) -> None:
         self._connect = connect
-        self._slots = asyncio.Semaphore(connections)
+        first = min(connections, FIRST_CONNECTIONS)
+        self._slots = asyncio.Semaphore(first)
+        self._withheld = connections - first
         self._max_withheld = connections - 1
+        self._full_timer: asyncio.TimerHandle | None = None
         self._emails_per_connection = emails_per_connection
         self._trusted_idle_seconds = trusted_idle_seconds
         self._idle: deque[SmtpConnection] = deque()
         self._open_count = 0
         self._closing: set[asyncio.Future[None]] = set()
-        self._withheld: set[asyncio.TimerHandle] = set()
 
-    async def acquire_slot(self) -> None:
-        """Acquires a slot: the right to use one connection. If no slot is free, waits in order of arrival."""
-        await self._slots.acquire()
+    async def acquire_slot(self, deadline: float) -> None:
+        """Acquires a slot: the right to use one connection. If no slot is free, waits in order of arrival. Raises
+        NoFreeConnection if no slot became free before the deadline, in the running loop's `time()`."""
+        if not self._slots.locked():
+            await self._slots.acquire()  # returns at once; a timeout would take longer than the rest of the call
+            return
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise NoFreeConnection from None
 
     def release_slot(self) -> None:
         """Releases a slot, so that another task can use a connection."""
@@ -60,13 +74,14 @@ class ConnectionPool:
 
     def can_wait_for_another(self) -> bool:
         """Whether an email for which the server refused a new connection can wait until an open connection is free."""
-        return self._open_count > 0 and len(self._withheld) < self._max_withheld
+        return self._open_count > 0 and self._withheld < self._max_withheld
 
-    def release_slot_later(self) -> None:
-        """Releases a slot after FULL_SECONDS, because the server has refused a new connection. Until then, the pool has
-        one connection less."""
-        timer: asyncio.TimerHandle = asyncio.get_running_loop().call_later(FULL_SECONDS, lambda: self._restore(timer))
-        self._withheld.add(timer)
+    def withhold_slot(self) -> None:
+        """Call this instead of `release_slot` if the server has refused the connection because we have too many."""
+        self._withheld += 1
+        if self._full_timer is not None:
+            self._full_timer.cancel()
+        self._full_timer = asyncio.get_running_loop().call_later(FULL_SECONDS, self._grow)
 
     def idle(self) -> SmtpConnection | None:
         """An idle connection that seems usable; None if there is none. The caller must have acquired a slot."""
@@ -84,6 +99,8 @@ class ConnectionPool:
         connection = await self._connect()
         self._open_count += 1
         connection.protocol.closed.add_done_callback(self._on_closed)
+        if self._full_timer is None:
+            self._grow()
         return connection
 
     def put_back(self, connection: SmtpConnection) -> None:
@@ -99,17 +116,19 @@ class ConnectionPool:
 
     async def close(self) -> None:
         """Closes every idle connection, and waits until they are closed. Idempotent."""
-        for timer in tuple(self._withheld):
-            timer.cancel()
-            self._restore(timer)
+        if self._full_timer is not None:
+            self._full_timer.cancel()
         while self._idle:
             self._quit(self._idle.pop())
         if self._closing:
             await asyncio.wait(set(self._closing), timeout=2 * QUIT_SECONDS)
 
-    def _restore(self, timer: asyncio.TimerHandle) -> None:
-        self._withheld.discard(timer)
-        self._slots.release()
+    def _grow(self) -> None:
+        """Allows one more connection, unless all are allowed already."""
+        self._full_timer = None
+        if self._withheld:
+            self._withheld -= 1
+            self._slots.release()
 
     def _on_closed(self, _closed: asyncio.Future[None]) -> None:
         self._open_count -= 1

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from dispatcher.domain.outcome import (
@@ -129,8 +130,10 @@ _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9.
 SES."""
 
 
+@lru_cache(maxsize=64)
 def reply_of(code: int, text: str) -> SmtpReply:
-    """Parses a reply from its basic code and the text after the code."""
+    """Parses a reply from its basic code and the text after the code. Most replies of a server have the same few
+    texts, so the last ones are kept."""
     # Keep an empty first line: in a reply to EHLO, the extensions begin on the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)

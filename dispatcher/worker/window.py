@@ -10,7 +10,10 @@ from dispatcher.worker.in_flight_email import EmailState, InFlightEmail
 
 SCARCE_SHARE: Final = 4
 """If less than a quarter (1 / SCARCE_SHARE) of the window is free, the record stage does not wait for a full batch, so
-that emails leave the window sooner."""
+that emails leave the window sooner. But if a quarter of a large window waits to be sent, no further lease is urgent:
+leases then wait until a quarter is free, and the record stage waits for full batches."""
+LARGE_PREFETCH: Final = 64
+"""In a smaller window, a quarter is too few emails to wait for."""
 URGENT_SHARE: Final = 8
 """In addition to the window, the most urgent lane may use an eighth (1 / URGENT_SHARE) of the window's size. Other
 lanes cannot fill this part."""
@@ -41,8 +44,8 @@ class Window:
         self._prefetch = prefetch
 
     def room(self) -> int:
-        """How many more emails may be leased: 1 for a probe; 0 while no provider may be tried, or operators paused
-        every lane.
+        """How many more emails may be leased: 1 for a probe; 0 while no provider may be tried, operators paused every
+        lane, or so many leased emails wait to be sent that more leases would only make smaller batches.
 
         Emails that wait for a retry do not count. But the worker never leases more than two windows of emails, because
         the ledger has slots for two windows.
@@ -53,7 +56,8 @@ class Window:
         ledger_room = 2 * self._prefetch - len(self.emails)
         if room is None:
             busy = len(self.emails) - self._count(EmailState.WAITING)
-            return min(self._prefetch - busy, ledger_room)
+            free = min(self._prefetch - busy, ledger_room)
+            return 0 if free < self._prefetch // SCARCE_SHARE and self._has_backlog() else free
         # Do not count emails on the wire. If the provider has failed, their answers may not arrive before the deadline,
         # and a probe need not wait so long.
         return max(0, min(room - self._count(EmailState.PREPARING) - self._count(EmailState.STOPPED), ledger_room))
@@ -78,7 +82,12 @@ class Window:
 
     def is_scarce(self) -> bool:
         """Whether less than a quarter of the window is free, so that results must be committed soon."""
-        return self.room() < self._prefetch // SCARCE_SHARE
+        return not self._has_backlog() and self.room() < self._prefetch // SCARCE_SHARE
+
+    def _has_backlog(self) -> bool:
+        """Whether a quarter of a large window waits to be sent, mostly for a connection."""
+        is_large = self._prefetch >= LARGE_PREFETCH
+        return is_large and self._count(EmailState.PREPARING) >= self._prefetch // SCARCE_SHARE
 
     def _count(self, state: EmailState) -> int:
         return sum(email.state is state for email in self.emails.values())

@@ -49,6 +49,27 @@ async def test_a_server_with_fewer_connections_gets_all_emails_over_those(tmp_pa
         assert place.sink.ledger().delivered == 41
 
 
+async def test_a_server_that_accepts_every_connection_gets_all_that_are_allowed(tmp_path: Path) -> None:
+    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.MAIL: SmtpFault.HANG}), connections=20) as place:
+        tasks = [asyncio.create_task(send(place.provider, an_email())) for _ in range(25)]
+        await _until(lambda: place.sink.commands["MAIL"] == 20)
+
+        assert place.sink.connections == 20
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def test_a_full_server_is_asked_for_few_connections(tmp_path: Path) -> None:
+    behaviour = SmtpBehaviour(most_sessions=2, latency_seconds=0.01)
+    async with smtp_place(tmp_path, behaviour, connections=100, emails_per_connection=1000) as place:
+        await send(place.provider, an_email())
+        sendings = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(200)))
+
+        assert all(isinstance(sending.outcome, Accepted) for sending in sendings)
+        assert place.sink.connections <= 10
+
+
 async def test_a_server_that_refuses_every_connection_defers_at_once(tmp_path: Path) -> None:
     behaviour = SmtpBehaviour(script={Step.CONNECT: "421 4.7.0 too many connections"})
     async with smtp_place(tmp_path, behaviour, connections=2) as place:

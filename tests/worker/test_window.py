@@ -13,19 +13,19 @@ from dispatcher.routing.breaker import FIRST_OPEN_SECONDS, CircuitBreaker
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.leases import Lease
 from dispatcher.worker.in_flight_email import EmailEvent, InFlightEmail
-from dispatcher.worker.window import Window
+from dispatcher.worker.window import LARGE_PREFETCH, Window
 from tests.worker.scripted import ScriptedProvider
 
 PREFETCH = 8
 
 
 class Scene:
-    """A window of eight emails, and the breaker of the only provider."""
+    """A window, of eight emails by default, and the breaker of the only provider."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefetch: int = PREFETCH) -> None:
         self.now = 1000.0
         self.breaker = CircuitBreaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
-        self.window = Window(Routes([Route(ScriptedProvider(), self.breaker)]), PREFETCH, BatchQueue[None]())
+        self.window = Window(Routes([Route(ScriptedProvider(), self.breaker)]), prefetch, BatchQueue[None]())
 
     def hold(self, count: int, *events: EmailEvent) -> None:
         """Adds this number of leased emails to the window, and applies the events to each email."""
@@ -113,6 +113,27 @@ def test_no_probe_is_allowed_if_the_ledger_is_full() -> None:
 def test_the_window_is_scarce_if_less_than_a_quarter_is_free(held: int, is_scarce: bool) -> None:
     scene = Scene()
 
-    scene.hold(held)
+    scene.hold(held, *ON_THE_WIRE)
 
     assert scene.window.is_scarce() is is_scarce
+
+
+@pytest.mark.parametrize(("unsent", "on_the_wire", "room"), [(16, 32, 16), (16, 33, 0), (15, 48, 1), (63, 0, 0)])
+def test_while_a_quarter_waits_to_be_sent_emails_are_leased_only_when_a_quarter_is_free(
+    unsent: int, on_the_wire: int, room: int
+) -> None:
+    scene = Scene(LARGE_PREFETCH)
+
+    scene.hold(unsent)
+    scene.hold(on_the_wire, *ON_THE_WIRE)
+
+    assert scene.window.room() == room
+
+
+def test_no_lease_is_urgent_while_a_quarter_waits_to_be_sent() -> None:
+    scene = Scene(LARGE_PREFETCH)
+
+    scene.hold(16)
+    scene.hold(48, *ON_THE_WIRE)
+
+    assert not scene.window.is_scarce()
