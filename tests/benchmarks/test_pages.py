@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from benchmarks import measure, pages
+from benchmarks.idle import Cost
 
 README, PERFORMANCE = pages.PAGES
 SECTIONS = {
@@ -58,6 +61,19 @@ def test_a_page_follows_new_results(tmp_path: Path) -> None:
     page = pages.written("<!-- figures: printed -->\nold\n<!-- end of figures -->\n", tmp_path)
 
     assert page == "<!-- figures: printed -->\n```\ncommit 1234567\np99 31 ms\n```\n<!-- end of figures -->\n"
+
+
+def test_an_idle_host_has_a_row_for_each_rate_and_a_sum_of_its_processes(tmp_path: Path) -> None:
+    machine = {"commit": "1234567"}
+    costs = [Cost(None, {"postgresql": 0.5}, {}, 0.0), Cost(10.0, {"relay": 2.0, "postgresql": 1.25}, {}, 8.0)]
+    (tmp_path / "idle").mkdir()
+    (tmp_path / "idle" / "idle.jsonl").write_text(
+        "".join(json.dumps({**asdict(cost), "machine": machine}) + "\n" for cost in costs)
+    )
+
+    rows = pages.idle(tmp_path).splitlines()[2:]
+
+    assert rows == ["| no dispatcher | 0.5 | 0.0 | 0.5 | 0.0 |", "| 10 | 1.2 | 2.0 | 3.2 | 8.0 |"]
 
 
 def test_a_block_that_no_results_fill_is_reported() -> None:
