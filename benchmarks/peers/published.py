@@ -13,7 +13,7 @@ from dispatcher import config
 from dispatcher.broker import pointer
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.publisher import Publisher, PublishResults
-from dispatcher.broker.topology import Topology, depths
+from dispatcher.broker.topology import FoundQueue, Topology, depths
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError
 from dispatcher.host.process_table import ProcessTable
@@ -60,8 +60,8 @@ class _CountingPublisher(Publisher):
         self.emails += sum(len(pointer.decode(message.body)) for message in confirmed)
         return answers
 
-    async def count_ready(self, _: str) -> int:
-        return 0
+    async def find(self, _: str) -> FoundQueue:
+        return FoundQueue(messages=0, consumers=1)
 
 
 async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher, int]:

@@ -84,19 +84,29 @@ class ImmediatePublisher:
     """How often due marks are cleared."""
 
     def __init__(
-        self, publisher: Publisher, store: DraftStore, queues: Mapping[str, str], pool: Pool, *, bundle: int = 1
+        self,
+        publisher: Publisher,
+        store: DraftStore,
+        queues: Mapping[str, str],
+        pool: Pool,
+        *,
+        bundle: int,
+        prefetch: int,
     ) -> None:
         """
         Args:
             queues: The name of each lane's send queue. The name is also the routing key.
             pool: The database sessions with which pauses and ceilings are read.
             bundle: The most emails per message.
+            prefetch: The size of a worker's prefetch window.
         """
-        self._bundle = bundle
         self._publisher = publisher
         self._store = store
         self._queues = queues
-        self._credits = {lane: QueueCredit(partial(publisher.count_ready, name)) for lane, name in queues.items()}
+        self._credits = {
+            lane: QueueCredit(partial(publisher.find, name), most_per_message=bundle, prefetch=prefetch)
+            for lane, name in queues.items()
+        }
         self._controls = ControlsReader(pool)
         self._batches: BatchQueue[_Queued] = BatchQueue()
         self._queued = 0
@@ -180,8 +190,9 @@ class ImmediatePublisher:
         batch.sort(key=itemgetter(0))  # sorts by lane, and keeps the order within a lane
         for lane, queued in groupby(batch, key=itemgetter(0)):
             pointers = [pointer for _, pointer, _ in queued]
-            of_lane, indexes = Outgoing.of_pointers(self._queues[lane], pointers, self._bundle)
-            self._credits[lane].note_messages(len(of_lane))
+            credit = self._credits[lane]
+            of_lane, indexes = Outgoing.of_pointers(self._queues[lane], pointers, credit.per_message(len(pointers)))
+            credit.note_messages(len(of_lane), len(pointers))
             message_of += [len(messages) + index for index in indexes]
             messages += of_lane
         try:

@@ -18,7 +18,7 @@ from pika import exceptions, spec
 
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters, resolve
 from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.topology import bind
+from dispatcher.broker.topology import FoundQueue, bind
 from dispatcher.errors import BrokerUnavailable
 
 BATCH_SECONDS: Final = 15.0
@@ -125,8 +125,8 @@ class Publisher:
         """
         await self._connected()
 
-    async def count_ready(self, queue: str) -> int:
-        """The number of ready messages in a queue. Does not count messages that are delivered and not yet acked.
+    async def find(self, queue: str) -> FoundQueue:
+        """The current counts of a queue.
 
         Raises:
             TopologyError: The queue does not exist.
@@ -136,7 +136,7 @@ class Publisher:
             async with asyncio.timeout(self.batch_seconds):
                 stream = await self._connected()
                 await stream.connection.unblocked()  # RabbitMQ does not read calls from a blocked connection
-                return await stream.count_ready(queue)
+                return await stream.find(queue)
         except TimeoutError:
             words = f"RabbitMQ did not answer within {self.batch_seconds:g} s."
             raise _blocked_fault() if self.is_blocked else BrokerUnavailable(words) from None
@@ -275,13 +275,14 @@ class _Stream:
             self._written += 1
             self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
 
-    async def count_ready(self, queue: str) -> int:
-        """See `Publisher.count_ready`. Uses one channel per queue, because RabbitMQ closes the channel of a missing
+    async def find(self, queue: str) -> FoundQueue:
+        """See `Publisher.find`. Uses one channel per queue, because RabbitMQ closes the channel of a missing
         queue."""
         channel = self._counting.get(queue)
         if channel is None or channel.closed.done():
             channel = self._counting[queue] = await self.connection.open_channel()
-        return int((await channel.find_queue(queue)).message_count)
+        answer = await channel.find_queue(queue)
+        return FoundQueue(int(answer.message_count), int(answer.consumer_count))
 
     def is_refused(self, queue: str, answers: PublishResults) -> bool:
         """Notes the answers to one call of `publish`. Returns whether the queue has refused every message for

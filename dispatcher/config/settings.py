@@ -160,9 +160,9 @@ class Settings:
     )
     bundle_emails: int = setting(
         values.whole(1, MAX_BUNDLE_EMAILS),
-        "1",
-        "The most emails that one message on the send queue points to (a bundle); 1: one message per email. Larger "
-        "bundles cost RabbitMQ and workers less CPU, but RabbitMQ then counts bundles instead of emails.",
+        "16",
+        "The most emails that one message on the send queue points to (a bundle); 1: one message per email. An email "
+        "has its own message unless many are due and workers are fast. RabbitMQ counts messages, not emails.",
     )
     bulk_call_emails: int = setting(
         values.whole(1, 1000),

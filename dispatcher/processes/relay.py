@@ -57,7 +57,7 @@ def leader_services(
     return lambda outbox: (
         LostCommits(outbox),
         LostHosts(settings, outbox, workers_here),
-        LostMessages(settings, outbox, publisher.count_ready),
+        LostMessages(settings, outbox, publisher.find),
         ProvenEmails(outbox),
         ExpiredEmails(outbox),
         WaitingEmails(outbox),

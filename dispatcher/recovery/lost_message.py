@@ -7,9 +7,9 @@ a paused lane, so a paused lane is checked only after the pause.
 
 A message also looks lost while it waits in a worker's prefetch window, before the worker leases the email. The email
 then gets a second message, which is harmless. Second messages cannot accumulate: when they have filled the prefetch
-windows, further messages stay on the queue, so the queue is no longer empty. With bundles, a window holds several times
-as many emails. The workers of a slow provider can then receive second messages, although no message was lost, and the
-metrics count the emails of these messages as recovered.
+windows, further messages stay on the queue, so the queue is no longer empty. If a provider becomes slow during a
+backlog, the windows hold several emails per message. Its workers can then receive second messages, although no message
+was lost, and the metrics count the emails of these messages as recovered.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.domain.lanes import NORMAL
 from dispatcher.errors import TopologyError
@@ -35,14 +36,11 @@ queue."""
 class LostMessages:
     """A service of the leading relay: makes emails due again if their messages are lost."""
 
-    def __init__(self, settings: Settings, outbox: Outbox, count_ready: Callable[[str], Awaitable[int]]) -> None:
-        """
-        Args:
-            count_ready: Returns the number of ready messages in a queue; see `Publisher.count_ready`.
-        """
+    def __init__(self, settings: Settings, outbox: Outbox, find: Callable[[str], Awaitable[FoundQueue]]) -> None:
+        """`find` returns the current counts of a queue; see `Publisher.find`."""
         self._settings = settings
         self._outbox = outbox
-        self._count_ready = count_ready
+        self._find = find
         self._age_seconds = settings.lease_seconds / 2
         self.interval_seconds = min(POLL_SECONDS, self._age_seconds)
 
@@ -65,10 +63,10 @@ class LostMessages:
 
     async def _republish(self, queue: str, lanes: Sequence[str]) -> None:
         try:
-            ready = await self._count_ready(queue)
+            found = await self._find(queue)
         except TopologyError:
             return  # the queue does not exist, so nothing can be published
-        if ready:
+        if found.messages:
             count = await self._outbox.republish_overtaken(lanes, self._age_seconds, MAX_OVERTAKEN)
         else:
             count = await self._republish_all(lanes)

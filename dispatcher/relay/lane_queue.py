@@ -15,16 +15,11 @@ from dispatcher.telemetry.log import get_log
 class LaneQueue:
     """Publishes emails to the send queue of a lane, and limits how many emails are on the queue."""
 
-    def __init__(self, writer: QueueWriter, credit: QueueCredit, queue: str, *, bundle: int) -> None:
-        """
-        Args:
-            queue: The name of the queue, which is also the routing key.
-            bundle: The most emails per message.
-        """
+    def __init__(self, writer: QueueWriter, credit: QueueCredit, queue: str) -> None:
+        """`queue` is the name of the queue, which is also the routing key."""
         self._writer = writer
         self._credit = credit
         self._queue = queue
-        self._bundle = bundle
 
     @property
     def is_open(self) -> bool:
@@ -56,8 +51,8 @@ class LaneQueue:
             BrokerUnavailable: RabbitMQ confirmed no message.
         """
         pointers = [Pointer(row.email_id, row.message_key, row.correlation_id, row.traceparent) for row in due]
-        messages, message_of = Outgoing.of_pointers(self._queue, pointers, self._bundle)
-        self._credit.note_messages(len(messages))
+        messages, message_of = Outgoing.of_pointers(self._queue, pointers, self._credit.per_message(len(due)))
+        self._credit.note_messages(len(messages), len(due))
         answers = await self._writer.publish(messages)
         confirmed = [answers[index] for index in message_of]
         get_log().debug("relay.published", count=self._writer.count(confirmed))

@@ -92,8 +92,9 @@ class PublishLoop:
 
     def _queue_of(self, lane: str) -> LaneQueue:
         name = self._settings.queue_of(lane)
-        credit = QueueCredit(partial(self._publisher.count_ready, name))
-        return LaneQueue(self._writer(name, "send"), credit, name, bundle=self._settings.bundle_emails)
+        most, prefetch = self._settings.bundle_emails, self._settings.prefetch
+        credit = QueueCredit(partial(self._publisher.find, name), most_per_message=most, prefetch=prefetch)
+        return LaneQueue(self._writer(name, "send"), credit, name)
 
     async def _lead_in_a_session(self) -> None:
         try:

@@ -182,7 +182,7 @@ async def _dispatch(
     consumer = Consumer(
         settings.amqp_url,
         {lane: settings.queue_of(lane) for lane in settings.lanes},
-        prefetch=_prefetch_count(window, settings),
+        prefetch=window + int(window * PREFETCH_HEADROOM),
         on_attempt=process_slot.mark_up,
         on_refused=note_refusal,
         name=f"dispatcher {identity.worker}",
@@ -207,18 +207,6 @@ async def _dispatch(
     if refusals:
         raise ConfigurationError([str(refusals[0])]) from refusals[0]
     log.get_log().info("worker.drained", sent=pipeline.record.sent_count, released=pipeline.release.released_count)
-
-
-def _prefetch_count(window: int, settings: Settings) -> int:
-    """How many unacked messages RabbitMQ may deliver. `window`: how many emails are sent at the same time."""
-    emails = window + int(window * PREFETCH_HEADROOM)
-    if window < settings.prefetch:
-        # A provider's ceiling has reduced the window. Assume full bundles, so that RabbitMQ does not deliver more
-        # emails than the window needs: the others would only wait here.
-        return math.ceil(emails / settings.bundle_emails)
-    # Assume one email per message: at low load, each message points to only one email, and with a slow provider, many
-    # emails must be in flight at the same time.
-    return emails
 
 
 async def _ask_for_successor(process_slot: ProcessSlot, pipeline: Pipeline, ledger: Ledger, after_emails: int) -> None:

@@ -10,6 +10,9 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, running, settings_of
+from tests.broker.takers import start_taker
+
+__all__ = ["start_taker"]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from dataclasses import replace
 from urllib.parse import quote
@@ -18,6 +19,7 @@ from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from tests.acceptance.rabbit import Rabbit
 from tests.api.running_api import EMAIL, Api, missing_table, running, settings_of
+from tests.broker.takers import StartTaker
 from tests.waiting import until, until_answer
 
 
@@ -269,18 +271,15 @@ async def test_a_missing_queue_of_a_lane_does_not_delay_the_emails_of_other_lane
         await until(lambda: rabbit.waiting(topology.queue) == 10)
 
 
-async def test_a_batch_is_published_in_full_bundles(
-    servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
+async def test_emails_of_a_batch_share_messages_while_workers_are_fast(
+    servers: Servers, database_url: str, topology: Topology, start_taker: StartTaker
 ) -> None:
-    async with running(settings_of(database_url, servers.amqp_url, topology, BUNDLE_EMAILS="16")) as api:
-        emails = [EMAIL | {"message_key": f"k-{number}"} for number in range(40)]
-        await api.call("POST", "/v1/emails/batch", body={"emails": emails})
-
-        async def is_published() -> bool:
-            return (await depths(servers.amqp_url, topology))[topology.queue] == 3
-
-        await until_answer(is_published)
-        await until(lambda: not due(connection))
+    taker = await start_taker(servers.amqp_url, topology.queue)
+    async with running(settings_of(database_url, servers.amqp_url, topology, PREFETCH="1")) as api:
+        numbers = itertools.count()
+        while max(taker.sizes, default=0) < 2:
+            emails = [EMAIL | {"message_key": f"k-{next(numbers)}"} for _ in range(500)]
+            await api.call("POST", "/v1/emails/batch", body={"emails": emails})
 
 
 async def test_a_stopping_api_clears_the_due_marks_of_published_emails(

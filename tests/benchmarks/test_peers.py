@@ -173,13 +173,13 @@ def test_emails_published_before_the_run_are_queued_once_and_not_due(
 
 
 def test_bundled_publishing_counts_emails_not_messages(servers: Servers, database_url: str, topology: Topology) -> None:
-    enqueue_drafts(database_url, 30)
+    enqueue_drafts(database_url, 5000)
 
-    publish_all({**settings_of(servers, database_url, topology), "DISPATCHER_BUNDLE_EMAILS": "16"}, 30)
+    publish_all({**settings_of(servers, database_url, topology), "DISPATCHER_PREFETCH": "8"}, 5000)
 
-    assert 0 < asyncio.run(depths(servers.amqp_url, topology))[topology.queue] < 30
+    assert 0 < asyncio.run(depths(servers.amqp_url, topology))[topology.queue] < 4000
     with psycopg.connect(database_url) as connection:
-        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 30)
+        assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 5000)
 
 
 def test_publishing_more_emails_than_expected_fails(servers: Servers, database_url: str, topology: Topology) -> None:
@@ -398,7 +398,7 @@ def test_ours_sends_every_email_once(servers: Servers, tmp_path: Path, case: Our
 
     assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == (0, 0, 0, 0)
     assert measured.emails_per_second > 0
-    assert measured.knobs == {"workers": 2, "bundle_emails": 1, "prefetch": 256, **case.knobs}
+    assert measured.knobs == {"workers": 2, "bundle_emails": 16, "prefetch": 256, **case.knobs}
 
 
 @pytest.mark.slow

@@ -1,32 +1,42 @@
-"""How many emails a publisher may publish to a queue that must stay shallow."""
+"""How many emails a publisher may publish to a queue that must stay shallow, and how many of them share a message."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dispatcher.broker.credit import EMPTY_EMAILS, LEAST_SHARE, QueueCredit
+import pytest
+
+from dispatcher.broker.credit import EMPTY_EMAILS, LEAST_SHARE, MESSAGES_PER_CONSUMER, QueueCredit
+from dispatcher.broker.topology import FoundQueue
+
+CONSUMERS = 2
+MOST = 16
+BATCH = 500
+MANY = 1_000_000
+"""So many emails that workers who took them between two counts are fast, however slow this machine is."""
 
 
-class EmptyQueue:
-    """A queue whose messages are always taken at once.
+class Queue:
+    """A queue whose messages are always taken at once, unless a test sets `messages`.
 
     Attributes:
         counts: How often its messages were counted.
     """
 
-    def __init__(self) -> None:
-        self.counts = 0
+    def __init__(self, consumers: int = CONSUMERS) -> None:
+        self.counts = self.messages = 0
+        self._consumers = consumers
 
-    async def count_ready(self) -> int:
+    async def find(self) -> FoundQueue:
         self.counts += 1
-        return 0
+        return FoundQueue(self.messages, self._consumers)
 
 
 @asynccontextmanager
-async def counted_credit(queue: EmptyQueue) -> AsyncIterator[QueueCredit]:
+async def counted_credit(queue: Queue) -> AsyncIterator[QueueCredit]:
     """A credit that knows the result of its first count."""
-    credit = QueueCredit(queue.count_ready)
+    credit = QueueCredit(queue.find, most_per_message=MOST, prefetch=256)
     assert credit.emails == 0
     await credit.counted()
     try:
@@ -35,19 +45,102 @@ async def counted_credit(queue: EmptyQueue) -> AsyncIterator[QueueCredit]:
         await credit.close()
 
 
+async def publish(credit: QueueCredit, *batches: int) -> None:
+    """Publishes batches of emails. Workers take each batch before the next count, unless `Queue.messages` is set."""
+    for emails in batches:
+        credit.take(emails)
+        credit.note_messages(emails, emails)
+        assert credit.emails == 0  # and starts a count
+        await credit.counted()
+
+
 async def test_a_small_rest_of_the_credit_is_not_published() -> None:
-    async with counted_credit(EmptyQueue()) as credit:
+    async with counted_credit(Queue()) as credit:
         assert credit.emails == EMPTY_EMAILS
         credit.take(EMPTY_EMAILS - EMPTY_EMAILS // LEAST_SHARE)
         assert credit.emails == 0
 
 
 async def test_used_credit_is_counted_again_without_another_look() -> None:
-    queue = EmptyQueue()
+    queue = Queue()
     async with counted_credit(queue) as credit:
         credit.take(EMPTY_EMAILS)
+        credit.note_messages(EMPTY_EMAILS, EMPTY_EMAILS)
         assert credit.emails == 0
         await credit.counted()
 
         assert queue.counts == 2
         assert credit.emails >= EMPTY_EMAILS
+
+
+async def test_in_a_backlog_of_fast_workers_the_most_emails_share_a_message() -> None:
+    async with counted_credit(Queue()) as credit:
+        await publish(credit, MANY, 3 * MANY)
+
+        assert credit.per_message(BATCH) == MOST
+
+
+async def test_a_few_emails_have_a_message_each_however_fast_workers_are() -> None:
+    async with counted_credit(Queue()) as credit:
+        await publish(credit, MANY, 3 * MANY)
+
+        assert [credit.per_message(emails) for emails in (1, 2, CONSUMERS * MESSAGES_PER_CONSUMER)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("consumers", [1, 2, 5])
+async def test_emails_share_messages_only_as_far_as_each_consumer_can_get_several(consumers: int) -> None:
+    async with counted_credit(Queue(consumers)) as credit:
+        await publish(credit, MANY, 3 * MANY)
+
+        assert credit.per_message(3 * consumers * MESSAGES_PER_CONSUMER) == 3
+
+
+async def test_emails_that_only_fill_the_prefetch_windows_do_not_count_as_fast_workers() -> None:
+    async with counted_credit(Queue()) as credit:
+        await publish(credit, MANY)
+
+        assert credit.per_message(BATCH) == 1
+
+
+async def test_emails_share_no_message_after_workers_have_taken_none() -> None:
+    queue = Queue()
+    async with counted_credit(queue) as credit:
+        await publish(credit, MANY, 3 * MANY)
+        queue.messages = 10 * MANY
+        await publish(credit, 10 * MANY)
+
+        assert credit.per_message(BATCH) == 1
+
+
+async def test_emails_share_no_message_on_a_queue_without_consumers() -> None:
+    async with counted_credit(Queue(consumers=0)) as credit:
+        await publish(credit, MANY, 3 * MANY)
+
+        assert credit.per_message(BATCH) == 1
+
+
+async def test_ready_messages_count_as_the_emails_that_they_point_to() -> None:
+    queue = Queue()
+    async with counted_credit(queue) as credit:
+        credit.take(840)
+        credit.note_messages(200, 200)
+        credit.note_messages(40, 640)
+        queue.messages = 40
+        assert credit.emails == 0  # and starts a count
+        await credit.counted()
+
+        # Workers took 200 emails, so the target is at most 500, and 640 are ready. The average message has 3.5 emails.
+        assert credit.emails == 0
+
+
+async def test_emails_whose_messages_are_not_written_yet_do_not_count_as_taken() -> None:
+    queue = Queue()
+    async with counted_credit(queue) as credit:
+        credit.take(500)
+        credit.note_messages(500, 500)
+        credit.take(500)
+        queue.messages = 500
+        assert credit.emails == 0  # and starts a count
+        await credit.counted()
+
+        assert credit.emails == 0

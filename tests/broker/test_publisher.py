@@ -235,7 +235,7 @@ async def test_an_alarm_is_reported_and_limits_what_is_written(
     faults = await asyncio.gather(*others, return_exceptions=True)
     assert ["blocks publishers" in str(each) for each in faults] == [True] * 3
     with pytest.raises(BrokerUnavailable, match="blocks publishers"):
-        await publisher.count_ready(topology.queue)
+        await publisher.find(topology.queue)
     assert publisher.is_blocked
     assert proxy.connections == 1
 

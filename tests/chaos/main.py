@@ -65,7 +65,7 @@ NOT_JUDGED: Final = 75
 @click.option("--channel", type=click.Choice(["email", "sms", "both"]), default="email", show_default=True, help=(
     "What is enqueued. SMS go to a local Twilio."
 ))  # fmt: skip
-@click.option("--bundle", type=click.IntRange(1, MAX_BUNDLE_EMAILS), default=1, show_default=True, help=(
+@click.option("--bundle", type=click.IntRange(1, MAX_BUNDLE_EMAILS), default=16, show_default=True, help=(
     "The most emails per message (DISPATCHER_BUNDLE_EMAILS)."
 ))  # fmt: skip
 @click.option("--events", is_flag=True, help=(
@@ -125,7 +125,7 @@ def command(
     Examples:
       ./run chaos --minutes 5 --seed 1
       ./run chaos --policy resend --provider smtp
-      ./run chaos --bundle 16 --rate 500
+      ./run chaos --bundle 1 --rate 500
       ./run chaos --events --minutes 2
       ./run chaos --channel both
       ./run chaos --provider smtp --domain example.org:concurrent=6,per-second=60

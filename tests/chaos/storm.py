@@ -105,7 +105,7 @@ class StormPlan:
     lease_seconds: float = 3.0
     latency_ms: int = 30
     connections: int = 12
-    bundle: int = 1
+    bundle: int = 16
     events: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     ceilings: Mapping[str, Sequence[str]] = field(default_factory=dict)

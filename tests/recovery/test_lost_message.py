@@ -72,7 +72,7 @@ async def test_a_message_counts_as_lost_half_a_lease_after_it_was_published(
 
     async with await connect_async(tables_url, name="test relay") as session:
         publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
-        await LostMessages(settings, Outbox(session), publisher.count_ready).run_once()
+        await LostMessages(settings, Outbox(session), publisher.find).run_once()
         await publisher.close()
 
     assert (books.row(email_id)["publish_due_at"] is not None) == is_lost

@@ -153,7 +153,7 @@ async def test_a_lost_message_is_searched_in_the_queue_of_its_lane_alone(
     publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
 
     async with await connect_async(tables_url, name="test relay") as session:
-        await LostMessages(settings, Outbox(session), publisher.count_ready).run_once()
+        await LostMessages(settings, Outbox(session), publisher.find).run_once()
     await publisher.close()
 
     assert [books.row(email_id)["publish_due_at"] is not None for email_id in (lost, waits, paused)] == [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import orjson
@@ -68,20 +67,6 @@ async def test_more_than_a_batch_is_published_each_once(
     await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
 
 
-async def test_emails_due_at_once_are_bundled_if_bundles_are_enabled(
-    start: Start, settings: Settings, books: Books, rabbit: Rabbit
-) -> None:
-    email_ids = books.enqueue(40)
-    await start(dataclasses.replace(settings, bundle_emails=16))
-
-    messages = await rabbit.take_all(settings.queue, 3)
-
-    held = [[each.email_id for each in pointer.decode(message.body)] for message in messages]
-    assert [len(each) for each in held] == [14, 14, 12]
-    assert sorted(email_id for each in held for email_id in each) == sorted(email_ids)
-    await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
-
-
 async def test_a_commit_is_published_without_waiting_for_the_next_poll(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit
 ) -> None:
@@ -114,11 +99,9 @@ async def test_services_run_even_if_there_is_a_notification_in_each_round(
     notifying.cancel()
 
 
-@pytest.mark.parametrize(("bundle", "count"), [(1, 3), (16, 1)])
 async def test_an_unroutable_message_stays_due_until_it_can_be_routed(
-    start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit, bundle: int, count: int
+    start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit
 ) -> None:
-    settings = dataclasses.replace(settings, bundle_emails=bundle)
     await rabbit.delete_queue(topology.queue)
     email_ids = books.enqueue(3)
     with capture_logs() as logs:
@@ -132,7 +115,7 @@ async def test_an_unroutable_message_stays_due_until_it_can_be_routed(
     await rabbit.bind_queue(topology.queue, topology.exchange)
     await start(settings)
 
-    messages = await rabbit.take_all(topology.queue, count)
+    messages = await rabbit.take_all(topology.queue, 3)
     pointers = [each for message in messages for each in pointer.decode(message.body)]
     assert {each.email_id for each in pointers} == set(email_ids)
 

@@ -71,12 +71,12 @@ async def test_a_message_is_not_acked_while_one_of_its_emails_is_on_the_wire(ben
     assert emails_in(message) == together
 
 
-async def test_single_email_messages_fill_the_window_also_with_bundles_enabled(bench: Bench) -> None:
+async def test_single_email_messages_fill_the_window(bench: Bench) -> None:
     email_ids = bench.books.enqueue(20)
     withhold(bench, email_ids)
     await bench.deliver(email_ids)
 
-    await bench.start(PREFETCH="8", BUNDLE_EMAILS=str(MAX_BUNDLE_EMAILS))
+    await bench.start(PREFETCH="8")
 
     await until(lambda: len(bench.provider.waiting) == 8)
 

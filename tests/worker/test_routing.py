@@ -364,16 +364,15 @@ async def test_a_low_ceiling_limits_the_number_of_leased_emails(bench: Bench) ->
     assert bench.books.statuses()["pending"] >= 35
 
 
-async def test_a_low_ceiling_limits_the_number_of_prefetched_bundles(bench: Bench) -> None:
-    email_ids = bench.books.enqueue(40)
-    for at in range(0, 40, 10):
+async def test_a_low_ceiling_limits_the_number_of_prefetched_messages(bench: Bench) -> None:
+    email_ids = bench.books.enqueue(140)
+    for at in range(0, 140, 10):  # the first message is acked only after five seconds
         await bench.deliver_together(email_ids[at : at + 10])
 
-    await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1", BUNDLE_EMAILS="10")
+    await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1")
 
     await until(lambda: bench.provider.calls)
-    # The worker prefetches ten emails plus 25 %, which are 12 emails. With ten emails per message, these are two of the
-    # four messages.
+    # The window has ten emails, so the worker prefetches ten messages plus 25 %: twelve of the fourteen messages.
     assert await bench.waiting_messages() == 2
 
 
