@@ -92,7 +92,12 @@ def is_alive(pid: int) -> bool:
 
 def pids_of_role(run_pid: int, role: str) -> list[int]:
     """The children of `dispatcher run` with this role."""
-    return [seen.pid for seen in _all_seen().values() if seen.parent == run_pid and role_of(seen.pid) == role]
+    return [pid for pid in children_of(run_pid) if role_of(pid) == role]
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes whose parent is this process."""
+    return [seen.pid for seen in _each_seen() if seen.parent == pid]
 
 
 def pss_mb(pid: int) -> float | None:

@@ -177,7 +177,7 @@ def _enqueue(places: Places, emails: int) -> None:
 
 def overhead_by_cpu(chain_us: Mapping[str, float], floor_us: Mapping[str, float]) -> float:
     """The chain's extra CPU as a share of the floor's CPU, both without the double's CPU."""
-    return _sum(chain_us) / _sum(floor_us) - 1
+    return cpu_sum(chain_us) / cpu_sum(floor_us) - 1
 
 
 def overhead_by_the_clock(chain_us: Mapping[str, float], floor_us: Mapping[str, float]) -> float:
@@ -185,7 +185,19 @@ def overhead_by_the_clock(chain_us: Mapping[str, float], floor_us: Mapping[str, 
     return chain_us[ELAPSED] / floor_us[ELAPSED] - 1
 
 
-def _sum(used: Mapping[str, float]) -> float:
+def read_turns(folder: Path) -> list[Turn]:
+    """The turns that an earlier run wrote with --out."""
+    turns = []
+    for line in (folder / NAME).read_text().splitlines():
+        record = json.loads(line)
+        chain = record["chain"]
+        figures = Figures(**{**chain, "case": Case(**chain["case"])})
+        turns.append(Turn(figures, Sizes(**record["sizes"]), record["alone"], record["together"]))
+    return turns
+
+
+def cpu_sum(used: Mapping[str, float]) -> float:
+    """The CPU of all processes but the double."""
     return used["client"] + sum(used[name] for name in SERVERS)
 
 
@@ -194,10 +206,10 @@ def _print(turns: Sequence[Turn], facts: dict[str, Any], console: Console) -> No
     for heading in ("", "our processes", *SERVERS, "sum", DOUBLE, ELAPSED):
         table.add_column(heading, justify="right" if heading else "left")
     for part in PARTS:
-        _add(table, part, _median([turn.alone[part] for turn in turns]))
+        _add(table, part, medians([turn.alone[part] for turn in turns]))
     table.add_section()
-    floor, chain = _median([turn.floor_us for turn in turns]), _median([turn.chain_us for turn in turns])
-    together = _median([turn.together for turn in turns])
+    floor, chain = medians([turn.floor_us for turn in turns]), medians([turn.chain_us for turn in turns])
+    together = medians([turn.together for turn in turns])
     _add(table, "floor: their sum", floor)
     _add(table, "all parts at the same time", together)
     _add(table, "chain", chain)
@@ -212,7 +224,7 @@ def _print(turns: Sequence[Turn], facts: dict[str, Any], console: Console) -> No
 
 
 def _verdict(turns: Sequence[Turn]) -> Iterator[str]:
-    floor, chain = _median([turn.floor_us for turn in turns]), _median([turn.chain_us for turn in turns])
+    floor, chain = medians([turn.floor_us for turn in turns]), medians([turn.chain_us for turn in turns])
     readings = (
         ("By the clock the chain takes", overhead_by_the_clock),
         ("By CPU it costs", overhead_by_cpu),
@@ -234,11 +246,12 @@ def _verdict(turns: Sequence[Turn]) -> Iterator[str]:
 
 
 def _add(table: Table, name: str, used: Mapping[str, float]) -> None:
-    figures = [used["client"], *(used[server] for server in SERVERS), _sum(used), used[DOUBLE], used[ELAPSED]]
+    figures = [used["client"], *(used[server] for server in SERVERS), cpu_sum(used), used[DOUBLE], used[ELAPSED]]
     table.add_row(name, *(f"{figure:,.0f}" for figure in figures))
 
 
-def _median(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each figure."""
     return {name: statistics.median(row[name] for row in rows) for name in _FIGURES}
 
 

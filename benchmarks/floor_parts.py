@@ -17,15 +17,13 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 import orjson
-import psycopg
 from pika import spec
-from psycopg.types.json import set_json_loads
 
 from benchmarks import cpu
 from benchmarks.figures import per_email_us
 from dispatcher.broker.connection import open_connection
 from dispatcher.providers.contract import Attempt
-from dispatcher.store.connections import LOCK_SECONDS, STATEMENT_SECONDS
+from dispatcher.store.connections import connect_async
 from dispatcher.store.instants import EARLIEST, LATEST
 from dispatcher.store.leases import MAX_OCTETS
 from dispatcher.store.outbox import AHEAD_SECONDS
@@ -200,10 +198,7 @@ async def measure_together(
 
 @asynccontextmanager
 async def _connected(places: Places) -> AsyncIterator[Any]:
-    async with await psycopg.AsyncConnection.connect(places.database_url, autocommit=True) as database:
-        set_json_loads(orjson.loads, database)
-        waits = {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": LOCK_SECONDS}
-        await database.execute(query("configure_session"), waits)
+    async with await connect_async(places.database_url, name="floor") as database:
         yield database
 
 

@@ -1,6 +1,6 @@
 """The work whose instructions `instructions.py` counts. It runs with the Python and packages of the measured checkout.
 
-    python -P instruction_loads.py migrate|worker|statements DATABASE_URL PARTS_FILE
+    python -P instruction_loads.py migrate|sendgrid|smtp|statements DATABASE_URL PARTS_FILE
 
 A load marks the beginning and the end of each part of its work. For a mark, it calls `ctermid`, a function of the C
 library that nothing else calls, and executes `pg_backend_pid()` in the session that does the part. callgrind begins a
@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -71,8 +72,11 @@ _ANSWER: Final = (
     b"HTTP/1.1 202 Accepted\r\nServer: double\r\nX-Message-Id: 01a22242-67e6-77d4-9468-98f77b7d957b\r\n"
     b"Content-Length: 0\r\nDate: Sat, 28 Nov 2026 12:00:00 GMT\r\n\r\n"
 )
-
-
+_SMTP_REPLIES: Final = {
+    b"EHLO": b"250-double\r\n250 PIPELINING\r\n",
+    b"DATA": b"354 End data with <CR><LF>.<CR><LF>\r\n",
+    b".": b"250 2.0.0 Ok: queued as 4F7D2A01\r\n",
+}
 _NUMBERS: Final = count()
 
 
@@ -96,10 +100,16 @@ def run_migrations(database_url: str) -> list[Part]:
     return []
 
 
-def run_worker(database_url: str) -> list[Part]:
-    """Sends emails through a worker's pipeline."""
-    with asyncio.Runner(loop_factory=Loop) as runner:
-        return runner.run(_work(database_url))
+def run_sendgrid(database_url: str) -> list[Part]:
+    """Sends emails through a worker's pipeline, to SendGrid."""
+    with asyncio.Runner(loop_factory=partial(Loop, HttpServer)) as runner:
+        return runner.run(_work(database_url, "sendgrid", "pipeline"))
+
+
+def run_smtp(database_url: str) -> list[Part]:
+    """Sends emails through a worker's pipeline, to an SMTP server without TLS."""
+    with asyncio.Runner(loop_factory=partial(Loop, SmtpServer)) as runner:
+        return runner.run(_work(database_url, "smtp", "pipeline, SMTP"))
 
 
 def run_statements(database_url: str) -> list[Part]:
@@ -109,37 +119,44 @@ def run_statements(database_url: str) -> list[Part]:
 
 LOADS: Final[Mapping[str, Callable[[str], list[Part]]]] = {
     "migrate": run_migrations,
-    "worker": run_worker,
+    "sendgrid": run_sendgrid,
+    "smtp": run_smtp,
     "statements": run_statements,
 }
 
 
 class Loop(uvloop.Loop):
-    """An event loop whose connections lead to a provider that accepts every email at once."""
+    """An event loop whose connections lead to a server that accepts every email at once."""
 
-    async def create_connection(  # type: ignore[override]  # our HTTP connections pass only these two
-        self, protocol_factory: Any, *, sock: socket.socket
+    def __init__(self, server: type[AcceptingServer]) -> None:
+        super().__init__()
+        self._server = server
+
+    async def create_connection(  # type: ignore[override]  # our connections pass only these
+        self, protocol_factory: Any, *, sock: socket.socket, ssl: None = None, server_hostname: None = None
     ) -> Any:
         """Gives the protocol a transport that writes nothing."""
+        assert ssl is server_hostname is None
         protocol = protocol_factory()
-        transport = AcceptingTransport(self, protocol, sock)
-        protocol.connection_made(transport)
-        return transport, protocol
+        return self._server(self, protocol, sock), protocol
 
 
-class AcceptingTransport(asyncio.Transport):
-    """Answers each request with an acceptance in the loop's next round, instead of a socket and TLS."""
+class AcceptingServer(asyncio.Transport):
+    """A transport that answers each write in the loop's next round, instead of a socket and TLS."""
+
+    greeting = b""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol, sock: socket.socket) -> None:
-        super().__init__({"socket": sock})
+        super().__init__({"socket": sock, "sockname": sock.getsockname()})
         self._loop = loop
         self._protocol = protocol
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:  # noqa: ARG002
-        self._loop.call_soon(self._protocol.data_received, _ANSWER)
+        self._is_closed = False
+        protocol.connection_made(self)
+        if self.greeting:
+            loop.call_soon(protocol.data_received, self.greeting)
 
     def is_closing(self) -> bool:
-        return False
+        return self._is_closed
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -148,7 +165,43 @@ class AcceptingTransport(asyncio.Transport):
         pass
 
     def abort(self) -> None:
-        pass
+        if not self._is_closed:
+            self._is_closed = True
+            self.get_extra_info("socket").close()
+            self._loop.call_soon(self._protocol.connection_lost, None)
+
+
+class HttpServer(AcceptingServer):
+    """Answers each write, which is a whole request, with an acceptance."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:  # noqa: ARG002
+        self._loop.call_soon(self._protocol.data_received, _ANSWER)
+
+
+class SmtpServer(AcceptingServer):
+    """Accepts every command and every email. It offers only PIPELINING."""
+
+    greeting = b"220 double ESMTP\r\n"
+    _unread = b""
+    _is_in_body = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._unread += data
+        replies = b"".join(iter(self._next_reply, b""))
+        if replies and not self._is_closed:
+            self._loop.call_soon(self._protocol.data_received, replies)
+
+    def _next_reply(self) -> bytes:
+        """The reply to the next command or email; empty if none is complete."""
+        line, end, rest = self._unread.partition(b"\r\n.\r\n" if self._is_in_body else b"\r\n")
+        if not end:
+            return b""
+        self._unread = rest
+        verb = b"." if self._is_in_body else line[:4].upper()
+        self._is_in_body = verb == b"DATA"
+        if verb == b"QUIT":
+            self.abort()
+        return _SMTP_REPLIES.get(verb, b"250 2.0.0 Ok\r\n")
 
 
 class ShuttablePool:
@@ -228,9 +281,9 @@ class Deliveries:
             await asyncio.sleep(0)
 
 
-async def _work(database_url: str) -> list[Part]:
-    with _provider() as url, tempfile.TemporaryDirectory(prefix="dispatcher-count-") as folder:
-        settings = _settings(database_url, url, Path(folder))
+async def _work(database_url: str, provider: str, part: str) -> list[Part]:
+    with _provider() as address, tempfile.TemporaryDirectory(prefix="dispatcher-count-") as folder:
+        settings = _settings(database_url, provider, address, Path(folder))
         log.configure(settings.log_level, settings.log_format, worker="host:w0")
         metric_files.begin(settings.metrics_folder, "w0")
         quick_log.log.buffer(asyncio.get_running_loop().call_soon)
@@ -240,7 +293,7 @@ async def _work(database_url: str) -> list[Part]:
         shuttable = ShuttablePool(pool)
         store = PreparedStore(cast(Any, shuttable), worker="host:w0:1", slot="host:w0")
         store.prepare(leases)
-        consumer, pipeline = _pipeline(settings, store, ProviderStore(cast(Any, shuttable), slot="host:w0"))
+        consumer, pipeline = _pipeline(settings, provider, store, ProviderStore(cast(Any, shuttable), slot="host:w0"))
         deliveries = Deliveries(consumer, pipeline.lease.take)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(pipeline.run())
@@ -251,28 +304,30 @@ async def _work(database_url: str) -> list[Part]:
             _mark()
             running.cancel()
         await pool.close()
-        return [Part("pipeline", WORKER_EMAILS, 0)]
+        return [Part(part, WORKER_EMAILS, 0)]
 
 
-def _settings(database_url: str, sendgrid_url: str, run_dir: Path) -> Settings:
+def _settings(database_url: str, provider: str, address: str, run_dir: Path) -> Settings:
     return load(
         {
             "DISPATCHER_DATABASE_URL": database_url,
             "DISPATCHER_AMQP_URL": "amqp://nobody:none@127.0.0.1/",
-            "DISPATCHER_PROVIDERS": "sendgrid",
+            "DISPATCHER_PROVIDERS": provider,
             "SENDGRID_API_KEY": "SG.counted",
-            "DISPATCHER_SENDGRID_HOST": sendgrid_url,
+            "DISPATCHER_SENDGRID_HOST": f"http://{address}",
+            "DISPATCHER_SMTP_URL": f"smtp://{address}?tls=none",
+            "DISPATCHER_SMTP_EHLO_NAME": "worker.example.com",
             "DISPATCHER_RUN_DIR": str(run_dir),
             "DISPATCHER_LOG_FORMAT": "json",
         }
     )
 
 
-def _pipeline(settings: Settings, store: LeaseStore, providers: ProviderStore) -> tuple[Consumer, Pipeline]:
+def _pipeline(settings: Settings, name: str, store: LeaseStore, providers: ProviderStore) -> tuple[Consumer, Pipeline]:
     breakers, weights = BreakerListener(providers), LaneWeights(settings.lanes)
-    most = max_in_flight("sendgrid", settings)
-    provider = with_bulk_calls(open_provider("sendgrid", settings), settings.bulk_call_emails)
-    route = Route(provider, breakers.new_breaker("sendgrid", window=most), None, Gate(most, weights))
+    most = max_in_flight(name, settings)
+    provider = with_bulk_calls(open_provider(name, settings), settings.bulk_call_emails)
+    route = Route(provider, breakers.new_breaker(name, window=most), None, Gate(most, weights))
     queues = {lane: settings.queue_of(lane) for lane in settings.lanes}
     consumer = Consumer(settings.amqp_url, queues, prefetch=PREFETCHED, name="gauge")
     ledger = Ledger(settings.run_dir, worker="host:w0:1", slot="host:w0", slots=2 * settings.prefetch)
@@ -284,9 +339,9 @@ def _pipeline(settings: Settings, store: LeaseStore, providers: ProviderStore) -
 
 @contextmanager
 def _provider() -> Iterator[str]:
-    """A server whose queue of connections has room for the whole window, but that reads nothing; yields its URL."""
+    """A server whose queue of connections has room for the whole window, but that reads nothing; yields its address."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 async def _leased(database_url: str, pool: Any, emails: int) -> tuple[list[Lease], list[bytes]]:

@@ -8,18 +8,24 @@ import re
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Final
 from urllib.request import Request, urlopen
 
 import psycopg
 
 from dispatcher.dev.servers import Servers
 
+WRITTEN: Final = ("benchmarks/results", "README.md", "docs/performance.md")
+"""What the benchmarks write."""
+
 
 @cache
 def machine() -> dict[str, object]:
-    """The machine, Python and the commit, with `+` after the commit if the working tree was modified."""
+    """The machine, Python and the commit, with `+` after the commit if the working tree was modified. New results, and
+    the pages that quote them, are no modification."""
+    modified = _git("status", "--porcelain", "-uno", "--", ":/", *(f":(top,exclude){path}" for path in WRITTEN))
     return {
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if modified else ""),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),

@@ -32,9 +32,10 @@ def test_every_part_of_the_statements_handles_all_its_emails(servers: Servers, t
         assert found[0] >= sum(part.emails for part in parts if part.name.startswith("record"))
 
 
-def test_the_worker_sends_all_its_emails(servers: Servers, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("load", "part"), [("sendgrid", "pipeline"), ("smtp", "pipeline, SMTP")])
+def test_the_worker_sends_all_its_emails(load: str, part: str, servers: Servers, tmp_path: Path) -> None:
     with database(servers) as url:
-        assert _run("worker", url, tmp_path) == [Part("pipeline", WORKER_EMAILS, 0)]
+        assert _run(load, url, tmp_path) == [Part(part, WORKER_EMAILS, 0)]
 
     attempts = (tmp_path / "load.log").read_text().count('"event":"email.attempted"')
     assert attempts == WARM_UP_EMAILS + WORKER_EMAILS
