@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 from dispatcher.domain.echo import without_echo, words_without_echo
@@ -73,15 +73,18 @@ class LedgerAttempt(Attempt):
     """One attempt to send an email: reports the adapter's progress to the email's state and the in-flight ledger.
     `trial`: the breaker's number of the attempt."""
 
-    __slots__ = ("_ledger", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
+    __slots__ = ("_ledger", "_now", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
 
-    def __init__(self, email: InFlightEmail, route: Route, ledger: Ledger, timeout_seconds: float) -> None:
-        """Begins the attempt. Its deadline is `timeout_seconds` from now."""
-        super().__init__(email.attempt_number, asyncio.get_running_loop().time() + timeout_seconds)
+    def __init__(
+        self, email: InFlightEmail, route: Route, ledger: Ledger, now: Callable[[], float], timeout_seconds: float
+    ) -> None:
+        """Begins the attempt. Its deadline is `timeout_seconds` from now, by the loop's clock."""
+        super().__init__(email.attempt_number, now() + timeout_seconds)
         self.email = email
         self.route = route
         self.trial = route.breaker.begin()
         self._ledger = ledger
+        self._now = now
         self._timeout_seconds = timeout_seconds
         self._rendered_at: int | None = None
         email.begin_attempt(route.name)
@@ -132,7 +135,7 @@ class LedgerAttempt(Attempt):
         """Restarts the attempt's deadline. Raises _RouteClosed if the provider may no longer be tried."""
         if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
-        self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
+        self.deadline = self._now() + self._timeout_seconds
 
     @property
     def expires_in(self) -> float | None:
@@ -180,6 +183,7 @@ class Attempts:
         self.has_bulk_calls = any(isinstance(provider, BulkSender) for provider in routes.providers)
         self._routes = routes
         self._ledger = ledger
+        self._now = asyncio.get_running_loop().time
         self._timeout_seconds = timeout_seconds
         self._allowed_headers = allowed_headers
         self._sms = sms
@@ -281,7 +285,7 @@ class Attempts:
         """Like `_try`, but first waits a short time for the ceilings of the email's recipient domains. Raises
         DomainFull if a ceiling is reached; the worker must then release the email."""
         gates = await self._routes.domains.enter(content)
-        began_at = asyncio.get_running_loop().time()
+        began_at = self._now()
         try:
             ended = await self._try(email, content, route) if route.may_be_tried else None
         except BaseException:
@@ -292,7 +296,7 @@ class Attempts:
             if ended is None:
                 gate.give_back()
             else:
-                gate.leave(asyncio.get_running_loop().time() - began_at)
+                gate.leave(self._now() - began_at)
         return ended
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
@@ -352,7 +356,7 @@ class Attempts:
         return None
 
     def _attempt(self, email: InFlightEmail, route: Route) -> LedgerAttempt:
-        return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
+        return LedgerAttempt(email, route, self._ledger, self._now, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
         """The outcome of an attempt in which we refuse the email ourselves, without a request. If the email is pinned
@@ -397,7 +401,8 @@ class Attempts:
         if _must_end(email):
             raise asyncio.CancelledError
         choose, unable = self._routes.choose, email.unable
-        route = choose(content, email.refused_by | unable) or choose(content, unable)
+        others = choose(content, email.refused_by | unable) if email.refused_by else None
+        route = others or choose(content, unable)
         if route is None and (able := self._routes.capable(content, unable)):
             if seconds := self._routes.suspect_wait_seconds(able, content):
                 raise TryLater(seconds)

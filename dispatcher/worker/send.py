@@ -270,9 +270,10 @@ class SendStage:
         finished_at = email.attempted_until
         if email.ledger_slot is not None:
             self._ledger.mark_answered(email.ledger_slot, outcome, finished_at=finished_at)
-        fails_over = self._attempts.may_fail_over(email, outcome)
-        # The wait that one provider requests does not apply to the next provider.
-        judged = replace(outcome, retry_after=None) if fails_over and isinstance(outcome, Deferred) else outcome
+        judged, fails_over = outcome, False
+        if isinstance(outcome, Deferred) and (fails_over := self._attempts.may_fail_over(email, outcome)):
+            # The wait that one provider requests does not apply to the next provider.
+            judged = replace(outcome, retry_after=None)
         number = email.attempt_number - email.lease.attempt_base
         pin, key_seconds = self._attempts.pin_of(email, outcome) or (None, None)
         decision = decide(
