@@ -58,6 +58,8 @@ ENQUEUE_BATCH: Final = 500
 ENQUEUES: Final = 6
 WARM_UP_ENQUEUES: Final = 2
 SINGLE_ENQUEUES: Final = 100
+PLANNED_EXECUTIONS: Final = 12
+"""psycopg prepares a statement after five executions, and PostgreSQL plans the next five, too."""
 LEASE_SECONDS: Final = 3600.0
 BATCHES: Final = {6: 20, 72: 6, 108: 6}
 """How many batches of each size are counted."""
@@ -358,6 +360,7 @@ def _enqueue_all(application: psycopg.Connection[Any], parts: list[Part]) -> dic
     enqueue_each(singles[SINGLE_ENQUEUES:])
     with part("enqueue 1", SINGLE_ENQUEUES):
         enqueue_each(singles[:SINGLE_ENQUEUES])
+    enqueue_batches(_batches(_emails(2 * PLANNED_EXECUTIONS), 2))  # until PostgreSQL keeps the plan
     enqueue_batches(batches[:WARM_UP_ENQUEUES])
     with part(f"enqueue {ENQUEUE_BATCH}", (ENQUEUES - WARM_UP_ENQUEUES) * ENQUEUE_BATCH):
         enqueue_batches(batches[WARM_UP_ENQUEUES:])

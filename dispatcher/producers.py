@@ -36,6 +36,7 @@ from dispatcher.store.callers import (
 from dispatcher.store.enqueueing import (
     Draft,
     Holders,
+    approximate_octets,
     attachment_parameters,
     draft,
     has_attachments,
@@ -145,7 +146,8 @@ def enqueue_many(
                 with ExitStack() as batch:
                     if driver.autocommit and report_conflicts and has_attachments(left):
                         batch.enter_context(driver.transaction())
-                    inserted |= {row[0] for row in _fetch(driver, "enqueue", insert_parameters(left))}
+                    rows = _fetch(driver, "enqueue" if len(left) > 1 else "enqueue_one", insert_parameters(left))
+                    inserted |= {row[0] for row in rows}
                     if attachments := attachment_parameters(left, inserted):
                         _run(driver, "enqueue_attachments", attachments)
                 if keys := key_parameters(left, inserted):
@@ -181,7 +183,10 @@ async def enqueue_many_async(
                 async with AsyncExitStack() as batch:
                     if driver.autocommit and report_conflicts and has_attachments(left):
                         await batch.enter_async_context(driver.transaction())
-                    inserted |= {row[0] for row in await _fetch_async(driver, "enqueue", insert_parameters(left))}
+                    rows = await _fetch_async(
+                        driver, "enqueue" if len(left) > 1 else "enqueue_one", insert_parameters(left)
+                    )
+                    inserted |= {row[0] for row in rows}
                     if attachments := attachment_parameters(left, inserted):
                         await _run_async(driver, "enqueue_attachments", attachments)
                 if keys := key_parameters(left, inserted):
@@ -196,7 +201,7 @@ def _batches(emails: Iterable[Message], traceparent: str | None) -> Iterator[lis
     for email in emails:
         if email.channel == SMS_CHANNEL and (fault := sms_rules().fault(email.to[0], "")):
             raise fault
-        size = _octets(email)
+        size = approximate_octets(email)
         if batch and (len(batch) == BATCH_EMAILS or octets + size > BATCH_OCTETS):
             yield draft(batch, traceparent)
             batch, octets = [], 0
@@ -226,11 +231,6 @@ def sms_rules() -> SmsRules:
     if mistakes:
         raise ConfigurationError(mistakes)
     return settings.sms_rules
-
-
-def _octets(email: Message) -> int:
-    """The approximate size of the parameters with which an email is inserted, in octets."""
-    return len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in email.attachments)
 
 
 def _is_one_statement(emails: Iterable[Message]) -> bool:

@@ -31,11 +31,12 @@ from dispatcher import (
     enqueue_many_async,
 )
 from dispatcher.producers import BATCH_EMAILS, sms_rules
-from tests.store.books import Books, email
+from tests.store.books import NEXT_YEAR, Books, email
 from tests.waiting import until, wait_until
 
 ACCEPTED, KNOWN, CONFLICT = Acceptance.ACCEPTED, Acceptance.KNOWN, Acceptance.CONFLICT
 TABLES = ("email_log", "email_content", "email_attachment", "email_idempotency")
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 FILE = Attachment("a.bin", "application/octet-stream", bytes(range(256)))
 
 
@@ -314,6 +315,76 @@ async def test_every_field_is_stored_unchanged(application: Application, books: 
     ]
     row = books.row(answer.email_id)
     assert (row["message_key"], row["correlation_id"], row["on_uncertain"]) == ("schlüssel-🦊", "NULL", "resend")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"sender": "Otp <OTP@example.com>"},
+        {
+            "sender": "any@Sub.example.com",
+            "to": ["Ann <ann@exämple.org>", "bob@example.org"],
+            "bcc": "{o'neil}@example.org",
+        },
+        {"sender": "otp@example.com", "lane": "normal", "tenant_id": "NULL", "correlation_id": '{"}', "subject": ""},
+        {
+            "sender": "S <s@sub.example.com>",
+            "html": "<p>é</p>\n",
+            "headers": {"X-One": 'a,b;c="d"'},
+            "tags": ["{}", '"', "\\"],
+            "on_uncertain": "resend",
+            "ignore_suppression": True,
+            "expires_at": NEXT_YEAR,
+        },
+        {"send_at": NEXT_YEAR, "attachments": [FILE]},
+        {"template_id": "t-1", "template_data": {"a": {"b": ["\n", None]}}, "text": None, "subject": ""},
+    ],
+    ids=("plain", "rule for the address", "rule for the domain", "own lane", "many fields", "scheduled", "template"),
+)
+async def test_an_email_is_stored_alone_as_it_is_stored_in_a_batch(
+    application: Application, books: Books, fields: dict[str, Any]
+) -> None:
+    books.connection.execute(
+        "insert into lane_rule (sender, lane) values ('otp@example.com', 'urgent'), ('@sub.example.com', 'bulk')"
+    )
+    alone = await application.enqueue(email("alone", **fields), traceparent=TRACEPARENT)
+    batch = [email("first"), email("in a batch", **fields)]
+    _, among = await application.enqueue_many(batch, traceparent=TRACEPARENT)
+    await application.commit()
+
+    def stored(answer: Enqueued) -> list[dict[str, Any]]:
+        own = {"email_id", "message_key", "created_at", "publish_due_at"}
+        found = [
+            row
+            for table in (*TABLES, "email_recipient")
+            for row in books.select(f"select * from {table} where email_id = %s order by 2", answer.email_id)  # noqa: S608
+        ]
+        return [{name: value for name, value in row.items() if name not in own} for row in found]
+
+    assert stored(alone) == stored(among)
+    assert len(stored(alone)) > 3
+
+
+def test_emails_with_different_fields_share_one_prepared_statement(connection: psycopg.Connection) -> None:
+    connection.prepare_threshold = 1
+    kinds: list[dict[str, Any]] = [
+        {},
+        {
+            "lane": "bulk",
+            "correlation_id": "c",
+            "on_uncertain": "hold",
+            "html": "<p>",
+            "tags": ["t"],
+            "headers": {"X-A": "b"},
+        },
+        {"text": "x" * 70_000, "expires_at": NEXT_YEAR, "ignore_suppression": True},
+    ]
+    for number, fields in enumerate(kinds * 3):
+        enqueue(connection, email(f"key-{number}", **fields))
+
+    prepared = connection.execute("select statement from pg_prepared_statements").fetchall()
+    assert len([statement for (statement,) in prepared if "email_log" in statement]) == 1
 
 
 @every_way

@@ -86,10 +86,11 @@ def uses() -> set[str]:
             if not isinstance(call, ast.Call) or called_name(call) not in taking:
                 continue
             given = argument_at(call, *taking[called_name(call) or ""])
-            if isinstance(given, ast.Constant) and isinstance(given.value, str):
-                found.add(given.value)
-            elif given is not None and id(call) not in inside:
-                found.add(ast.unparse(given))
+            for each in (given.body, given.orelse) if isinstance(given, ast.IfExp) else (given,):
+                if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    found.add(each.value)
+                elif each is not None and id(call) not in inside:
+                    found.add(ast.unparse(each))
     return found
 
 
@@ -159,7 +160,7 @@ def test_the_tables_have_the_domains_values(tables_url: str) -> None:
             ).fetchall()
         )
 
-    assert words(constraints["email_log_status_known"]) == set(Status)
+    assert words(constraints["email_status_known"]) == set(Status)
     assert words(constraints["email_on_uncertain_known"]) == set(OnUncertain)
 
 

@@ -79,7 +79,6 @@ class Row:
     """An email in the database.
 
     Attributes:
-        is_completed: Whether the row of the email's message key (in `email_idempotency`) is marked as completed.
         leases: How often the email was leased.
         reason: Why a cancelled email is cancelled (`cancelled`, `expired` or `partly_delivered`), or why a failed email
             failed.
@@ -88,7 +87,6 @@ class Row:
 
     message_key: str
     status: str
-    is_completed: bool = False
     leases: int = 0
     reason: str | None = None
     may_expire: bool = False
@@ -306,9 +304,6 @@ def _deliveries(records: Records) -> dict[str, Iterable[object]]:
     return {
         "sent and never accepted": _unaccepted(records),
         "sent, and a recipient is left out": _left_out(records),
-        "sent or cancelled, and not completed": [
-            i for i, row in records.rows.items() if row.status in ("sent", "cancelled") and not row.is_completed
-        ],
         "failed and accepted": [i for i in records.accepted if status.get(i) == "failed" and not is_partial(i)],
         "accepted for another recipient": [
             key for key in records.deliveries if key[1] not in records.recipients.get(key[0], key)

@@ -211,7 +211,8 @@ class Email:
         Never change how this digest is computed: otherwise a repeated enqueue of a stored email would be a conflict. A
         new field may change the digest only of emails that use the field.
         """
-        headers = sorted((name.lower(), value) for name, value in self.headers.items())
+        headers = sorted([(name.lower(), value) for name, value in self.headers.items()])
+        tags = self.stored_tags
         files = [(file.filename, file.content_type, sha256(file.content).hexdigest()) for file in self.attachments]
         parts = [
             *("email 1", self.sender, self.subject, self.text or "", self.html or "", self.on_uncertain or ""),
@@ -221,7 +222,7 @@ class Email:
             *(str(len(self.reply_to)), *self.reply_to),
             *(str(len(headers)), *[text for header in headers for text in header]),
             *(str(len(files)), *[text for file in files for text in file]),
-            *(str(len(self.stored_tags)), *self.stored_tags),
+            *(str(len(tags)), *tags),
         ]
         if self.template_id is not None:
             parts += ["template", self.template_id, canonical_data(self.template_data)]

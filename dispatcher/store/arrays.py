@@ -46,6 +46,11 @@ def _texts(items: Sequence[str | None]) -> str:
     return _each_text(items) if needs_escapes else together
 
 
+def array_literal(items: Sequence[str | None]) -> str:
+    """The array literal of texts, for a connection without `BatchDumper`."""
+    return "{" + _texts(items) + "}" if items else "{}"
+
+
 _each_instant: Final = _each(lambda instant: f'"{instant.isoformat()}"')
 _EARLIEST, _LATEST = (_each_instant([instant]) for instant in (EARLIEST, LATEST))
 

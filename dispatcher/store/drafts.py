@@ -18,6 +18,7 @@ from dispatcher.store.enqueueing import (
     Draft,
     Holders,
     Key,
+    approximate_octets,
     attachment_parameters,
     has_attachments,
     holders,
@@ -84,14 +85,14 @@ class DraftStore:
                     direct_lanes=direct_lanes,
                     relay_tenants=relay_tenants,
                 )
-                rows = await fetch(connection, "enqueue", parameters)
+                rows = await fetch(connection, "enqueue" if len(drafts) > 1 else "enqueue_one", parameters)
                 due_at: dict[UUID, datetime | None] = {row[0]: row[1] for row in rows}
                 if attachments := attachment_parameters(drafts, set(due_at)):
                     await fetch(connection, "enqueue_attachments", attachments)
             known: Holders = {}
             if keys := key_parameters(drafts, set(due_at)):
                 known = holders(await fetch(connection, "find_by_key", keys))
-            if sum(parameters["octets"]) > LARGE_OCTETS:
+            if sum(approximate_octets(item.email) for item in drafts) > LARGE_OCTETS:
                 await connection.close()
             direct_lane = {row[0]: row[2] for row in rows if row[2] is not None}
             return Insertion(due_at, direct_lane, known)

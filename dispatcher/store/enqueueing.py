@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,10 +18,20 @@ from dispatcher.domain.email_id import new_email_ids
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.store.address_hashes import normalised
+from dispatcher.store.arrays import array_literal
 from dispatcher.store.comparable_address import comparable_address
 
 # The form of a traceparent: version, trace id, parent id, flags (W3C Trace Context, section 3.2).
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+
+_COLUMNS: Final = (
+    *("email_id", "tenant_id", "message_key", "payload_hash", "on_uncertain", "correlation_id", "traceparent"),
+    *("sender", "recipients", "subject", "text_body", "html_body", "template_id", "template_data", "headers", "tags"),
+    *("attachment_count", "octets", "ignore_suppression", "send_at", "expires_at", "channel", "lane"),
+    *("sender_address", "sender_domain"),
+)
+_BINARY: Final = frozenset({"email_id", "payload_hash", "text_body", "html_body"})
+"""The columns that a batch sends in binary. The others contain short texts, which PostgreSQL reads as fast."""
 
 Parameters = dict[str, Any]
 Key = tuple[str, str]
@@ -75,7 +86,7 @@ def insert_parameters(
     direct_lanes: Sequence[str] = (),
     relay_tenants: Sequence[str] = (),
 ) -> Parameters:
-    """The parameters of the statement `enqueue`, with the drafts in the order of their keys.
+    """The parameters of the statement `enqueue` for several drafts, in the order of their keys, or of `enqueue_one`.
 
     Args:
         publish_in_seconds: How long the caller has to publish the emails of `direct_lanes`, and to mark them as
@@ -84,41 +95,63 @@ def insert_parameters(
         relay_tenants: The tenants that are paused or have a ceiling. The relay publishes all their emails.
     """
     ordered = sorted(drafts, key=lambda item: item.key)
-    emails = [item.email for item in ordered]
-    addresses = [_comparable_sender(email) for email in emails]
-    template_datas = [_json(dict(email.template_data)) for email in emails]
-    return {
-        "email_ids": [item.email_id for item in ordered],
-        "tenant_ids": [email.tenant_id for email in emails],
-        "message_keys": [email.message_key for email in emails],
-        "payload_hashes": [item.payload_hash for item in ordered],
-        "on_uncertains": [email.on_uncertain.value if email.on_uncertain else None for email in emails],
-        "correlation_ids": [email.correlation_id for email in emails],
-        "traceparents": [item.traceparent for item in ordered],
-        "senders": [email.sender for email in emails],
-        "recipients": [_json(_recipients(email)) for email in emails],
-        "subjects": [email.subject for email in emails],
-        "text_bodies": [email.text for email in emails],
-        "html_bodies": [email.html for email in emails],
-        "template_ids": [email.template_id for email in emails],
-        "template_datas": template_datas,
-        "headers": [_json(dict(email.headers)) for email in emails],
-        "tags": [_json(email.stored_tags) for email in emails],
-        "attachment_counts": _array(len(email.attachments) for email in emails),
-        "octets": list(map(_octets, emails, template_datas)),
-        "ignore_suppressions": _array(email.ignore_suppression for email in emails),
-        # Instants are sent as texts, because psycopg cannot send a list of only None values as an array of instants.
-        "send_ats": [email.send_at and email.send_at.isoformat() for email in emails],
-        "expires_ats": [email.expires_at and email.expires_at.isoformat() for email in emails],
-        "channels": [None if email.channel == EMAIL_CHANNEL else email.channel for email in emails],
-        "lanes": [item.lane for item in ordered],
-        "sender_addresses": addresses,
-        "sender_domains": [address[address.rindex("@") :] if "@" in address else None for address in addresses],
-        **_recipient_parameters(ordered),
+    rows = [_row(item) for item in ordered]
+    recipients = [_normalised_recipients(item.email) for item in ordered]
+    parameters = {
+        # PostgreSQL hashes the addresses, because applications have no right to read the secret key for the hashes.
+        "addresses": array_literal(list(chain.from_iterable(recipients))),
         "publish_in_seconds": publish_in_seconds,
-        "direct_lanes": list(direct_lanes),
-        "relay_tenants": list(relay_tenants),
+        "direct_lanes": array_literal(direct_lanes),
+        "relay_tenants": array_literal(relay_tenants),
     }
+    if len(rows) == 1:
+        return parameters | dict(zip(_COLUMNS, rows[0], strict=True))
+    numbers = [str(number) for number, addresses in enumerate(recipients, 1) for _ in addresses]
+    columns = map(_column, _COLUMNS, map(list, zip(*rows, strict=True)))
+    return parameters | {"email_numbers": array_literal(numbers)} | dict(zip(_COLUMNS, columns, strict=True))
+
+
+def _row(item: Draft) -> tuple[Any, ...]:
+    """The values of a draft, in the order of `_COLUMNS`.
+
+    A value that may be absent, or is a number, is a text: psycopg prepares a statement anew for each combination of
+    types, and a text has the type of None.
+    """
+    email = item.email
+    address = comparable_address(email.sender) if email.channel == EMAIL_CHANNEL else email.sender
+    template_data = _json(email.template_data)
+    return (
+        item.email_id,
+        email.tenant_id,
+        email.message_key,
+        item.payload_hash,
+        email.on_uncertain and email.on_uncertain.value,
+        email.correlation_id,
+        item.traceparent,
+        email.sender,
+        _json(_recipients(email)),
+        email.subject,
+        email.text,
+        email.html,
+        email.template_id,
+        template_data,
+        _json(email.headers),
+        _json(email.stored_tags),
+        str(len(email.attachments)),
+        str(_octets(email, template_data)),
+        str(email.ignore_suppression),
+        email.send_at and email.send_at.isoformat(),
+        email.expires_at and email.expires_at.isoformat(),
+        None if email.channel == EMAIL_CHANNEL else email.channel,
+        item.lane,
+        address,
+        address[address.rindex("@") :] if "@" in address else None,
+    )
+
+
+def approximate_octets(email: Message) -> int:
+    """The approximate size of the parameters with which an email is inserted, in octets."""
+    return len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in email.attachments)
 
 
 def has_attachments(drafts: Iterable[Draft]) -> bool:
@@ -166,37 +199,25 @@ def _recipients(email: Message) -> dict[str, tuple[str, ...]]:
     return {name: addresses for name, addresses in lists.items() if addresses}
 
 
-def _comparable_sender(email: Message) -> str:
-    """The sender in the form in which lane rules store senders."""
-    return comparable_address(email.sender) if email.channel == EMAIL_CHANNEL else email.sender
+def _normalised_recipients(email: Message) -> list[str]:
+    return [normalised(address) for address in email.to + email.cc + email.bcc]
 
 
-def _recipient_parameters(drafts: Iterable[Draft]) -> Parameters:
-    """The recipients' addresses, each with the position of its email in `drafts`, from 1.
-
-    PostgreSQL hashes the addresses, because applications have no right to read the secret key for the hashes.
-    """
-    numbers: list[int] = []
-    addresses: list[str] = []
-    for number, item in enumerate(drafts, 1):
-        email = item.email
-        for address in email.to + email.cc + email.bcc:
-            addresses.append(normalised(address))
-            numbers.append(number)
-    return {"email_numbers": _array(numbers), "addresses": addresses}
-
-
-def _array(values: Iterable[int]) -> str:
-    """An array literal of integers or booleans. To convert a list, psycopg takes several times as long."""
-    return f"{{{','.join(map(str, values))}}}"
+def _column(name: str, values: list[Any]) -> list[Any] | str | None:
+    """The values of a column as psycopg sends them fastest; None if all are None, because `unnest` then adds nulls."""
+    if values.count(None) == len(values):
+        return None
+    return values if name in _BINARY else array_literal(values)
 
 
 def _octets(email: Message, template_data: str | None) -> int:
     """The approximate size of the content: each character of a non-ASCII text counts as four octets."""
-    texts = [text for text in (email.text, email.html, template_data) if text]
-    octets = sum(len(text) if text.isascii() else 4 * len(text) for text in texts)
-    return octets + sum(len(attachment.content) for attachment in email.attachments)
+    octets = sum([len(attachment.content) for attachment in email.attachments])
+    for text in (email.text, email.html, template_data):
+        if text:
+            octets += len(text) if text.isascii() else 4 * len(text)
+    return octets
 
 
 def _json(value: Any) -> str | None:
-    return orjson.dumps(value).decode() if value else None
+    return orjson.dumps(value, default=dict).decode() if value else None  # an immutable mapping becomes a dict

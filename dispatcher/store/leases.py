@@ -174,6 +174,13 @@ class Result(NamedTuple):
     wait_seconds: float | None = None
     recipient_outcomes: Mapping[int, str | None] | None = None
 
+    @property
+    def is_acceptance(self) -> bool:
+        """Whether the provider accepted the email, and `record_accepted` stores everything that the result says."""
+        return self.outcome == "accepted" and not (
+            self.error_type or self.provider_code or self.expired_at or self.recipient_outcomes
+        )
+
     def without_provider_texts(self) -> Result:
         """The result without `error`, `provider_code` and `provider_message_id`. Used if PostgreSQL refuses the result,
         because one of these texts may be the cause."""
@@ -474,7 +481,11 @@ class LeaseStore:
 
         The comment in `sql/queries/record.sql` says what happens to the results of all other emails.
         """
-        parameters = {**_columns(results), "worker": self._worker, "slot": self._slot}
+        names = {"worker": self._worker, "slot": self._slot}
+        if _are_acceptances(results):
+            rows = await fetch(self._pool, "record_accepted", {**_accepted_columns(results), **names})
+            return {result.email_id for result in results} - {row[0] for row in rows}
+        parameters = {**_columns(results), **names}
         partial = [result for result in results if result.recipient_outcomes]
         async with session(self._pool) as connection, connection.transaction() if partial else nullcontext():
             if partial:
@@ -496,6 +507,28 @@ class LeaseStore:
 
     async def _ids(self, name: str, parameters: dict[str, Any]) -> set[UUID]:
         return {row[0] for row in await fetch(self._pool, name, parameters)}
+
+
+def _are_acceptances(results: Sequence[Result]) -> bool:
+    """Whether the statement `record_accepted` can record these results."""
+    provider = results[0].provider
+    return all(result.is_acceptance and result.provider == provider for result in results)
+
+
+def _accepted_columns(results: Sequence[Result]) -> dict[str, Any]:
+    ordered = sorted(results, key=_NUMBER)
+    errors = [result.error for result in ordered]
+    return {
+        "email_ids": [result.email_id for result in ordered],
+        "lowest_id": ordered[0].email_id,
+        "highest_id": ordered[-1].email_id,
+        "attempt_numbers": [result.attempt_number for result in ordered],
+        "started_ats": [result.started_at for result in ordered],
+        "finished_ats": [result.finished_at for result in ordered],
+        "provider": ordered[0].provider,
+        "provider_message_ids": [result.provider_message_id for result in ordered],
+        "errors": None if errors.count(None) == len(errors) else errors,
+    }
 
 
 def _columns(results: Sequence[Result]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from dispatcher.errors import ConfigurationError
 
 _NUMBER: Final = attrgetter("int")
 _HEADING: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_FRAGMENT: Final = re.compile(r"^-- fragment: (\w+)$", re.MULTILINE)
+"""Heads a part of several statements of the file, which include it. Fragments are at the end of the file."""
 _DEFAULT_SCHEMA: Final = "dispatcher"
 _SCHEMA_NAME: Final = re.compile(rb"(?<=\bschema )dispatcher\b|\bdispatcher(?=\.)")
 
@@ -75,7 +77,10 @@ def _sections() -> Mapping[str, str]:
     for resource in sorted(files("dispatcher.sql.queries").iterdir(), key=lambda item: item.name):
         if not resource.name.endswith(".sql"):
             continue
-        parts = _HEADING.split(resource.read_text(encoding="utf-8"))
+        statements, *fragments = _FRAGMENT.split(resource.read_text(encoding="utf-8"))
+        for name, text in zip(fragments[::2], fragments[1::2], strict=True):
+            statements = statements.replace(f"-- include: {name}\n", text)
+        parts = _HEADING.split(statements)
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
             if name in found:
                 raise ValueError(f"{resource.name}: another statement has the name {name}")

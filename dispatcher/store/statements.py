@@ -42,10 +42,11 @@ async def fetch(
     Args:
         into: Converts each row (see `from_rows`).
         is_exact: Whether to raise an error if Python cannot represent an instant. Otherwise, the nearest instant that
-            Python can represent stands for it (see `store.instants`).
+            Python can represent stands for it (see `store.instants`), and the rows cannot be read in binary, which
+            takes less time.
     """
     async with session_of(source) as connection:
-        cursor = await connection.execute(query(name), parameters)
+        cursor = await connection.execute(query(name), parameters, binary=is_exact)
         try:
             rows = await cursor.fetchall() if cursor.description else []
         except DataError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -34,6 +34,9 @@ REFUSED_SECONDS: Final = 2.0
 """The wait before the next try to record a result that PostgreSQL refuses even without the provider's texts."""
 FULL_SHARE: Final = 2
 """A full batch is half (1 / FULL_SHARE) of the window: while this half is recorded, the other half is sent."""
+LEAST_APART: Final = 64
+"""How many acceptances, at least, are recorded apart from the other results of a batch. Acceptances alone need a third
+less work. A second statement and commit cost as much as this saves for 30 emails."""
 
 
 class RecordStage:
@@ -77,8 +80,9 @@ class RecordStage:
             for ended in batch:
                 if ended.email.state is EmailState.IN_DOUBT:
                     await self._record_or_split([ended])
-            if certain := [ended for ended in batch if ended.email.state in (EmailState.ANSWERED, EmailState.REFUSED)]:
-                await self._record_or_split(certain)
+            certain = [ended for ended in batch if ended.email.state in (EmailState.ANSWERED, EmailState.REFUSED)]
+            for part in _parts(certain):
+                await self._record_or_split(part)
 
     async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
         """If PostgreSQL refuses a result, removes the provider's texts from it and tries again; then queues it for
@@ -183,3 +187,13 @@ class RecordStage:
     async def finish(self) -> None:
         """Waits until every queued result is committed."""
         await self._inbox.finish()
+
+
+def _parts(batch: list[EndedAttempt]) -> Iterator[list[EndedAttempt]]:
+    """The acceptances and the other results of a batch, each to be recorded in a statement of its own; few acceptances
+    stay with the other results."""
+    accepted = [ended for ended in batch if ended.result.is_acceptance]
+    others = [ended for ended in batch if not ended.result.is_acceptance]
+    if len(accepted) < LEAST_APART:
+        accepted, others = [], batch
+    yield from filter(None, (accepted, others))

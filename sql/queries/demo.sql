@@ -1,9 +1,8 @@
 -- name: list_demo_rows
 -- The status of each email, read from the rows and not from a counter. Reads the whole table, because a demo's database
 -- contains no other emails.
-select l.email_id, l.message_key, l.status, k.completed_at is not null
-from dispatcher.email_log as l
-left join dispatcher.email_idempotency as k on k.email_id = l.email_id;
+select email_id, message_key, status
+from dispatcher.email_log;
 
 -- name: list_demo_attempts
 -- All attempts in a demo's database.

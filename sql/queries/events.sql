@@ -208,7 +208,7 @@ limit %(limit)s;
 
 -- name: settle_proven
 -- Settles marked emails by their events, and audits this. Leaves out emails that a worker has leased, because the
--- worker will record its own result. Usually, an email becomes `sent`: its key is completed, and the email is counted.
+-- worker will record its own result. Usually, an email becomes `sent`, and is counted.
 -- An email counts as dropped if the provider accepted the email, later rejected every recipient, and no event shows
 -- that the email left the provider. A dropped email has not arrived: if it was held, it becomes failed; if it is
 -- pending, it may be sent again.
@@ -293,14 +293,6 @@ settled as (
     returning
         e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, j.previous_status,
         j.proven_by, e.error_type
-),
-completed as (
-    update dispatcher.email_idempotency as k
-    set completed_at = clock_timestamp()
-    from settled as s
-    where s.status = 'sent'
-        and k.tenant_id = any(array[s.tenant_id])
-        and k.message_key = s.message_key
 ),
 counted as (
     insert into dispatcher.email_hourly (hour, provider, outcome, slot, email_count)

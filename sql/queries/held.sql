@@ -50,8 +50,8 @@ left join lateral (
 order by p.email_id;
 
 -- name: confirm_held
--- Records that an operator confirms that a held email arrived. The email becomes `sent`, its key is completed, the
--- email is counted, and the confirmation is audited. Zero rows: the email is not held or does not exist; find_status
+-- Records that an operator confirms that a held email arrived. The email becomes `sent`, the email is counted, and the
+-- confirmation is audited. Zero rows: the email is not held or does not exist; find_status
 -- shows which.
 with confirmed as (
     update dispatcher.email_log
@@ -64,13 +64,6 @@ with confirmed as (
     where email_id = %(email_id)s
         and status = 'held'
     returning email_id, tenant_id, message_key, correlation_id, provider, attempt_count
-),
-completed as (
-    update dispatcher.email_idempotency as k
-    set completed_at = clock_timestamp()
-    from confirmed as c
-    where k.tenant_id = c.tenant_id
-        and k.message_key = c.message_key
 ),
 counted as (
     insert into dispatcher.email_hourly (hour, provider, outcome, slot, email_count)

@@ -45,8 +45,8 @@ limit %(limit)s
 for no key update skip locked;
 
 -- name: cancel_expired
--- Cancels the emails of find_expired, completes their keys, and adds an event to the feed. A held email may have been
--- sent, but from now on, no operator needs to decide about it. So its dead letter is stale, and the change is audited.
+-- Cancels the emails of find_expired, and adds an event to the feed. A held email may have been sent, but from now on,
+-- no operator needs to decide about it. So its dead letter is stale, and the change is audited.
 -- last_error says that the outcome is unknown if the email was held, or if an earlier attempt was uncertain and the
 -- email then became pending, by policy or because it is pinned. error_type says if some recipients have the email.
 -- Returns a row per cancelled email, with its previous status.
@@ -85,13 +85,6 @@ cancelled as (
     returning
         e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.error_type, e.provider, e.attempt_count,
         f.status as previous_status
-),
-completed as (
-    update dispatcher.email_idempotency as k
-    set completed_at = clock_timestamp()
-    from cancelled as c
-    where k.tenant_id = any(array[c.tenant_id])
-        and k.message_key = c.message_key
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)

@@ -1,6 +1,6 @@
 -- name: cancel_emails
--- Cancels the given emails that are pending or waiting, completes their keys, and audits each cancellation. After the
--- commit, no worker can lease the email. If RabbitMQ still has a message, a worker acknowledges it without an attempt.
+-- Cancels the given emails that are pending or waiting, and audits each cancellation. After the commit, no worker can
+-- lease the email. If RabbitMQ still has a message, a worker acknowledges it without an attempt.
 -- Leaves out an email that an event proves to be sent (see events.sql), and an email whose message a promotion made
 -- uncertain (see timeline.sql), because a worker may be sending it.
 -- Waits for locked rows, so that each answer is about a committed status, for example after a concurrent lease.
@@ -42,13 +42,6 @@ cancelled as (
     where e.email_id = any(array(select email_id from found where is_unsent))
         and e.email_id between %(lowest_id)s and %(highest_id)s
     returning e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.attempt_count, e.error_type
-),
-completed as (
-    update dispatcher.email_idempotency as k
-    set completed_at = clock_timestamp()
-    from cancelled as c
-    where k.tenant_id = any(array[c.tenant_id])
-        and k.message_key = c.message_key
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)

@@ -21,11 +21,9 @@ from tests.chaos.stage import StormStage
 from tests.supervisor.program import Event
 
 _ROWS = """
-    select l.email_id, l.message_key, l.status, k.completed_at is not null, l.lease_token, l.error_type,
-        l.expires_at is not null
-    from dispatcher.email_log as l
-    left join dispatcher.email_idempotency as k on k.email_id = l.email_id
-    where l.tenant_id <> %s
+    select email_id, message_key, status, lease_token, error_type, expires_at is not null
+    from dispatcher.email_log
+    where tenant_id <> %s
 """
 _DAMAGED = "select email_id from dispatcher.email_log where tenant_id = %s"
 _ATTEMPTS = """

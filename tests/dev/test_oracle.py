@@ -19,12 +19,12 @@ def attempt(email_id: UUID, outcome: str, number: int = 1, started_at: float = 1
     return RecordedAttempt(email_id, number, WORKER, started_at, started_at + 0.3, outcome)
 
 
-CANCELLED = Row("never-committed", "cancelled", is_completed=True, reason="cancelled")
+CANCELLED = Row("never-committed", "cancelled", reason="cancelled")
 
 GOOD = Records(
     requested_keys=frozenset({"a", "b", "c", "never-committed"}),
     answers=[Answer("a", SENT, "accepted"), Answer("a", SENT, "known"), Answer("b", FAILED, "accepted")],
-    rows={SENT: Row("a", "sent", is_completed=True), FAILED: Row("b", "failed"), HELD: Row("c", "held")},
+    rows={SENT: Row("a", "sent"), FAILED: Row("b", "failed"), HELD: Row("c", "held")},
     attempts=[attempt(SENT, "accepted"), attempt(FAILED, "rejected"), attempt(HELD, "uncertain")],
     dlq_entries=[DlqEntry(FAILED, "failed"), DlqEntry(HELD, "held"), DlqEntry(SENT, "held")],
     unknown_messages=[b"[]"],
@@ -60,7 +60,6 @@ BAD: dict[str, Records] = {
     "neither sent nor failed nor held nor cancelled": with_row(HELD, Row("c", "sending")),
     "messages left on the send queue": replace(GOOD, waiting=1),
     "sent and never accepted": replace(GOOD, accepted={HELD: 1}),
-    "sent or cancelled, and not completed": with_row(SENT, Row("a", "sent")),
     'sent after "cancelled"': replace(GOOD, cancelled_at={SENT: 100.0}),
     '"cancelled", but it has another status': replace(GOOD, cancelled_at={FAILED: 1000.0}),
     '"too late", but never leased': replace(GOOD, too_late=frozenset({FAILED})),
@@ -183,7 +182,7 @@ def resend(accepted: int, *, uncertain: int, expired_leases: int = 0) -> Records
         policy="resend",
         requested_keys=frozenset({"a"}),
         answers=[Answer("a", SENT, "accepted")],
-        rows={SENT: Row("a", "sent", is_completed=True)},
+        rows={SENT: Row("a", "sent")},
         attempts=[*attempts, attempt(SENT, "accepted", uncertain + 1)],
         expired_leases={SENT: expired_leases},
         accepted={SENT: accepted},

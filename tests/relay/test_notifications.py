@@ -354,5 +354,5 @@ def test_a_commit_notifies_the_relay_unless_the_relay_polls(books: Books, tables
 def test_every_statement_that_notifies_finds_out_first_whether_the_relay_polls() -> None:
     notifying = [text for text in all_queries().values() if b"pg_notify" in text]
 
-    assert len(notifying) == 5
+    assert len(notifying) == 6
     assert all(b"not exists (select from dispatcher.relay_polls)" in text for text in notifying)

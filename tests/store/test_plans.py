@@ -84,6 +84,7 @@ async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
     leases = await store.lease(keys, 60) or [Lease(email_id, None, 1, 1, None, None) for email_id in ids]
     results = [result(lease, Status.SENT) for lease in leases]
     recorded = await store.record(results)
+    await store.record([each._replace(provider_code="250") for each in results])  # by the statement for all results
     await store.is_recorded(results[0])
     return len(recorded)
 

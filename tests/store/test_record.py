@@ -31,7 +31,7 @@ async def lease_one(store: LeaseStore, books: Books) -> Lease:
     return (await lease_some(store, books, 1))[0]
 
 
-async def test_a_sent_result_closes_the_lease_and_completes_the_key(store: LeaseStore, books: Books) -> None:
+async def test_a_sent_result_closes_the_lease(store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books)
 
     ours = await store.record([result(lease, Status.SENT, provider_message_id="queued as 7")])
@@ -41,7 +41,6 @@ async def test_a_sent_result_closes_the_lease_and_completes_the_key(store: Lease
     assert (row["status"], row["locked_by"], row["provider"]) == ("sent", None, "smtp")
     assert row["provider_message_id"] == "queued as 7"
     assert row["sent_at"] is not None
-    assert row["sent_at"] <= books.completed_at(lease.email_id)
     assert (row["publish_due_at"], row["dead_letter_due_at"], row["error_type"]) == (None, None, None)
     assert row["attempt_count"] == 1
 
@@ -59,7 +58,6 @@ async def test_failed_and_held_results_close_the_lease_and_make_the_dead_letter_
     assert (row["error_type"], row["last_error"]) == (reason, "550 5.7.1 no")
     assert row["dead_letter_due_at"] is not None
     assert row["sent_at"] is None
-    assert books.completed_at(lease.email_id) is None
 
 
 async def test_a_deferral_extends_the_lease_for_the_next_attempt(store: LeaseStore, books: Books) -> None:
@@ -118,6 +116,21 @@ async def test_a_redelivery_under_a_lost_lease_changes_nothing(store: LeaseStore
 
     row = books.row(lease.email_id)
     assert (ours, row["status"], row["lease_token"], row["wait_until"]) == (set(), "sending", newer.token, None)
+
+
+async def test_a_repeated_acceptance_changes_nothing_and_reports_that_the_lease_is_lost(
+    store: LeaseStore, books: Books
+) -> None:
+    first, second = await lease_some(store, books, 2)
+    await store.record([result(first, Status.SENT, provider_message_id="1")])
+    before = books.row(first.email_id)
+
+    ours = await store.record([result(each, Status.SENT, provider_message_id="2") for each in (first, second)])
+
+    assert ours == {second.email_id}
+    assert books.row(first.email_id) == before
+    assert books.row(second.email_id)["provider_message_id"] == "2"
+    assert books.hourly() == {"accepted": 2}
 
 
 async def test_an_email_to_be_resent_is_pending_and_due(store: LeaseStore, books: Books) -> None:
@@ -192,6 +205,34 @@ async def test_a_result_does_not_reopen_a_finished_email_even_under_its_token(
     assert books.row(lease.email_id) == before
 
 
+@pytest.mark.parametrize("error", [None, "250 2.0.0 queued"])
+@pytest.mark.parametrize("standing", ["sending", "held", "failed"])
+async def test_an_acceptance_leaves_the_same_rows_alone_and_in_a_batch_with_other_results(
+    store: LeaseStore, books: Books, standing: str, error: str | None
+) -> None:
+    alone, together, other = await lease_some(store, books, 3)
+    for lease in (alone, together):
+        books.change(lease.email_id, error_type="throttled", last_error="later", pinned_at=EXPIRED, was_uncertain=True)
+        if standing != "sending":
+            books.change(lease.email_id, status=standing, rescued_token=1, lease_token=2, dead_letter_due_at=EXPIRED)
+    books.connection.execute("update outgoing_feed set is_on = true")
+
+    told: dict[str, str | None] = {"provider_message_id": "7", "error": error}
+    assert await store.record([result(alone, Status.SENT, **told)]) == {alone.email_id}
+    await store.record([result(together, Status.SENT, **told), result(other, Status.FAILED, error_type="refused")])
+
+    (one,), (two,) = (books.attempts(lease.email_id) for lease in (alone, together))
+    apart = {"email_id", "started_at", "finished_at"}
+    assert {name: one[name] for name in one.keys() - apart} == {name: two[name] for name in two.keys() - apart}
+    own = {"email_id", "message_key", "created_at", "published_at", "leased_at", "sent_at"}
+    first, second = (books.row(lease.email_id) for lease in (alone, together))
+    assert {name: first[name] for name in first.keys() - own} == {name: second[name] for name in second.keys() - own}
+    events = books.select("select * from outgoing_event where kind = 'sent'")
+    assert [event["provider"] for event in events] == ["smtp", "smtp"]
+    assert len({(event["tenant_id"], event["reason"], event["code"]) for event in events}) == 1
+    assert books.hourly() == {"accepted": 2, "rejected": 1}
+
+
 @pytest.mark.parametrize("standing", ["pending", "failed", "held", "leased by another"])
 async def test_a_late_acceptance_proves_that_the_email_was_sent(
     store: LeaseStore, other_store: LeaseStore, books: Books, standing: str
@@ -209,7 +250,6 @@ async def test_a_late_acceptance_proves_that_the_email_was_sent(
     row = books.row(lease.email_id)
     assert (row["status"], row["locked_by"], row["provider_message_id"]) == ("sent", None, "late")
     assert (row["publish_due_at"], row["dead_letter_due_at"]) == (None, None)
-    assert books.completed_at(lease.email_id) is not None
     assert await store.lease(books.keys([lease.email_id]), 60) == []
     assert await other_store.renew({lease.email_id: row["lease_token"]}, 60) == set()
 

@@ -125,9 +125,11 @@ class FakeStore(LeaseStore):
         lose: For each statement name, the next calls whose reply is lost. True means that the statement commits first.
         refused: Emails whose results PostgreSQL refuses.
         events: The committed changes, in order.
+        batches: The outcomes that each call of `record` committed, sorted.
     """
 
     def __init__(self) -> None:
+        self.batches: list[list[str]] = []
         self.suppressions = NobodySuppressed()
         self.rows: dict[UUID, Row] = {}
         self.emails: dict[UUID, OutgoingEmail] = {}
@@ -225,6 +227,7 @@ class FakeStore(LeaseStore):
             raise StatementRefused("a trigger")
 
         def commit() -> set[UUID]:
+            self.batches.append(sorted(result.outcome for result in results))
             return {result.email_id for result in results if self._recorded(result)}
 
         return set(await self._statement("record", [result.email_id for result in results], commit))

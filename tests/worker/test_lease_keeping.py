@@ -355,7 +355,7 @@ async def test_an_adapter_that_calls_leaving_twice_uses_one_ledger_slot(bench: B
 async def test_the_ledger_matches_the_state_of_an_email_on_the_wire(bench: Bench, tables_url: str) -> None:
     bench.provider.always = accept_when_let_go
     worker = await bench.start()
-    first, second = await bench.enqueue(2)
+    first, _ = await bench.enqueue(2)
     await until(lambda: len(bench.provider.waiting) == 2)
     assert worker.in_flight == 2
     found = living_ledger(worker.ledger)
@@ -370,7 +370,6 @@ async def test_the_ledger_matches_the_state_of_an_email_on_the_wire(bench: Bench
 
     await bench.settled({"sent": 2})
     await until(lambda: worker.in_flight == 0)
-    assert bench.books.completed_at(second) is not None
 
 
 async def test_an_email_is_a_suspect_only_while_it_is_rendered(bench: Bench) -> None:

@@ -17,6 +17,7 @@ from dispatcher.host.ledger import Ledger
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.leases import Lease
 from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailState, InFlightEmail, NotAllowed
+from dispatcher.worker.record import LEAST_APART
 from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go, answer, leave_when_let_go
 from tests.worker.stage_bench import StageBench, run
 
@@ -67,6 +68,20 @@ def test_a_deferral_is_acked_at_once_and_retried_under_the_same_lease() -> None:
 
     assert [word for word, _ in bench.store.events] == ["lease", "record", "ack", "record"]
     assert [row.token for row in bench.store.rows.values()] == [1]
+
+
+@pytest.mark.parametrize("accepted", [LEAST_APART - 1, LEAST_APART])
+def test_only_many_acceptances_are_recorded_apart_from_the_other_results_of_a_batch(accepted: int) -> None:
+    async def scenario(bench: StageBench) -> None:
+        deferred, *others = bench.enqueue(accepted + 1)
+        bench.provider.script[deferred].append(answer(LATER))
+        bench.deliver(*others, deferred)
+        await bench.turns()
+
+    bench = run(scenario, prefetch=4 * LEAST_APART)
+
+    apart = [["accepted"] * accepted, ["deferred"]]
+    assert bench.store.batches == (apart if accepted == LEAST_APART else [apart[0] + apart[1]])
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
