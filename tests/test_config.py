@@ -266,6 +266,27 @@ def test_a_retry_wait_of_many_leases_is_suspicious(cap: str, is_suspicious: bool
     assert ("DISPATCHER_RETRY_CAP_SECONDS" in words and "DISPATCHER_LEASE_SECONDS" in words) is is_suspicious
 
 
+def test_a_host_that_sends_reads_only_the_settings_of_the_providers_that_it_uses(tmp_path: Path) -> None:
+    environ = {"DISPATCHER_DATABASE_URL": DATABASE, "DISPATCHER_AMQP_URL": BROKER, "DISPATCHER_PROVIDERS": "capture"}
+    environ |= {"DISPATCHER_CAPTURE_DIR": str(tmp_path), "DISPATCHER_SMTP_URL": "not a URL"}
+    needs = ("database_url", "amqp_url", "providers")
+
+    settings, _, mistakes = examine(environ, needs=needs, reads_own=False)
+    _, _, all_mistakes = examine(environ, needs=needs)
+
+    assert (list(settings.own), mistakes) == (["capture"], ())
+    assert all_mistakes[0].startswith("DISPATCHER_SMTP_URL ")
+
+
+def test_a_host_that_reads_bounces_reads_the_settings_of_smtp(tmp_path: Path) -> None:
+    environ = {"DISPATCHER_DATABASE_URL": DATABASE, "DISPATCHER_AMQP_URL": BROKER, "DISPATCHER_PROVIDERS": "capture"}
+    environ |= {"DISPATCHER_CAPTURE_DIR": str(tmp_path), "DISPATCHER_BOUNCE_MAILDIR": str(tmp_path)}
+
+    _, _, mistakes = examine(environ, needs=("providers",), reads_own=False)
+
+    assert any("DISPATCHER_SMTP_BOUNCE_ADDRESS" in mistake for mistake in mistakes)
+
+
 def test_an_empty_variable_counts_as_unset() -> None:
     assert load({"DISPATCHER_PREFETCH": "", "DISPATCHER_DATABASE_URL": ""}) == load({})
 

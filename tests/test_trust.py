@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.transport.tls import client_context
+from dispatcher.transport.tls import client_context, http_context
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,6 +27,14 @@ def test_a_file_without_certificates_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match=r"PEM|certificate|X509"):
         client_context(empty)
+
+
+def test_clients_of_http_share_a_context_until_the_certificates_are_read_again() -> None:
+    before = http_context(None)
+
+    assert http_context(None) is before
+    http_context.cache_clear()
+    assert http_context(None) is not before
 
 
 def test_contexts_of_clients_come_from_one_place() -> None:

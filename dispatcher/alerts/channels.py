@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dispatcher.alerts.contract import Channel
-from dispatcher.alerts.mail import MailChannel
-from dispatcher.alerts.webhook import WebhookChannel
 from dispatcher.alerts.wording import summary
 from dispatcher.config import Settings
 from dispatcher.domain.alert import SEVERITY, Notice, Phase
@@ -47,6 +45,8 @@ def channels_of(settings: Settings) -> list[Channel]:
     """
     channels: list[Channel] = []
     if settings.alert_webhook_url:
+        from dispatcher.alerts.webhook import WebhookChannel
+
         channels.append(
             WebhookChannel(
                 settings.alert_webhook_url,
@@ -56,6 +56,8 @@ def channels_of(settings: Settings) -> list[Channel]:
             )
         )
     if settings.alert_smtp_url is not None:
+        from dispatcher.alerts.mail import MailChannel  # imported here, because aiosmtplib loads slowly
+
         channels.append(
             MailChannel(
                 settings.alert_smtp_url,

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import click
 
-from dispatcher.cli.config import API_NEEDS
-from dispatcher.cli.environment import load_settings, read_settings
+from dispatcher.cli.environment import API_NEEDS, load_settings, read_settings
 from dispatcher.cli.startup_errors import log_startup_errors
 from dispatcher.config import Settings
 from dispatcher.config.values import api_listener

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import asdict, dataclass
-from typing import Final
 
 import click
 
-from dispatcher.cli.environment import examine_settings, unknown_variables, warnings
+from dispatcher.cli.environment import RUN_NEEDS, examine_settings, unknown_variables, warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.masking import MASK, masked, without_login, without_path
 from dispatcher.cli.options import json_option
@@ -17,9 +16,6 @@ from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import Styled, Table
 from dispatcher.config import Origin, Setting, every_setting, suspicious_settings
 from dispatcher.config.example import environment_file
-
-RUN_NEEDS: Final = ("database_url", "amqp_url", "providers")
-API_NEEDS: Final = ("database_url", "amqp_url")
 
 
 @dataclass(frozen=True, slots=True)

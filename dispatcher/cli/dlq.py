@@ -19,7 +19,7 @@ PARTS: Final = {
 }
 
 
-@click.group("dlq", cls=LazyGroup, parts=PARTS, brief=("list", "show"))
+@click.group("dlq", cls=LazyGroup, parts=PARTS, uncollected=("list", "show"))
 def command() -> None:
     """Inspect and replay dead letters: messages about failed or held emails, and poison messages (which point to no
     email).

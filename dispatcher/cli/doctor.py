@@ -10,9 +10,8 @@ import click
 
 from dispatcher.cli import checks
 from dispatcher.cli.checks import CheckState, Finding
-from dispatcher.cli.config import API_NEEDS, RUN_NEEDS
 from dispatcher.cli.env_file import current_env_file
-from dispatcher.cli.environment import examine_settings, warnings
+from dispatcher.cli.environment import API_NEEDS, RUN_NEEDS, examine_settings, warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_json

@@ -13,6 +13,8 @@ from dispatcher.config import BUILT_IN, PREFIX, Origin, Settings, every_setting,
 from dispatcher.config.plugins import prefix_of, provider_names
 from dispatcher.errors import ConfigurationError
 
+RUN_NEEDS: Final = ("database_url", "amqp_url", "providers")
+API_NEEDS: Final = ("database_url", "amqp_url")
 DEV_PREFIX: Final = f"{PREFIX}DEV_"
 _TOOLS: Final = (f"{PREFIX}CACHE_DIR", VARIABLE)
 """Variables that are not settings: the development servers' cache, and the option `--env-file`."""
@@ -30,12 +32,12 @@ def read_settings(*needs: str, reads_own: bool = False) -> Settings:
 
     Args:
         needs: Fields of `Settings` that the command requires.
-        reads_own: Whether to read the settings of each provider. Always done if `needs` contains "providers".
+        reads_own: Whether to read the settings of each provider; see `config.examine`.
 
     Raises:
         ConfigurationError: lists every mistake.
     """
-    settings, _, mistakes = examine_settings(*needs, reads_own=reads_own or "providers" in needs)
+    settings, _, mistakes = examine_settings(*needs, reads_own=reads_own)
     if mistakes:
         raise ConfigurationError(mistakes)
     return settings
@@ -79,9 +81,14 @@ def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> 
         theirs = tuple(map(prefix_of, BUILT_IN))
         unknown = [name for name in unknown if not name.startswith(theirs)]
     known: frozenset[str] = frozenset()
-    # Loading providers is slow. So compare the names with the general settings first, then with the built-in providers'
-    # settings, and then with the settings of providers in installed packages.
-    providers: tuple[Callable[[], Iterable[str]], ...] = (tuple, lambda: BUILT_IN, provider_names)
+    # Loading providers is slow. So compare the names with the general settings first, then with the settings of the
+    # built-in providers that they name, of all built-in providers, and of providers in installed packages.
+    providers: tuple[Callable[[], Iterable[str]], ...] = (
+        tuple,
+        lambda: [each for each in BUILT_IN if any(name.startswith(prefix_of(each)) for name in unknown)],
+        lambda: BUILT_IN,
+        provider_names,
+    )
     for names in providers:
         if unknown:
             known = known_variables(names())

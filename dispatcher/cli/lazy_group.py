@@ -18,16 +18,16 @@ class LazyGroup(click.Group):
     Args:
         parts: The commands in the order of `--help`: for each name, where its function is (`module:function` in this
             package), and a summary.
-        brief: The names of commands that end soon. They run without garbage collection, because the exit frees their
-            memory.
+        uncollected: The names of commands that start without garbage collection, because imports create many objects
+            and almost no garbage. `run` enables it before the first fork. The other commands end soon.
     """
 
     def __init__(
-        self, *arguments: Any, parts: Mapping[str, tuple[str, str]], brief: Collection[str] = (), **options: Any
+        self, *arguments: Any, parts: Mapping[str, tuple[str, str]], uncollected: Collection[str] = (), **options: Any
     ) -> None:
         super().__init__(*arguments, **options)
         self.parts = parts
-        self._brief = brief
+        self._uncollected = uncollected
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The commands' names in the order of `--help`."""
@@ -37,7 +37,7 @@ class LazyGroup(click.Group):
         """Imports a command; None if no command has this name."""
         if cmd_name not in self.parts:
             return None
-        if cmd_name in self._brief:
+        if cmd_name in self._uncollected:
             gc.disable()
         module, _, function = self.parts[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(f"dispatcher.cli.{module}"), function)

@@ -58,7 +58,7 @@ COMMANDS: Final = {
 @click.group(
     cls=LazyGroup,
     parts=COMMANDS,
-    brief=("find", "show"),
+    uncollected=("run", "find", "show", "status"),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="`dispatcher COMMAND --help` explains a command, with examples. Exit codes: 0 done, 1 failed, "
     "2 wrong usage, 3 partly done, 78 bad configuration.",
@@ -135,7 +135,7 @@ def _raised_in(error: BaseException) -> CodeType | None:
 
 
 def program() -> int:
-    """Runs `main` as the console script. After a command in `brief` (see `LazyGroup`), exits without clean-up."""
+    """Runs `main` as the console script. After a command in `uncollected` (see `LazyGroup`), exits without clean-up."""
     try:
         code = main()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from contextlib import nullcontext
@@ -12,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from dispatcher.cli.config import RUN_NEEDS
 from dispatcher.cli.env_file import current_env_file
-from dispatcher.cli.environment import load_settings, read_settings
+from dispatcher.cli.environment import RUN_NEEDS, load_settings, read_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.startup_errors import log_startup_errors
 from dispatcher.config import Settings, every_setting, suspicious_settings
@@ -114,8 +114,12 @@ def _run(settings: Settings, workers: int | None) -> int:
         log.get_log().warning("config.suspicious", reason=words)
     prepare(settings)
     tracing.prepare()
+    roles = _roles(settings)
+    # Without the freeze, the first collection would visit every object that the imports created.
+    gc.freeze()
+    gc.enable()
     parent = Parent(
-        _roles(settings),
+        roles,
         run_dir=settings.run_dir,
         drain_seconds=settings.drain_seconds,
         hang_seconds=settings.hang_seconds,
@@ -127,13 +131,16 @@ def _run(settings: Settings, workers: int | None) -> int:
 
 
 def _load_again(settings: Settings, workers: int | None) -> Settings:
-    """Reads the env file, the environment and the secrets' files again. `_ONLY_AT_START` settings keep their values.
+    """Reads the env file, the environment, and the files of secrets and certificates again. `_ONLY_AT_START` settings
+    keep their values.
 
     Raises:
         ConfigurationError: there are mistakes; the environment is unchanged.
     """
     from dispatcher.telemetry import log
+    from dispatcher.transport.tls import http_context
 
+    http_context.cache_clear()
     file = current_env_file()
     with file.read_again() if file else nullcontext():
         found = _with_metrics_dir(read_settings(*RUN_NEEDS))
@@ -157,9 +164,11 @@ def _roles(settings: Settings) -> list[Role]:
     # process.
     from dispatcher.processes.monitor import run_monitor
     from dispatcher.processes.relay import run_relay
+    from dispatcher.store.connections import load_pools
     from dispatcher.supervisor.supervised import Role
     from dispatcher.worker.process import run_worker
 
+    load_pools()
     # No other thread may run now: a lock that another thread holds at the fork stays locked in the child for ever.
     assert threading.active_count() == 1, f"threads before the fork: {threading.enumerate()}"
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import sys
 import time
@@ -143,6 +144,7 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
         snapshot = take_snapshot(settings)
         _print(snapshot, as_json=as_json)
         return Exit.PARTLY if snapshot.queues_fault else Exit.DONE
+    gc.enable()
     if is_redrawable(sys.stdout) and not as_json:
         _redraw(settings, watch_seconds)
     else:

@@ -96,17 +96,21 @@ def examine(
 
     Args:
         needs: Fields of `Settings` that must be set. An unset field is a mistake.
-        reads_own: Whether to read providers' settings, too. Loading the providers takes about 50 ms.
+        reads_own: Whether to read the settings of every provider, too, which takes about 50 ms. If not, reads those of
+            the providers that this host uses if `needs` contains "providers", and otherwise none.
     """
     reading = SettingReader(environ)
     settings = reading.read(Settings)
     usable: list[str] = []
     own: dict[str, ProviderSettings] = {}
     configured = (*settings.providers, *settings.sms_providers)
+    # The monitor reads the bounces of emails that other hosts may have sent over SMTP.
+    used = (*configured, "smtp") if settings.bounce_maildir else configured
+    read = (*BUILT_IN, *configured) if reads_own else used if "providers" in needs else ()
     for name in dict.fromkeys((*BUILT_IN, *configured)):
         try:
             plugins.verify_name(name)
-            if reads_own:
+            if name in read:
                 own[name] = reading.read(plugins.provider_class(name).settings, plugins.prefix_of(name))
         except ValueError as error:
             variable = "providers" if name in settings.providers else "sms_providers"
@@ -121,7 +125,7 @@ def examine(
     if settings.sms_providers:
         unset = [name for name in unset if name != "providers"]
     settings = replace(settings, providers=providers, own=own)
-    if reads_own and reading.origins[_variable("sms_countries")].text is None:
+    if read and reading.origins[_variable("sms_countries")].text is None:
         # A process that does not know the senders leaves the countries to the hosts that send.
         settings = replace(settings, sms_countries=_sender_countries(settings) or None)
     mistakes = [

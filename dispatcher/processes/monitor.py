@@ -30,7 +30,6 @@ from dispatcher.maintenance.samples import HostReporting, MinuteSampling
 from dispatcher.monitor.pages import pages_of, poll_of_queues
 from dispatcher.providers.contract import PollableProvider
 from dispatcher.providers.registry import class_of, open_provider
-from dispatcher.providers.smtp import SmtpSettings
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.retention import Retention
@@ -110,13 +109,15 @@ def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
         from dispatcher.events.sqs import QueuePolling
 
         yield QueuePolling(settings)
-    if settings.bounce_maildir and (address := settings.of(SmtpSettings).bounces()):
+    if settings.bounce_maildir:
         from dispatcher.events.bounce_mailbox import BounceMailbox
         from dispatcher.events.maildir import Maildir
+        from dispatcher.providers.smtp import SmtpSettings
 
-        mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
-        intake = EventIntake(pool, suppression_rules(settings))
-        yield Periodic(BounceMailbox(mailbox, address, pool, intake))
+        if address := settings.of(SmtpSettings).bounces():
+            mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
+            intake = EventIntake(pool, suppression_rules(settings))
+            yield Periodic(BounceMailbox(mailbox, address, pool, intake))
     for name in settings.providers:
         if hasattr(class_of(name), "find_event"):
             provider = open_provider(name, settings)

@@ -304,6 +304,11 @@ async def disable_statement_timeout(session: AsyncSession) -> None:
         session.answer_seconds = NO_TIMEOUT_ANSWER_SECONDS
 
 
+def load_pools() -> None:
+    """Imports the library of `make_pool`. Call this before a fork, so that the processes share the library's memory."""
+    import psycopg_pool  # noqa: F401
+
+
 def make_pool(
     database_url: str,
     *,

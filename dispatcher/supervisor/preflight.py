@@ -7,6 +7,7 @@ waiting, so they end the start: an exception lists all of them.
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import resource
 import time
@@ -125,6 +126,8 @@ def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> lis
 
 
 def _wait(server: str, error: ServerUnavailable, backoff: Backoff) -> None:
+    # A start may wait for days, and each try creates garbage, so `run` collects it from the first wait on.
+    gc.enable()
     # Wait at least half of the backoff, because retries after very short waits would fill the log.
     seconds = backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
     reason = f"{error.message} {error.remedy or ''}".rstrip()

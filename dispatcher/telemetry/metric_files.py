@@ -13,6 +13,7 @@ mapped, even when the file grows. If anything fails here, the process stops coun
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 import os
 import re
@@ -20,14 +21,12 @@ import struct
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
 from dispatcher.telemetry.log import get_log
 from dispatcher.telemetry.meters import Meter, SampleValue
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
 
 FIRST_OCTETS: Final = 64 * 1024
 """The size of a new file. A full file doubles in size."""
@@ -45,6 +44,8 @@ _BESIDE_KEY_OCTETS: Final = 28
 """The bytes that a value needs in addition to its key: 16 for the numbers, 12 for the key's length and alignment."""
 _HEAD_OCTETS: Final = 8
 _PREFIX: Final = "dispatcher_"
+_MAX_KEYS: Final = 100_000
+"""How many parsed keys a process remembers. A host has a few hundred; the limit only bounds the memory."""
 _FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 # struct flock on 64-bit Linux: type, whence, start, length, pid. The lock belongs to the open file, not to the process.
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -112,14 +113,23 @@ _lock: int | None = None
 """The open file descriptor with the lock on this process's name."""
 
 
-def read(path: Path) -> list[Metric]:
-    """The metrics in a file, all with declared names and labels. Histogram buckets are not cumulative yet.
+class Key(NamedTuple):
+    """The sample that a value belongs to. `labels` of a histogram's bucket include `le`."""
+
+    metric: str
+    sample: str
+    labels: dict[str, str]
+    about: str
+
+
+def read(path: Path) -> list[tuple[str, float]]:
+    """The values in a file, each with its key as text, in the order of their creation. `key_of` accepts all the keys.
 
     Raises:
         BadFile: The file is not valid.
         FileNotFoundError: The file no longer exists: a new parent may have deleted the files of the previous parent.
     """
-    from prometheus_client.multiprocess import MultiProcessCollector
+    from prometheus_client.mmap_dict import MmapedDict
 
     ours = _OURS.fullmatch(path.name)
     if ours is None or path.suffix != ".db":
@@ -129,8 +139,11 @@ def read(path: Path) -> list[Metric]:
         with path.open("rb") as file:
             used = int.from_bytes(file.read(4), sys.byteorder, signed=True)
         # Check the length here, because prometheus-client treats a file with a negative length as empty.
-        found = list(MultiProcessCollector.merge([str(path)], accumulate=False)) if 0 < used <= size else []
-    except FileNotFoundError:
+        stored = MmapedDict.read_all_values_from_file(str(path)) if 0 < used <= size else ()
+        found = [(key, value) for key, value, _, _ in stored]
+        for key, _ in found:
+            key_of(kind_of(path), key)
+    except (FileNotFoundError, BadFile):
         raise
     except OSError as error:
         raise BadFile("unreadable") from error
@@ -138,12 +151,32 @@ def read(path: Path) -> list[Metric]:
         raise BadFile("corrupt") from error
     if not 0 <= used <= size or size < _HEAD_OCTETS:
         raise BadFile("empty" if size < _HEAD_OCTETS else "corrupt")
-    for metric in found:
-        if not _is_ours(metric):
-            raise BadFile("foreign")
-        if not all(math.isfinite(sample.value) and sample.value >= 0 for sample in metric.samples):
-            raise BadFile("corrupt")
+    if not all(0 <= value < math.inf for _, value in found):
+        raise BadFile("corrupt")
     return found
+
+
+def kind_of(path: Path) -> str:
+    """The kind of the metrics in a file: `counter`, `gauge` or `histogram`."""
+    return path.name.partition("_")[0]
+
+
+@lru_cache(maxsize=_MAX_KEYS)
+def key_of(kind: str, text: str) -> Key:
+    """Parses the text of a key. Raises BadFile if the key does not match the declaration of its metric.
+
+    A metric that is not declared only needs our prefix: it might belong to a provider that this process has not loaded.
+    """
+    key = Key(*json.loads(text))
+    names, are_texts = set(key.labels), all(isinstance(value, str) for value in key.labels.values())
+    meter = next((each for each in Meter.declared if each.name == key.metric), None)
+    if meter is None:
+        is_ours = key.metric.startswith(_PREFIX)
+    else:
+        is_ours = meter.kind == kind and names == set(meter.samples.get(key.sample, (None,))) and are_texts
+    if not is_ours:
+        raise BadFile("foreign")
+    return key
 
 
 def is_current(path: Path) -> bool:
@@ -165,21 +198,6 @@ def is_current(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return bool(kind != fcntl.F_UNLCK)
-
-
-def _is_ours(metric: Metric) -> bool:
-    """Whether the metric matches its declaration.
-
-    A metric that is not declared only needs our prefix: it might belong to a provider that this process has not loaded.
-    """
-    meter = next((each for each in Meter.declared if each.name == metric.name), None)
-    if meter is None:
-        return metric.name.startswith(_PREFIX)
-    return meter.kind == metric.type and all(
-        set(sample.labels) == set(meter.samples.get(sample.name, (None,)))
-        and all(isinstance(value, str) for value in sample.labels.values())
-        for sample in metric.samples
-    )
 
 
 def _open(folder: Path, slot: str) -> None:

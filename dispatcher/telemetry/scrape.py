@@ -1,4 +1,4 @@
-"""The metrics of all processes on this host: prometheus-client merges the files that `metric_files` writes.
+"""The metrics of all processes on this host: the sums of the values in the files that `metric_files` writes.
 
 Invalid files are skipped and counted; they never make a scrape fail.
 """
@@ -6,13 +6,13 @@ Invalid files are skipped and counted; they never make a scrape fail.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from dispatcher.telemetry import metric_files
@@ -64,21 +64,21 @@ class ProcessCollector(Collector):
         }
 
     def _merged(self) -> tuple[list[Metric], Tally[str]]:
-        good: list[str] = []
+        """Every metric, and how many files were skipped, by reason. Reads each file once."""
+        sums: defaultdict[tuple[str, str], float] = defaultdict(float)
         skipped: Tally[str] = Tally()
         for path in self._paths():
             try:
-                if metric_files.is_current(path):
-                    metric_files.read(path)
-                    good.append(str(path))
-            except FileNotFoundError:
+                found = metric_files.read(path) if metric_files.is_current(path) else []
+            except FileNotFoundError:  # the parent restarted and deleted the files
                 continue
             except metric_files.BadFile as bad:
                 skipped[bad.reason] += 1
-        try:
-            return list(MultiProcessCollector.merge(good)), skipped
-        except FileNotFoundError:  # the parent restarted and deleted the files
-            return [], skipped
+                continue
+            kind = metric_files.kind_of(path)
+            for key, value in found:
+                sums[kind, key] += value
+        return _metrics_of(sums), skipped
 
     def _paths(self) -> list[Path]:
         try:
@@ -86,3 +86,24 @@ class ProcessCollector(Collector):
         except OSError:
             # The folder does not exist. The next process that starts creates it.
             return []
+
+
+def _metrics_of(sums: Mapping[tuple[str, str], float]) -> list[Metric]:
+    """The metrics for the sums of values, by kind and key. Each bucket also counts the smaller buckets, and a
+    histogram's last bucket is followed by its count, as Prometheus expects."""
+    metrics: dict[str, Metric] = {}
+    counts: defaultdict[tuple[object, ...], float] = defaultdict(float)
+    for (kind, text), value in sums.items():
+        key = metric_files.key_of(kind, text)
+        metric = metrics.get(key.metric) or metrics.setdefault(key.metric, Metric(key.metric, key.about, kind))
+        bound = key.labels.get("le")
+        if kind != "histogram" or bound is None:
+            metric.add_sample(key.sample, key.labels, value)
+            continue
+        labels = {name: label for name, label in key.labels.items() if name != "le"}
+        # Processes create the buckets of a histogram in the order of their bounds.
+        counts[series := (key.metric, *labels.items())] += value
+        metric.add_sample(key.sample, key.labels, counts[series])
+        if bound == "+Inf":
+            metric.add_sample(f"{key.metric}_count", labels, counts[series])
+    return list(metrics.values())

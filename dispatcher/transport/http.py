@@ -26,7 +26,7 @@ from dispatcher.transport.http_connection import HttpConnection
 from dispatcher.transport.http_proxy import HttpProxy, ProxyRefused, open_tunnel
 from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 from dispatcher.transport.tcp import connect
-from dispatcher.transport.tls import Tls, client_context
+from dispatcher.transport.tls import Tls, http_context
 from dispatcher.transport.tls_faults import cause_of_tls
 
 CONNECT_SECONDS: Final = 10.0
@@ -91,7 +91,7 @@ class HttpTransport:
         """
         self._slots = asyncio.Semaphore(connections)
         self._connect_seconds = connect_seconds
-        self._tls = _tls(ca_file, trusted)
+        self._tls = http_context(ca_file, trusted)
         self._proxy = proxy
         self.idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
@@ -380,14 +380,6 @@ def _head(method: str, target: _Target, headers: Mapping[str, str]) -> bytes:
     if any("\r" in line or "\n" in line for line in lines):
         raise ValueError("a header contains a line break")
     return ("\r\n".join(lines) + "\r\nContent-Length: ").encode("latin-1")
-
-
-def _tls(ca_file: Path | None, trusted: Path | None) -> ssl.SSLContext:
-    context = client_context(trusted)
-    if ca_file is not None:
-        context.load_verify_locations(cafile=str(ca_file))
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def _cause_of(error: OSError) -> str:

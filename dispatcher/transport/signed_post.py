@@ -26,7 +26,7 @@ import h11
 from dispatcher.domain.webhook import LONGEST_RETRY_AFTER_SECONDS, signature
 from dispatcher.errors import ConfigurationError
 from dispatcher.transport.destination import NoAnswer, Resolve, addresses_of, cause_of
-from dispatcher.transport.tls import client_context
+from dispatcher.transport.tls import http_context
 from dispatcher.version import VERSION
 
 CONNECT_SECONDS: Final = 4.0
@@ -51,16 +51,12 @@ class PostAnswer:
 
 
 def trusting_context(ca_file: Path | None) -> ssl.SSLContext:
-    """A TLS context that trusts the system's certificates and those in `ca_file`. Raises ConfigurationError if the file
-    contains no readable certificate."""
-    context = client_context()
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(cafile=str(ca_file))
-        except OSError as error:
-            words = f"DISPATCHER_CA_FILE ({ca_file}) contains no readable PEM certificate."
-            raise ConfigurationError([words]) from error
-    return context
+    """See `tls.http_context`. Raises ConfigurationError if the file contains no readable certificate."""
+    try:
+        return http_context(ca_file)
+    except OSError as error:
+        words = f"DISPATCHER_CA_FILE ({ca_file}) contains no readable PEM certificate."
+        raise ConfigurationError([words]) from error
 
 
 class SignedPoster:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -30,6 +31,23 @@ def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
     """
     context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    return context
+
+
+@lru_cache(maxsize=4)
+def http_context(ca_file: Path | None, trusted: Path | None = None) -> ssl.SSLContext:
+    """A context for HTTP/1.1. It trusts the certificates in `ca_file`, and those in `trusted` or the system's.
+
+    All callers share the context, and so do the processes that this process forks, because reading the system's
+    certificates takes 20 ms. Do not change it. After `http_context.cache_clear()`, the files are read again.
+
+    Raises:
+        OSError: See `client_context`.
+    """
+    context = client_context(trusted)
+    if ca_file is not None:
+        context.load_verify_locations(cafile=str(ca_file))
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 

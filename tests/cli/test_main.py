@@ -90,19 +90,28 @@ def test_find_imports_only_what_it_needs(settled: CommandLine) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_processes_of_run_import_no_sources_of_events_that_are_not_configured() -> None:
+def test_run_imports_before_the_fork_what_its_processes_need_and_nothing_else(prepared: CommandLine) -> None:
+    """The provider is `capture`. The script replaces the first fork, and so sees what the processes would share."""
+    assert prepared("init").code == 0
     script = (
-        "import sys\n"
-        "import dispatcher.supervisor.parent, dispatcher.processes.monitor, dispatcher.processes.relay\n"
-        "import dispatcher.worker.process\n"
-        "needless = {'boto3', 'fastapi', 'dispatcher.events.bounce_parser', 'dispatcher.events.sqs'}\n"
-        "assert 'structlog' in sys.modules\n"
-        "assert not needless & sys.modules.keys(), needless & sys.modules.keys()"
+        "import gc, os, sys\n"
+        "def fork():\n"
+        "    needless = {'boto3', 'fastapi', 'sendgrid', 'aiosmtplib', 'cryptography', 'dispatcher.cli.table'}\n"
+        "    needless |= {'dispatcher.events.bounce_parser', 'dispatcher.events.sqs'}\n"
+        "    needless |= {f'dispatcher.providers.{name}' for name in ('resend', 'sendgrid', 'ses', 'smtp', 'twilio')}\n"
+        "    needed = {'structlog', 'pika', 'uvloop', 'h11', 'psycopg_pool', 'prometheus_client.mmap_dict'}\n"
+        "    loaded = sys.modules.keys()\n"
+        "    print(sorted(needless & loaded), sorted(needed - loaded), gc.isenabled(), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.fork = fork\n"
+        "from dispatcher.cli.main import main; main(['run'])"
     )
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=prepared.whole_environment, capture_output=True, text=True, check=False
+    )
 
-    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("[] [] True\n"), done.stdout + done.stderr
 
 
 def test_version_is_printed(bare: CommandLine) -> None:

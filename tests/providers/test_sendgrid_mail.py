@@ -13,6 +13,7 @@ import orjson
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from sendgrid import SendGridAPIClient
 from sendgrid.helpers import mail as helpers
 
 from dispatcher.domain.email import Email
@@ -21,7 +22,7 @@ from dispatcher.domain.header_names import is_reserved
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, OutgoingEmail
 from dispatcher.errors import InvalidEmail
-from dispatcher.providers.sendgrid.request import body_of
+from dispatcher.providers.sendgrid.request import body_of, http_headers_of
 from dispatcher.transport.mime_headers import UnrenderableEmail
 from tests.providers import sendgrid_schema
 from tests.providers.emails import an_email
@@ -57,6 +58,12 @@ def test_the_document_equals_that_of_the_vendors_helpers() -> None:
     mail.add_personalization(people)
 
     assert document_of(outgoing) == orjson.loads(orjson.dumps(mail.get()))
+
+
+def test_the_headers_equal_those_of_the_vendors_client() -> None:
+    theirs = SendGridAPIClient("SG.key").client.request_headers
+
+    assert http_headers_of("SG.key") == {**theirs, "Content-Type": "application/json"}
 
 
 def test_a_plain_email_has_the_documented_form() -> None:

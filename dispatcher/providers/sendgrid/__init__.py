@@ -1,6 +1,6 @@
 """The provider `sendgrid`: SendGrid's v3 API over our own HTTP transport.
 
-request    the request body for one email or a bulk call, as python-sendgrid's helpers would build it
+request    the headers and the body of a request, as python-sendgrid's client and helpers would build them
 responses  the outcome for each response, with python-sendgrid's error names
 
 python-sendgrid's own transport is not used. It opens a connection per email, follows redirects with the API key in the
@@ -22,7 +22,7 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry
 from dispatcher.providers.http_provider import HttpProvider
-from dispatcher.providers.sendgrid.request import LIMITS, body_of, bulk_body_of, bulk_entry_of
+from dispatcher.providers.sendgrid.request import LIMITS, body_of, bulk_body_of, bulk_entry_of, http_headers_of
 from dispatcher.providers.sendgrid.responses import NAME, bulk_outcomes_of, fault_of, outcome_of
 from dispatcher.transport.body import Body
 from dispatcher.transport.http import HttpTransport
@@ -75,8 +75,6 @@ class SendGridProvider(HttpProvider):
     def __init__(self, own: SendGridSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
         """Creates the adapter without connecting. `connections`: the most concurrent requests. `ca_file`: certificates
         to trust in addition to the system's. Raises ssl.SSLError or OSError if the file cannot be used."""
-        from sendgrid import SendGridAPIClient  # imported here, because the import takes 120 ms
-
         # At DEBUG, the logger of python-sendgrid's HTTP client writes the API key and whole emails. We do not use this
         # client, but other code in this process may.
         logging.getLogger("python_http_client").setLevel(logging.WARNING)
@@ -85,8 +83,7 @@ class SendGridProvider(HttpProvider):
         api = ProviderApi(transport, NAME, "SendGrid", "DISPATCHER_SENDGRID_HOST")
         super().__init__(api, f"{own.host}/v3/mail/send")
         self._scopes_url = f"{own.host}/v3/scopes"
-        client = SendGridAPIClient(own.api_key, own.host).client
-        self._headers = {**client.request_headers, "Content-Type": "application/json"}
+        self._headers = http_headers_of(own.api_key)
 
     @classmethod
     def open(cls, settings: Settings) -> SendGridProvider:
