@@ -150,9 +150,10 @@ class SendStage:
                 self.release(email)  # `stop_all` stopped the email, but its task has not ended yet
 
     def _work(self) -> list[asyncio.Future[object]]:
-        """The pending tasks and bulk calls."""
+        """The pending tasks, and the attempts without a task that `_end` has not handled yet."""
         works = [email.work for email in self._window.emails.values()]
-        return [work for work in works if isinstance(work, asyncio.Future) and not work.done()]
+        futures = [work for work in works if isinstance(work, asyncio.Future)]
+        return [work for work in futures if not (isinstance(work, asyncio.Task) and work.done())]
 
     def _start(self, email: InFlightEmail, begun: BegunAttempt | None = None) -> None:
         email.work = self._loop.create_task(self._send(email, begun))  # takes half as long as asyncio.create_task

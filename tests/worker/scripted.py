@@ -83,6 +83,20 @@ class ScriptedProvider:
         return Accepted(f"<{email_id}>", "250 ok")
 
 
+class ScriptedPrompt(ScriptedProvider):
+    """Begins each attempt without a task. A test sets the outcomes of `begun`, the attempts in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[asyncio.Future[Outcome]] = []
+
+    def begin(self, _: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
+        """See `contract.PromptProvider.begin`."""
+        attempt.mark_on_wire()
+        self.begun.append(asyncio.get_running_loop().create_future())
+        return self.begun[-1]
+
+
 class ScriptedBulk(ScriptedProvider):
     """Accepts all emails of a bulk call."""
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher.broker.consumer import Delivery
-from dispatcher.domain.outcome import Deferred, Outcome, Reason
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.host.ledger import Ledger
@@ -18,7 +18,14 @@ from dispatcher.providers.contract import Attempt
 from dispatcher.store.leases import Lease
 from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailState, InFlightEmail, NotAllowed
 from dispatcher.worker.record import LEAST_APART
-from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go, answer, leave_when_let_go
+from tests.worker.scripted import (
+    ScriptedPrompt,
+    ScriptedProvider,
+    accept,
+    accept_when_let_go,
+    answer,
+    leave_when_let_go,
+)
 from tests.worker.stage_bench import StageBench, run
 
 LATER = Deferred(Reason.SERVER_ERROR, "later", "500")
@@ -199,6 +206,18 @@ def test_a_drain_that_times_out_holds_emails_without_an_answer_and_ignores_late_
 
     assert bench.statuses() == {Status.HELD: 1}
     assert len(bench.store.recorded) == 1
+
+
+def test_a_drain_records_an_answer_that_arrived_just_before_it_began() -> None:
+    provider = ScriptedPrompt()
+
+    async def scenario(bench: StageBench) -> None:
+        bench.deliver(*bench.enqueue())
+        await bench.turns()
+        provider.begun[0].set_result(Accepted("id"))
+        await bench.drain()
+
+    assert run(scenario, provider).statuses() == {Status.SENT: 1}
 
 
 def test_no_more_emails_are_leased_than_the_window_has_room_for_and_waiting_emails_take_none() -> None:
