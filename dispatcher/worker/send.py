@@ -83,7 +83,10 @@ class SendStage:
         self._is_draining = False
 
     def add(self, email: InFlightEmail) -> None:
-        """Begins the first attempt of an email under its lease."""
+        """Begins the first attempt of an email under its lease. During a drain, releases the email instead."""
+        if self._is_draining:
+            self.release(email)
+            return
         try:
             begun = self._begin(email) if self._attempts.can_begin else None
         except Exception:  # noqa: BLE001 - nothing was sent; `_send` gets the same error, and handles it

@@ -208,6 +208,21 @@ def test_a_drain_that_times_out_holds_emails_without_an_answer_and_ignores_late_
     assert len(bench.store.recorded) == 1
 
 
+def test_an_email_whose_lease_arrives_during_a_drain_is_released_and_not_sent() -> None:
+    provider = ScriptedPrompt()
+
+    async def scenario(bench: StageBench) -> None:
+        await bench.turns()
+        bench.deliver(*bench.enqueue())
+        await asyncio.sleep(0)  # the lease statement was sent, and has no reply yet
+        await bench.drain()
+
+    bench = run(scenario, provider)
+
+    assert [word for word, _ in bench.store.events] == ["lease", "release", "ack"]
+    assert provider.begun == []
+
+
 def test_a_drain_records_an_answer_that_arrived_just_before_it_began() -> None:
     provider = ScriptedPrompt()
 
