@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher.broker.consumer import Delivery
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.host.ledger import Ledger
@@ -206,6 +206,24 @@ def test_a_drain_that_times_out_holds_emails_without_an_answer_and_ignores_late_
 
     assert bench.statuses() == {Status.HELD: 1}
     assert len(bench.store.recorded) == 1
+
+
+@pytest.mark.parametrize("outcome", [Accepted("id"), Rejected(Reason.INVALID_CONTENT, "no", "400")])
+def test_attempts_without_a_task_give_back_the_slots_of_their_provider(outcome: Outcome) -> None:
+    provider = ScriptedPrompt()
+
+    async def scenario(bench: StageBench) -> None:
+        for _ in range(2):
+            bench.deliver(*bench.enqueue(bench.settings.prefetch))
+            await bench.turns()
+            for future in provider.begun[-bench.settings.prefetch :]:
+                future.set_result(outcome)
+            await bench.pass_time(1)
+
+    bench = run(scenario, provider)
+
+    assert len(provider.begun) == 2 * bench.settings.prefetch
+    assert provider.calls == []
 
 
 def test_an_email_whose_lease_arrives_during_a_drain_is_released_and_not_sent() -> None:
