@@ -226,6 +226,16 @@ def test_attempts_without_a_task_give_back_the_slots_of_their_provider(outcome: 
     assert provider.calls == []
 
 
+def test_an_attempt_that_cannot_begin_without_a_task_gives_back_its_slot() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.deliver(*bench.enqueue(bench.settings.prefetch))
+        await bench.pass_time(1)
+
+    bench = run(scenario, ScriptedPrompt(is_idle=False))
+
+    assert bench.statuses() == {Status.SENT: bench.settings.prefetch}
+
+
 def test_an_email_whose_lease_arrives_during_a_drain_is_released_and_not_sent() -> None:
     provider = ScriptedPrompt()
 
