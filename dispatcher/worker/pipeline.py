@@ -124,12 +124,10 @@ class Pipeline:
         An email without an answer after `seconds` is recorded as uncertain. Stop the deliveries before you call this.
         """
         until = asyncio.get_running_loop().time() + seconds
-        # Stop twice. The first stop comes before the lease stage ends, because the lease stage may wait for PostgreSQL,
-        # and no email may be sent during the wait. The second stop is for the emails that the last lease statement
-        # returned.
+        # Stop the emails before the lease stage ends, because the lease stage may wait for PostgreSQL, and no email may
+        # be sent during the wait. The send stage releases the emails that the last lease statement returns.
         self.send.stop_all()
         await self.lease.stop()
-        self.send.stop_all()
         await self.send.finish(until)
         await self.record.finish()
         await self.release.finish()

@@ -83,7 +83,10 @@ class SendStage:
         self._is_draining = False
 
     def add(self, email: InFlightEmail) -> None:
-        """Begins the first attempt of an email under its lease."""
+        """Begins the first attempt of an email under its lease. During a drain, releases the email instead."""
+        if self._is_draining:
+            self.release(email)
+            return
         try:
             begun = self._begin(email) if self._attempts.can_begin else None
         except Exception:  # noqa: BLE001 - nothing was sent; `_send` gets the same error, and handles it
@@ -150,9 +153,10 @@ class SendStage:
                 self.release(email)  # `stop_all` stopped the email, but its task has not ended yet
 
     def _work(self) -> list[asyncio.Future[object]]:
-        """The pending tasks and bulk calls."""
+        """The pending tasks, and the attempts without a task that `_end` has not handled yet."""
         works = [email.work for email in self._window.emails.values()]
-        return [work for work in works if isinstance(work, asyncio.Future) and not work.done()]
+        futures = [work for work in works if isinstance(work, asyncio.Future)]
+        return [work for work in futures if not (isinstance(work, asyncio.Task) and work.done())]
 
     def _start(self, email: InFlightEmail, begun: BegunAttempt | None = None) -> None:
         email.work = self._loop.create_task(self._send(email, begun))  # takes half as long as asyncio.create_task

@@ -211,10 +211,9 @@ class SuppressedRecipients:
             except DispatcherError as error:
                 if not is_failing:
                     get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=seconds)
-                is_failing = True
+                is_failing, self.is_current = True, False
             else:
-                is_failing = False
-                self.is_current = True
+                is_failing, self.is_current = False, True
                 seconds = max(seconds, REFRESH_SHARE * (time.monotonic() - began_at))
             await asyncio.sleep(seconds)
             if self._is_asked:

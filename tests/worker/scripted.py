@@ -83,6 +83,24 @@ class ScriptedProvider:
         return Accepted(f"<{email_id}>", "250 ok")
 
 
+class ScriptedPrompt(ScriptedProvider):
+    """Begins each attempt without a task, unless `is_idle` is False. A test sets the outcomes of the attempts, which
+    are in `begun`."""
+
+    def __init__(self, *, is_idle: bool = True) -> None:
+        super().__init__()
+        self._is_idle = is_idle
+        self.begun: list[asyncio.Future[Outcome]] = []
+
+    def begin(self, _: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
+        """See `contract.PromptProvider.begin`."""
+        if not self._is_idle:
+            return None
+        attempt.mark_on_wire()
+        self.begun.append(asyncio.get_running_loop().create_future())
+        return self.begun[-1]
+
+
 class ScriptedBulk(ScriptedProvider):
     """Accepts all emails of a bulk call."""
 

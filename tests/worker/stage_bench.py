@@ -22,6 +22,7 @@ from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import Pointer, encode
 from dispatcher.config import Settings, load
 from dispatcher.domain.controls import Controls
+from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
@@ -31,6 +32,7 @@ from dispatcher.host.ledger_format import VOIDED, VOIDED_AT
 from dispatcher.host.process_table import ProcessTable
 from dispatcher.providers.contract import Provider
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, CircuitBreaker
+from dispatcher.routing.gate import Gate
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, Result, UnleasedEmail
@@ -358,7 +360,13 @@ class StageBench:
         self.ledger = Ledger(self.folder, worker="w", slot="w", slots=2 * self.settings.prefetch, boot="now")
         self._process_table = ProcessTable(["worker"])
         listener = VirtualBreakerListener(FakeProviderStore())
-        routes = Routes([Route(each, listener.new_breaker(each.name, window=32)) for each in self.providers])
+        most = self.settings.prefetch
+        routes = Routes(
+            [
+                Route(each, listener.new_breaker(each.name, window=32), gate=Gate(most, LaneWeights()))
+                for each in self.providers
+            ]
+        )
         process_slot = self._process_table.take_slot("worker", 0)
         self.pipeline = Pipeline(self.settings, self.broker, self.store, routes, listener, self.ledger, process_slot)
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.faults.append(context))

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher.broker.consumer import Delivery
-from dispatcher.domain.outcome import Deferred, Outcome, Reason
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.host.ledger import Ledger
@@ -18,7 +18,14 @@ from dispatcher.providers.contract import Attempt
 from dispatcher.store.leases import Lease
 from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailState, InFlightEmail, NotAllowed
 from dispatcher.worker.record import LEAST_APART
-from tests.worker.scripted import ScriptedProvider, accept, accept_when_let_go, answer, leave_when_let_go
+from tests.worker.scripted import (
+    ScriptedPrompt,
+    ScriptedProvider,
+    accept,
+    accept_when_let_go,
+    answer,
+    leave_when_let_go,
+)
 from tests.worker.stage_bench import StageBench, run
 
 LATER = Deferred(Reason.SERVER_ERROR, "later", "500")
@@ -199,6 +206,61 @@ def test_a_drain_that_times_out_holds_emails_without_an_answer_and_ignores_late_
 
     assert bench.statuses() == {Status.HELD: 1}
     assert len(bench.store.recorded) == 1
+
+
+@pytest.mark.parametrize("outcome", [Accepted("id"), Rejected(Reason.INVALID_CONTENT, "no", "400")])
+def test_attempts_without_a_task_give_back_the_slots_of_their_provider(outcome: Outcome) -> None:
+    provider = ScriptedPrompt()
+
+    async def scenario(bench: StageBench) -> None:
+        for _ in range(2):
+            bench.deliver(*bench.enqueue(bench.settings.prefetch))
+            await bench.turns()
+            for future in provider.begun[-bench.settings.prefetch :]:
+                future.set_result(outcome)
+            await bench.pass_time(1)
+
+    bench = run(scenario, provider)
+
+    assert len(provider.begun) == 2 * bench.settings.prefetch
+    assert provider.calls == []
+
+
+def test_an_attempt_that_cannot_begin_without_a_task_gives_back_its_slot() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.deliver(*bench.enqueue(bench.settings.prefetch))
+        await bench.pass_time(1)
+
+    bench = run(scenario, ScriptedPrompt(is_idle=False))
+
+    assert bench.statuses() == {Status.SENT: bench.settings.prefetch}
+
+
+def test_an_email_whose_lease_arrives_during_a_drain_is_released_and_not_sent() -> None:
+    provider = ScriptedPrompt()
+
+    async def scenario(bench: StageBench) -> None:
+        await bench.turns()
+        bench.deliver(*bench.enqueue())
+        await asyncio.sleep(0)  # the lease statement was sent, and has no reply yet
+        await bench.drain()
+
+    bench = run(scenario, provider)
+
+    assert [word for word, _ in bench.store.events] == ["lease", "release", "ack"]
+    assert provider.begun == []
+
+
+def test_a_drain_records_an_answer_that_arrived_just_before_it_began() -> None:
+    provider = ScriptedPrompt()
+
+    async def scenario(bench: StageBench) -> None:
+        bench.deliver(*bench.enqueue())
+        await bench.turns()
+        provider.begun[0].set_result(Accepted("id"))
+        await bench.drain()
+
+    assert run(scenario, provider).statuses() == {Status.SENT: 1}
 
 
 def test_no_more_emails_are_leased_than_the_window_has_room_for_and_waiting_emails_take_none() -> None:

@@ -12,6 +12,7 @@ import pytest
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.suppression import SuppressionReason
+from dispatcher.errors import StoreUnavailable
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.sendgrid.request import headers_of
 from dispatcher.store.address_hashes import AddressHasher
@@ -27,6 +28,7 @@ from tests.store.suppressing import hasher_of, suppress, unsuppress
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedBulk, ScriptedProvider, answer
+from tests.worker.stage_bench import NobodySuppressed
 
 
 class Recipients(ScriptedProvider):
@@ -169,6 +171,33 @@ async def test_a_worker_without_emails_reads_no_entries_and_the_next_email_is_ju
 
     await until(lambda: recipients.is_current)
     assert reader.reads == 2
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+class LosableReader(NobodySuppressed):
+    """Reads nothing while `is_lost`."""
+
+    is_lost = False
+
+    async def read_changed(self, since: str) -> SuppressionsRead:
+        """See `SuppressionReader`."""
+        if self.is_lost:
+            raise StoreUnavailable("lost")
+        return await super().read_changed(since)
+
+
+async def test_while_the_entries_cannot_be_read_every_email_is_judged_by_a_query() -> None:
+    reader = LosableReader()
+    recipients = SuppressedRecipients(reader, StoreOutage())
+    running = asyncio.create_task(recipients.run())
+    await until(lambda: not recipients.may_concern(an_email(), "default"))
+
+    reader.is_lost = True
+    await until(lambda: recipients.may_concern(an_email(), "default"))
+
+    reader.is_lost = False
+    await until(lambda: not recipients.may_concern(an_email(), "default"))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
