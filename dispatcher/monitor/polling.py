@@ -65,13 +65,15 @@ class Poll(Generic[T]):
             if self._close:
                 await self._close()
 
-    async def run_once(self) -> None:
-        """Polls once, and sets `interval_seconds` according to the duration of the poll."""
+    async def run_once(self) -> float | None:
+        """Polls once, and sets `interval_seconds` according to the duration of the poll. Returns a longer interval."""
         began_at = time.monotonic()
         await self.ask()
         seconds = time.monotonic() - began_at
         is_down = self.fault is not None and seconds < ANSWER_SECONDS
         self.interval_seconds = interval_after(0.0 if is_down else seconds, shortest=self._seconds)
+        # The next multiple of a long interval can be so late that `Health` would report the server as unavailable.
+        return self.interval_seconds if self.interval_seconds > self._seconds else None
 
     async def ask(self) -> None:
         """Polls once, and stores the answer or the error."""

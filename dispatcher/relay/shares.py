@@ -117,13 +117,15 @@ class Shares:
             if self._controls.pause_of_lane(lane) is None and (allowed := self._allowed(tenant_id, emails)):
                 lanes.setdefault(lane, {})[tenant_id] = allowed
         rooms = {lane: self._room(lane) for lane in sorted(lanes, key=self._urgency)}
-        open_lanes = [lane for lane, room in rooms.items() if room]
+        wanted = {lane: min(room, sum(lanes[lane].values())) for lane, room in rooms.items() if room}
+        # Lanes have separate queues, so they share only the relay's time. Each open lane gets an equal part of the
+        # batch, and what a lane does not need is for the others.
+        parts: dict[str, int] = {}
+        for lane in sorted(wanted, key=wanted.__getitem__):
+            parts[lane] = min(wanted[lane], max(1, (most - sum(parts.values())) // (len(wanted) - len(parts))))
         order: list[Tenant] = []
-        for lane in open_lanes:
-            # Lanes have separate queues, so they share only the relay's time. Each open lane gets an equal part of the
-            # batch.
-            turns = min(self._room(lane), max(1, most // len(open_lanes)))
-            order += self._allot_in(lane, lanes[lane], turns)
+        for lane in wanted:
+            order += self._allot_in(lane, lanes[lane], min(self._room(lane), parts[lane]))
         return order
 
     def give_back(self, tenant: Tenant, emails: int) -> None:

@@ -131,6 +131,8 @@ class Outbox:
 
     async def wait(self, seconds: float) -> int:
         """Waits up to `seconds` for notifications that commits made emails due. Returns how many have arrived."""
+        if seconds:
+            self._timeline.state = None  # rows may be written meanwhile, as in the two methods below
         with translated():
             return len([each async for each in self._session.notifies(timeout=seconds, stop_after=1)])
 
@@ -140,6 +142,7 @@ class Outbox:
         Args:
             since_seconds: Leaves out emails that have been due for longer; None leaves out none.
         """
+        self._timeline.state = None
         parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS, "since_seconds": since_seconds}
         try:
             return from_rows(DuePointer, await self._fetch("find_publish_due", parameters))
@@ -152,6 +155,7 @@ class Outbox:
         Args:
             without_lanes: Lanes to leave out.
         """
+        self._timeline.state = None
         rows = await self._fetch("find_due_tenants", {"without_lanes": list(without_lanes)})
         return [(row[0], row[1]) for row in rows]
 

@@ -195,9 +195,10 @@ async def test_a_server_that_is_down_is_not_polled_less_often(*, is_down: bool) 
         return COUNTS
 
     look = Poll(answer_late, seconds=0.01)
-    await look.run_once()
+    seconds = await look.run_once()
 
     assert (look.interval_seconds == 0.01) is is_down
+    assert seconds == (None if is_down else look.interval_seconds)  # and not a later multiple of the interval
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 import psycopg
@@ -19,6 +20,7 @@ from dispatcher.store.outbox import AHEAD_SECONDS, DueRange, Outbox
 from dispatcher.store.statements import fetch
 from tests.store.books import Books, email
 from tests.store.results import result
+from tests.waiting import until_answer
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
 HOLD, RESEND = OnUncertain.HOLD, OnUncertain.RESEND
@@ -372,3 +374,29 @@ async def test_without_work_for_the_relay_nothing_is_next_due(outbox: Outbox, bo
         books.change(email_id, status=status, publish_due_at=None)
 
     assert await outbox.find_next_due() == math.inf
+
+
+@pytest.mark.parametrize("step", ["a scan in order", "a scan by tenant", "a wait"])
+async def test_what_was_written_since_the_last_look_is_in_the_next_record(
+    outbox: Outbox, books: Books, step: str
+) -> None:
+    async def recorded_at() -> datetime:
+        await outbox.follow_timeline()
+        ((noted_at,),) = [row.values() for row in books.select("select noted_at from relay_timeline")]
+        return cast(datetime, noted_at)
+
+    async def is_kept() -> bool:
+        return await recorded_at() == await recorded_at()
+
+    await until_answer(is_kept)
+    await outbox.find_next_due()
+    enqueued_at = books.row(books.enqueue_one())["created_at"]
+    match step:
+        case "a scan in order":
+            await outbox.find_publish_due(1)
+        case "a scan by tenant":
+            await outbox.find_due_tenants()
+        case _:
+            await outbox.wait(0.001)
+
+    assert await recorded_at() > enqueued_at
