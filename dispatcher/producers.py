@@ -36,13 +36,13 @@ from dispatcher.store.callers import (
 from dispatcher.store.enqueueing import (
     Draft,
     Holders,
-    approximate_octets,
     attachment_parameters,
     draft,
     has_attachments,
     holders,
     insert_parameters,
     key_parameters,
+    octets_of,
 )
 from dispatcher.store.queries import query
 
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 BATCH_EMAILS: Final = 500
 """The most emails per statement. Larger batches are not faster, but use more memory."""
 BATCH_OCTETS: Final = 16 * 1024 * 1024
-"""The most octets of bodies and attachments per statement. A larger email gets its own statement. PostgreSQL ends the
-session if a statement has half a gigabyte."""
+"""The most octets of content per statement. A larger email gets its own statement. PostgreSQL ends the session if a
+statement has half a gigabyte."""
 
 ALREADY_EXPIRED: Final = "is in the past by PostgreSQL's clock; set a later time, or do not send this email"
 """The reason of `InvalidEmail` if a new email's `expires_at` has passed."""
@@ -201,7 +201,7 @@ def _batches(emails: Iterable[Message], traceparent: str | None) -> Iterator[lis
     for email in emails:
         if email.channel == SMS_CHANNEL and (fault := sms_rules().fault(email.to[0], "")):
             raise fault
-        size = approximate_octets(email)
+        size = octets_of(email)
         if batch and (len(batch) == BATCH_EMAILS or octets + size > BATCH_OCTETS):
             yield draft(batch, traceparent)
             batch, octets = [], 0

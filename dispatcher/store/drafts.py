@@ -18,12 +18,12 @@ from dispatcher.store.enqueueing import (
     Draft,
     Holders,
     Key,
-    approximate_octets,
     attachment_parameters,
     has_attachments,
     holders,
     insert_parameters,
     key_parameters,
+    octets_of,
 )
 from dispatcher.store.queries import ids_with
 from dispatcher.store.statements import fetch
@@ -92,7 +92,7 @@ class DraftStore:
             known: Holders = {}
             if keys := key_parameters(drafts, set(due_at)):
                 known = holders(await fetch(connection, "find_by_key", keys))
-            if sum(approximate_octets(item.email) for item in drafts) > LARGE_OCTETS:
+            if sum(octets_of(item.email) for item in drafts) > LARGE_OCTETS:
                 await connection.close()
             direct_lane = {row[0]: row[2] for row in rows if row[2] is not None}
             return Insertion(due_at, direct_lane, known)

@@ -119,7 +119,6 @@ def _row(item: Draft) -> tuple[Any, ...]:
     """
     email = item.email
     address = comparable_address(email.sender) if email.channel == EMAIL_CHANNEL else email.sender
-    template_data = _json(email.template_data)
     return (
         item.email_id,
         email.tenant_id,
@@ -134,11 +133,11 @@ def _row(item: Draft) -> tuple[Any, ...]:
         email.text,
         email.html,
         email.template_id,
-        template_data,
+        _json(email.template_data),
         _json(email.headers),
         _json(email.stored_tags),
         str(len(email.attachments)),
-        str(_octets(email, template_data)),
+        str(octets_of(email)),
         str(email.ignore_suppression),
         email.send_at and email.send_at.isoformat(),
         email.expires_at and email.expires_at.isoformat(),
@@ -149,9 +148,13 @@ def _row(item: Draft) -> tuple[Any, ...]:
     )
 
 
-def approximate_octets(email: Message) -> int:
-    """The approximate size of the parameters with which an email is inserted, in octets."""
-    return len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in email.attachments)
+def octets_of(email: Message) -> int:
+    """The approximate size of the content: each character of a non-ASCII text counts as four octets."""
+    octets = sum([len(attachment.content) for attachment in email.attachments])
+    for text in (email.text, email.html, _json(email.template_data)):
+        if text:
+            octets += len(text) if text.isascii() else 4 * len(text)
+    return octets
 
 
 def has_attachments(drafts: Iterable[Draft]) -> bool:
@@ -208,15 +211,6 @@ def _column(name: str, values: list[Any]) -> list[Any] | str | None:
     if values.count(None) == len(values):
         return None
     return values if name in _BINARY else array_literal(values)
-
-
-def _octets(email: Message, template_data: str | None) -> int:
-    """The approximate size of the content: each character of a non-ASCII text counts as four octets."""
-    octets = sum([len(attachment.content) for attachment in email.attachments])
-    for text in (email.text, email.html, template_data):
-        if text:
-            octets += len(text) if text.isascii() else 4 * len(text)
-    return octets
 
 
 def _json(value: Any) -> str | None:

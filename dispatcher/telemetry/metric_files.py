@@ -114,11 +114,12 @@ _lock: int | None = None
 
 
 class Key(NamedTuple):
-    """The sample that a value belongs to. `labels` of a histogram's bucket include `le`."""
+    """The sample that a value belongs to. `bound` is the upper bound of a histogram's bucket, otherwise empty."""
 
     metric: str
     sample: str
-    labels: dict[str, str]
+    labels: tuple[tuple[str, str], ...]
+    bound: str
     about: str
 
 
@@ -163,20 +164,23 @@ def kind_of(path: Path) -> str:
 
 @lru_cache(maxsize=_MAX_KEYS)
 def key_of(kind: str, text: str) -> Key:
-    """Parses the text of a key. Raises BadFile if the key does not match the declaration of its metric.
+    """Parses the text of a key. Raises BadFile if the key does not match the declaration of its metric, and ValueError
+    if a bound is no number.
 
     A metric that is not declared only needs our prefix: it might belong to a provider that this process has not loaded.
     """
-    key = Key(*json.loads(text))
-    names, are_texts = set(key.labels), all(isinstance(value, str) for value in key.labels.values())
-    meter = next((each for each in Meter.declared if each.name == key.metric), None)
+    metric, sample, labels, about = json.loads(text)
+    names, are_texts = set(labels), all(isinstance(value, str) for value in (sample, about, *labels.values()))
+    meter = next((each for each in Meter.declared if each.name == metric), None)
     if meter is None:
-        is_ours = key.metric.startswith(_PREFIX)
+        is_ours = metric.startswith(_PREFIX)
     else:
-        is_ours = meter.kind == kind and names == set(meter.samples.get(key.sample, (None,))) and are_texts
-    if not is_ours:
+        is_ours = meter.kind == kind and names == set(meter.samples.get(sample, (None,)))
+    if not (is_ours and are_texts):
         raise BadFile("foreign")
-    return key
+    bound = labels.pop("le", "") if kind == "histogram" else ""
+    float(bound or 0)
+    return Key(metric, sample, tuple(labels.items()), bound, about)
 
 
 def is_current(path: Path) -> bool:

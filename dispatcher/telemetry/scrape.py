@@ -9,7 +9,7 @@ from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -89,21 +89,23 @@ class ProcessCollector(Collector):
 
 
 def _metrics_of(sums: Mapping[tuple[str, str], float]) -> list[Metric]:
-    """The metrics for the sums of values, by kind and key. Each bucket also counts the smaller buckets, and a
-    histogram's last bucket is followed by its count, as Prometheus expects."""
+    """The metrics for the sums of values, by kind and key. Adds up keys that differ only in the description: the files
+    of API processes also have keys of earlier releases. Each bucket also counts the smaller buckets, and a histogram's
+    last bucket is followed by its count, as Prometheus expects."""
     metrics: dict[str, Metric] = {}
-    counts: defaultdict[tuple[object, ...], float] = defaultdict(float)
+    series: defaultdict[tuple[Any, ...], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for (kind, text), value in sums.items():
-        key = metric_files.key_of(kind, text)
-        metric = metrics.get(key.metric) or metrics.setdefault(key.metric, Metric(key.metric, key.about, kind))
-        bound = key.labels.get("le")
-        if kind != "histogram" or bound is None:
-            metric.add_sample(key.sample, key.labels, value)
+        metric, sample, labels, bound, about = metric_files.key_of(kind, text)
+        if metric not in metrics:
+            metrics[metric] = Metric(metric, about, kind)
+        series[metric, sample, labels][bound] += value
+    for (metric, sample, labels), values in series.items():
+        add, named, count = metrics[metric].add_sample, dict(labels), 0.0
+        if "" in values:
+            add(sample, named, values[""])
             continue
-        labels = {name: label for name, label in key.labels.items() if name != "le"}
-        # Processes create the buckets of a histogram in the order of their bounds.
-        counts[series := (key.metric, *labels.items())] += value
-        metric.add_sample(key.sample, key.labels, counts[series])
-        if bound == "+Inf":
-            metric.add_sample(f"{key.metric}_count", labels, counts[series])
+        for bound in sorted(values, key=float):
+            count += values[bound]
+            add(sample, {**named, "le": bound}, count)
+        add(f"{metric}_count", named, count)
     return list(metrics.values())

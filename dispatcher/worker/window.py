@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Final, Protocol
 from uuid import UUID
 
+from dispatcher.host.clock import steady_clock
 from dispatcher.routing.routes import Routes
 from dispatcher.worker.in_flight_email import EmailState, InFlightEmail
 
 SCARCE_SHARE: Final = 4
 """If less than a quarter (1 / SCARCE_SHARE) of the window is free, the record stage does not wait for a full batch, so
 that emails leave the window sooner. But if a quarter of a large window waits to be sent, no further lease is urgent:
-leases then wait until a quarter is free, and the record stage waits for full batches."""
+leases then wait until a quarter is free (at most LEASE_WAIT_SECONDS), and the record stage waits for full batches."""
+LEASE_WAIT_SECONDS: Final = 0.2
+"""With a slow server, a quarter of the window takes minutes to become free. Emails of other lanes must not wait so
+long for their turn."""
 LARGE_PREFETCH: Final = 64
 """In a smaller window, a quarter is too few emails to wait for."""
 URGENT_SHARE: Final = 8
@@ -42,10 +46,11 @@ class Window:
         self.wake = waiting.wake
         self._routes = routes
         self._prefetch = prefetch
+        self._lease_by = steady_clock() + LEASE_WAIT_SECONDS
 
     def room(self) -> int:
         """How many more emails may be leased: 1 for a probe; 0 while no provider may be tried, operators paused every
-        lane, or so many leased emails wait to be sent that more leases would only make smaller batches.
+        lane, or so many leased emails wait to be sent that a lease now would only make smaller batches.
 
         Emails that wait for a retry do not count. But the worker never leases more than two windows of emails, because
         the ledger has slots for two windows.
@@ -57,7 +62,11 @@ class Window:
         if room is None:
             busy = len(self.emails) - self._count(EmailState.WAITING)
             free = min(self._prefetch - busy, ledger_room)
-            return 0 if free < self._prefetch // SCARCE_SHARE and self._has_backlog() else free
+            now = steady_clock()
+            if now < self._lease_by and free < self._prefetch // SCARCE_SHARE and self._has_backlog():
+                return 0
+            self._lease_by = now + LEASE_WAIT_SECONDS
+            return free
         # Do not count emails on the wire. If the provider has failed, their answers may not arrive before the deadline,
         # and a probe need not wait so long.
         return max(0, min(room - self._count(EmailState.PREPARING) - self._count(EmailState.STOPPED), ledger_room))

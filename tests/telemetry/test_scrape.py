@@ -46,6 +46,14 @@ BAD = {
     "another program's metric": ("foreign", write(MINE, entry(["http", "http_total", {}, "…"], 1.0))),
     "a label that we do not declare": ("foreign", write(MINE, sent(address="a@example.org"))),
     "a label that is no text": ("foreign", write(MINE, sent(provider=7))),
+    "a label of an unknown metric that is no text": (
+        "foreign",
+        write(MINE, entry(["dispatcher_plugin_total", "dispatcher_plugin_total", {"a": 7}, "…"], 1.0)),
+    ),
+    "a bound that is no number": (
+        "corrupt",
+        write("histogram_w1-0.db", entry(["dispatcher_plugin", "dispatcher_plugin_bucket", {"le": "x"}, "…"], 1.0)),
+    ),
     "a key that is no key": ("corrupt", write(MINE, entry({"a": 1}, 1.0))),
     "a counter among the histograms": ("foreign", write("histogram_w1-0.db", sent())),
     "another program's file": ("foreign", write("counter_4711.db", sent())),
@@ -62,6 +70,28 @@ def test_a_bad_file_is_skipped_and_counted(tmp_path: Path, reason: str, spoil: C
 
     assert samples(tmp_path)[SENT] == 5
     assert skipped(tmp_path) == {reason: 1}
+
+
+def test_counts_of_an_earlier_release_with_other_descriptions_and_bounds_are_added(tmp_path: Path) -> None:
+    bucket = "dispatcher_plugin_seconds_bucket"
+
+    def observed(about: str, bound: str) -> bytes:
+        return entry(["dispatcher_plugin_seconds", bucket, {"le": bound}, about], 1.0)
+
+    (tmp_path / "counter_api-0.db").write_bytes(sent(5.0))
+    (tmp_path / "counter_api-1.db").write_bytes(sent(2.0).replace(b"\\u2026", b"before"))
+    for number, (about, bound) in enumerate([("before", "0.5"), ("before", "+Inf"), ("now", "2.0"), ("now", "+Inf")]):
+        (tmp_path / f"histogram_api-{number}.db").write_bytes(observed(about, bound))
+
+    found = {name: value for name, value in samples(tmp_path).items() if "plugin" in name}
+
+    assert samples(tmp_path)[SENT] == 7
+    assert list(found.items()) == [
+        (f'{bucket}{{le="0.5"}}', 1),
+        (f'{bucket}{{le="2.0"}}', 2),
+        (f'{bucket}{{le="+Inf"}}', 4),
+        ("dispatcher_plugin_seconds_count", 4),
+    ]
 
 
 def test_a_missing_folder_gives_an_empty_scrape(tmp_path: Path) -> None:

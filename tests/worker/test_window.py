@@ -130,6 +130,15 @@ def test_while_a_quarter_waits_to_be_sent_emails_are_leased_only_when_a_quarter_
     assert scene.window.room() == room
 
 
+def test_a_lease_does_not_wait_long_for_a_quarter_to_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dispatcher.worker.window.LEASE_WAIT_SECONDS", 0.0)
+    scene = Scene(LARGE_PREFETCH)
+
+    scene.hold(63)
+
+    assert scene.window.room() == 1
+
+
 def test_no_lease_is_urgent_while_a_quarter_waits_to_be_sent() -> None:
     scene = Scene(LARGE_PREFETCH)
 
