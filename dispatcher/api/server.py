@@ -215,9 +215,8 @@ async def serve(
             raise ConfigurationError([NEEDS_A_KEY])
         drafts = DraftStore(write_sessions, publish_in_seconds=RELAY_AFTER_SECONDS)
         queues = {lane: settings.queue_of(lane) for lane in settings.lanes}
-        most, prefetch = settings.bundle_emails, settings.prefetch
         immediate_publisher = ImmediatePublisher(
-            publisher, drafts, queues, read_sessions, bundle=most, prefetch=prefetch
+            publisher, drafts, queues, read_sessions, bundle=settings.bundle_emails, prefetch=settings.prefetch
         )
         await immediate_publisher.begin()
         batcher = InsertBatcher(drafts, immediate_publisher, settings.api_insert_batch_emails)

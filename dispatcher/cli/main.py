@@ -135,7 +135,7 @@ def _raised_in(error: BaseException) -> CodeType | None:
 
 
 def program() -> int:
-    """Runs `main` as the console script. After a command in `uncollected` (see `LazyGroup`), exits without clean-up."""
+    """Runs `main` as the console script. If collection is still off (see `LazyGroup`), exits without clean-up."""
     try:
         code = main()
     finally:

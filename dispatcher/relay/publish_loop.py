@@ -117,8 +117,11 @@ class PublishLoop:
 
     def _queue_of(self, lane: str) -> LaneQueue:
         name = self._settings.queue_of(lane)
-        most, prefetch = self._settings.bundle_emails, self._settings.prefetch
-        credit = QueueCredit(partial(self._publisher.find, name), most_per_message=most, prefetch=prefetch)
+        credit = QueueCredit(
+            partial(self._publisher.find, name),
+            most_per_message=self._settings.bundle_emails,
+            prefetch=self._settings.prefetch,
+        )
         return LaneQueue(self._writer(name, "send"), credit, name)
 
     async def _lead_in_a_session(self) -> None:

@@ -5,7 +5,11 @@
 -- this, so an operator's open transaction delays no other.
 select array[
     (select count(*) from dispatcher.pause where until_at is null or until_at > clock_timestamp()),
-    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.pause),
+    (
+        select coalesce(sum(xmin::text::bigint), 0)
+        from dispatcher.pause
+        where until_at is null or until_at > clock_timestamp()
+    ),
     (select count(*) from dispatcher.lane_policy),
     (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.lane_policy),
     (select count(*) from dispatcher.tenant_limit),

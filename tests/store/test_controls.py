@@ -43,6 +43,19 @@ async def test_each_change_is_found(pool: Pool, books: Books) -> None:
         assert found != before, write
 
 
+async def test_the_deletion_of_a_pause_that_has_ended_changes_nothing(pool: Pool, books: Books) -> None:
+    books.connection.execute(
+        "insert into pause (scope, name, reason, actor, began_at, until_at)"
+        " values ('all', '', 'over', 'ann', now() - interval '2 hours', now() - interval '1 hour')"
+    )
+    latest = LatestControls(pool)
+    found = await latest.read()
+
+    books.connection.execute("delete from pause")
+
+    assert await latest.read() is found
+
+
 async def test_a_replacement_of_a_row_by_another_one_is_found(pool: Pool, books: Books) -> None:
     books.connection.execute("insert into tenant_limit (tenant_id, weight) values ('acme', 1)")
     latest = LatestControls(pool)

@@ -280,7 +280,7 @@ def test_emails_that_a_slow_lease_statement_returns_during_a_pause_are_released(
         ) -> list[Lease]:
             found = await super().lease(keys_by_id, lease_seconds, paused_tenants)
             self.controls = Controls((A_PAUSE,))
-            await asyncio.sleep(5.5)  # between two reads
+            await asyncio.sleep(5.5)  # between two reads; the bench's clock takes no real time
             return found
 
     async def scenario(bench: StageBench) -> None:
