@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.store import queries
 from tests.chaos.actions import KILLS
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.storm import Ground, StormOutcome, StormPlan, play
@@ -89,6 +90,18 @@ def test_a_minute_of_random_faults_loses_and_repeats_nothing(
     assert_good(outcome, kills=10)
     assert outcome.verdict.duplicates <= (0 if policy == "hold" else outcome.verdict.uncertain)
     assert policy == "hold" or "held" not in outcome.verdict.counts
+
+
+@pytest.mark.parametrize("name", ["fencing-off", "proof-ignored", "cancel-ignored"])
+def test_a_mutant_of_a_statement_still_finds_the_condition_that_it_removes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = queries._sections()
+    monkeypatch.setattr(queries, "_sections", queries._sections)  # restored after the test
+
+    MUTANTS[name].switch_off()
+
+    assert queries._sections() != product
 
 
 @pytest.mark.slow
