@@ -12,6 +12,7 @@ import secrets
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -172,10 +173,31 @@ def measure(servers: Servers, case: Case, folder: Path, database_url: str) -> Fi
             page.await_ready(run_pid)
             _warm_up(connection, case)
             measured_run = MeasuredRun(servers, scene, run_pid, page, connection)
-            measured = _measured(measured_run)
+            with keeping_snapshot(database_url, case.hold_seconds):
+                measured = _measured(measured_run)
         # The double writes acceptances at intervals. After this time, it has written all of them.
         time.sleep(2 * WRITE_SECONDS)
         return _with_books(measured, scene, connection)
+
+
+@contextmanager
+def keeping_snapshot(database_url: str, seconds: float) -> Iterator[None]:
+    """Keep a transaction with a snapshot open and idle for this time, but at most until the block ends."""
+    if not seconds:
+        yield
+        return
+    with psycopg.connect(database_url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("set idle_in_transaction_session_timeout = 0")
+        connection.execute("select count(*) from dispatcher.email_log where false")
+        end = threading.Timer(seconds, connection.rollback)
+        end.start()
+        try:
+            yield
+        finally:
+            end.cancel()
+            end.join()
+            connection.rollback()
 
 
 @dataclass(frozen=True, slots=True)

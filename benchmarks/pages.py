@@ -38,13 +38,14 @@ PEERS: Final = {
     "Celery, tuned": "celery-tuned",
     "dramatiq, stock": "dramatiq-stock",
     "dramatiq, tuned": "dramatiq-tuned",
+    "graphile-worker, tuned": "graphile_worker-tuned",
     "django-post_office with a lease, tuned": "post_office-leasing",
     "django-post_office unchanged, without a lease: tuned": "post_office-tuned",
     "the same, stock": "post_office-stock",
     "procrastinate, tuned": "procrastinate-tuned",
     "procrastinate, stock": "procrastinate-stock",
 }
-"""The rows of the table of peers, and the case of each."""
+"""The rows of the table of peers, and the case of each. A case that was not measured has no row."""
 COMMIT: Final = "from_commit_ms"
 ARRIVAL: Final = "latency_ms"
 WITH_BROKER: Final = ("celery", "dramatiq")
@@ -225,7 +226,10 @@ def _times_of_defaults(results: Path, name: str, ours: str) -> str:
 def peers(results: Path) -> str:
     """How many times as fast as each peer our dispatcher is."""
     rows = []
+    measured = {each.name for each in _peer_results(results)}
     for text, name in PEERS.items():
+        if name not in measured:
+            continue
         rate = Spread.of(each.emails_per_second for each in _peer_results(results) if each.name == name)
         has_broker, is_stock = name.startswith(WITH_BROKER), name.endswith("-stock")
         cells = {

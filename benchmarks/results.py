@@ -49,7 +49,9 @@ def kind_of(record: Record) -> Kind:
     case = record["case"]
     rate = case["rate"] and "open loop"
     settings = tuple(map(tuple, case["settings"]))
-    return tuple(sorted({"suppressed": 0, **case, "emails": None, "rate": rate, "settings": settings}.items()))
+    return tuple(
+        sorted({"suppressed": 0, "hold_seconds": 0, **case, "emails": None, "rate": rate, "settings": settings}.items())
+    )
 
 
 def by_kind(records: Iterable[Record]) -> dict[Kind, list[Record]]:
@@ -80,6 +82,8 @@ def name_of(record: Record) -> str:
         words.append(f"{case['preload']:,} in the tables")
     if case.get("suppressed"):
         words.append(f"{case['suppressed']:,} suppressed")
+    if case.get("hold_seconds"):
+        words.append(f"a snapshot is kept for {case['hold_seconds']} s")
     if case["has_faults"]:
         words.append("under kills")
     if case["sink"] != "python":

@@ -47,6 +47,8 @@ class Case:
         has_faults: Workers are killed during the case.
         preload: The number of finished emails already in the tables.
         suppressed: The number of suppressed addresses. The emails go to other addresses.
+        hold_seconds: How long another session of the database keeps a snapshot, from the beginning of the measured part
+            on, so that vacuum cannot remove dead rows; 0 for no such session.
         sink: `python` keeps a ledger; `c` is Postfix's smtp-sink, for smtp only.
         is_templated: The emails use a provider's template, with data.
         settings: Further settings of the product, as environment variables.
@@ -61,6 +63,7 @@ class Case:
     has_faults: bool = False
     preload: int = 0
     suppressed: int = 0
+    hold_seconds: int = 0
     sink: str = "python"
     is_templated: bool = False
     settings: tuple[tuple[str, str], ...] = ()

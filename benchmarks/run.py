@@ -14,6 +14,8 @@ examples:
   benchmarks/run.py --workers 2 --rate 30% --duration 20         open loop at 30 % of the measured throughput
   benchmarks/run.py --workers 1,2 --latency-ms 50                a slow provider
   benchmarks/run.py --workers 2 --preload 0,1000000              the effect of a million emails in the tables
+  benchmarks/run.py --workers 2 --rate 1000 --duration 600 --hold-seconds 0,600
+                                                                 a transaction stays open, so vacuum removes nothing
   benchmarks/run.py --workers 2 --suppressed 0,100000            the cost of a hundred thousand suppressed addresses
   benchmarks/run.py --workers 2 --templated --set DISPATCHER_BULK_CALL_EMAILS=1,100    without and with bulk calls
   benchmarks/run.py --workers 2 --faults                         workers get SIGKILL during the run
@@ -154,6 +156,7 @@ class Bench:
                 has_faults=options.faults,
                 preload=preloaded,
                 suppressed=suppressed,
+                hold_seconds=hold_seconds,
                 sink=options.sink if provider == "smtp" else "python",
                 is_templated=options.templated,
                 settings=settings,
@@ -162,6 +165,7 @@ class Bench:
             for prefetch in options.prefetch
             for preloaded in options.preload
             for suppressed in options.suppressed
+            for hold_seconds in options.hold_seconds
             for settings in itertools.product(*options.set)
             for workers in options.workers
         ]
@@ -266,6 +270,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--preload", type=_counts, default=[0], metavar="N,…", help="finished emails already in the tables"
     )
     load.add_argument("--suppressed", type=_counts, default=[0], metavar="N,…", help="suppressed addresses")
+    load.add_argument("--hold-seconds", type=_counts, default=[0], metavar="S,…", help=_HOLD_HELP)
     load.add_argument("--templated", action="store_true", help="emails with a provider's template")
     load.add_argument("--faults", action="store_true", help="kill a worker every 2 seconds, at most 20 times")
     setting = parser.add_argument_group("the dispatcher and its provider")
@@ -292,6 +297,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 _PROVIDER_HELP: Final = f"one or more of {', '.join(PROVIDERS)}; sendgrid, ses and resend over HTTPS; default: sendgrid"
+_HOLD_HELP: Final = "another session keeps a snapshot for S seconds, from the beginning of the measured part on"
 _SET_HELP: Final = "a setting of the dispatcher; with several values, each value is a separate case"
 _SINK_HELP: Final = "for smtp: our sink with a ledger (default), or Postfix's smtp-sink in C without one"
 _COMPARE_HELP: Final = "compare with the run in DIR; with two DIRs, compare those and measure nothing"

@@ -31,7 +31,7 @@ _CAPTION: Final = (
     "Stock peers are compared with our defaults, ours and ours-published;\n"
     "tuned peers and post_office-leasing with ours tuned, ours-tuned and ours-tuned-published.\n"
     "For Celery and dramatiq, whose messages are on RabbitMQ before the clock starts, read `published is`.\n"
-    "For procrastinate and django-post_office, which have no broker and poll for due emails, read `ours is`."
+    "For procrastinate, graphile-worker and django-post_office, which have no broker, read `ours is`."
 )
 
 

@@ -95,6 +95,11 @@ PROMISES: Final[Mapping[str, Promise]] = {
         "its jobs stay `doing` until a task that the application provides retries stalled jobs; then like Celery",
         "procrastinate, How-to: Retry stalled jobs; Using an external database connection",
     ),
+    "graphile_worker": Promise(
+        "yes: the job is inserted by the application's transaction",
+        "its jobs, and those that it fetched in advance, stay locked for four hours; then like Celery",
+        "graphile-worker, Performance: Batching; sql/000016.sql: locked_at < now() - interval '4 hours'",
+    ),
     "post_office": Promise(
         "yes: the queue is a table of the application",
         "no lease: the next run sends the emails of the batch again, up to a whole batch of duplicates",
@@ -115,6 +120,7 @@ _CELERY: Final = (
 )
 _PROCRASTINATE: Final = "procrastinate --app {module}.app worker"
 _PROCRASTINATE_TABLES: Final = ("procrastinate --app {module}.app schema --apply",)
+_GRAPHILE_WORKER: Final = "benchmarks.peers.graphile_worker.node worker.cjs"
 _POST_OFFICE_TABLES: Final = ("django migrate --run-syncdb --verbosity 0",)
 _POST_OFFICE_SENT: Final = (
     "select count(*), extract(epoch from max(last_updated))::float8 from post_office_email where status = 0"
@@ -123,6 +129,11 @@ _POST_OFFICE_SENT: Final = (
 
 def _leasing_knobs(processes: int, threads: int, batch: int) -> Knobs:
     return {"processes": processes, "threads": threads, "batch": batch, "tuned": 1, "leasing": 1}
+
+
+def _graphile_knobs(concurrency: int, connections: int, queue_size: int) -> Knobs:
+    """The knobs of each of the two workers: jobs at a time, connections to PostgreSQL, jobs fetched in advance."""
+    return {"concurrency": concurrency, "connections": connections, "queue_size": queue_size}
 
 
 def _celery_knobs(pool: str, concurrency: int, threads: int, prefetch_multiplier: int = 4) -> Knobs:
@@ -192,6 +203,21 @@ PEERS: Final = (
         sweep=(
             *({"threads": threads, "delete": "successful"} for threads in (4, 8, 16, 32)),
             {"threads": 16, "delete": "never"},
+        ),
+    ),
+    Peer(
+        "graphile_worker-tuned",
+        "graphile_worker",
+        "benchmarks.peers.graphile_worker.shop",
+        (_GRAPHILE_WORKER, _GRAPHILE_WORKER),
+        emails=12_000,
+        prepare=(f"{_GRAPHILE_WORKER} tables",),
+        knobs=_graphile_knobs(24, 25, 500),
+        sweep=tuple(
+            _graphile_knobs(concurrency, connections, queue_size)
+            for concurrency, connections, queue_size in (
+                (8, 9, 100), (16, 17, 500), (24, 25, 25), (24, 25, 500), (24, 12, 500), (48, 24, 500), (96, 24, 500),
+            )
         ),
     ),
     Peer(

@@ -1,13 +1,14 @@
 """Compares our dispatcher with other systems in one run: `python benchmarks/peers/run.py --repeat 3 --out DIR`.
 
 Celery, dramatiq, procrastinate and django-post_office do the same job, stock and tuned, as their users would write it.
-They use the same private servers with the same durability, and send over TLS to the same provider's double.
-django-post_office takes no lease, so it is also measured with an added lease. The cases alternate over the repetitions,
-so that a slow minute of the machine affects all cases. Each case has enough emails for about six seconds; they are
-enqueued before the workers start. Stock peers are compared with our dispatcher at its defaults (`ours`), all other
-peers with our tuned dispatcher (`ours-tuned`). `ours` and `ours-tuned` publish in the measured time. `ours-published`,
-`ours-tuned-published` and the peers with a broker have their messages on RabbitMQ before the measured time. Each peer
-is installed once, into its own environment in the cache folder.
+So does graphile-worker, tuned; it is left out if Node.js cannot be installed. They use the same private servers with
+the same durability, and send over TLS to the same provider's double. django-post_office takes no lease, so it is also
+measured with an added lease. The cases alternate over the repetitions, so that a slow minute of the machine affects all
+cases. Each case has enough emails for about six seconds; they are enqueued before the workers start. Stock peers are
+compared with our dispatcher at its defaults (`ours`), all other peers with our tuned dispatcher (`ours-tuned`). `ours`
+and `ours-tuned` publish in the measured time. `ours-published`, `ours-tuned-published` and the peers with a broker have
+their messages on RabbitMQ before the measured time. Each peer is installed once, into its own environment in the cache
+folder.
 """
 
 from __future__ import annotations
@@ -59,9 +60,8 @@ def _main(options: argparse.Namespace) -> None:
     if options.lock:
         environments.lock(options.upgrade)
         return
-    pythons = {
-        name: environments.interpreter(name, console.log) for name in {peer.environment for peer in options.peers}
-    }
+    pythons = interpreters(options.peers, console)
+    options.peers = [peer for peer in options.peers if peer.environment in pythons]
     with (
         tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder,
         private_servers(Path(folder) / "servers", progress=console.log) as servers,
@@ -72,6 +72,17 @@ def _main(options: argparse.Namespace) -> None:
     _show(results, facts, options)
     if not options.kill and any(result.missing or result.duplicates for result in results):
         sys.exit("Emails were lost or duplicated: see the columns missing and duplicates.")
+
+
+def interpreters(peers: Sequence[Peer], console: Console) -> dict[str, Path]:
+    """The interpreter of each environment. Leaves out the peers on Node.js if Node.js cannot be installed."""
+    pythons = {}
+    for name in dict.fromkeys(peer.environment for peer in peers):
+        try:
+            pythons[name] = environments.interpreter(name, console.log)
+        except environments.NodeUnavailable as error:
+            console.log(f"{name} is left out, because Node.js is not available: {' '.join(str(error).split())[:200]}")
+    return pythons
 
 
 Case = tuple[str, Callable[[Path], Measured]]

