@@ -6,9 +6,9 @@ alter table email_log
     add column attempt_finished_at timestamptz;
 
 comment on column email_log.attempt_worker is
-    'Not null: this row contains the attempt with the number attempt_count, which was accepted. See the view attempt.';
+    'Not null: this row contains the attempt with the number attempt_count, which was accepted. See the view every_attempt.';
 
-create view attempt as
+create view every_attempt as
 select
     email_id, attempt_number, worker, provider, started_at, finished_at, outcome, error_type, error, provider_code
 from email_attempt
@@ -19,7 +19,7 @@ select
 from email_log
 where attempt_worker is not null;
 
-comment on view attempt is 'Every attempt, in whichever table it is.';
+comment on view every_attempt is 'Every attempt, in whichever table it is.';
 
 do $$
 declare
@@ -32,7 +32,7 @@ begin
             and acl.privilege_type = 'SELECT'
             and acl.grantee not in (0, c.relowner)
     loop
-        execute format('grant select on attempt to %s', grantee);
+        execute format('grant select on every_attempt to %s', grantee);
     end loop;
 end
 $$;

@@ -165,7 +165,7 @@ where not was_rescued;
 -- width_bucket returns the position of an email's id (see lease). PostgreSQL sometimes plans a join so that it compares
 -- every result with every email.
 -- An attempt is stored in the email's row. It gets a row in email_attempt only if the email was `sent` before, or if
--- another attempt has begun since (see the view attempt).
+-- another attempt has begun since (see the view every_attempt).
 -- Returns the ids of the emails that were `sent` before, or do not exist. No row: every email became `sent`.
 with closed as (
     update dispatcher.email_log
@@ -251,7 +251,7 @@ where e.email_id = any(%(email_ids)s)
 -- A row: the batch with this attempt was committed although its answer was lost, because a batch commits as a whole.
 -- The start time is compared, too, because attempt numbers start again after a replay.
 select 1
-from dispatcher.attempt
+from dispatcher.every_attempt
 where email_id = %(email_id)s
     and attempt_number = %(attempt_number)s
     and started_at = %(started_at)s

@@ -268,7 +268,7 @@ def test_old_attempts_and_new_ones_are_read_alike_after_an_upgrade(empty_databas
             connection.execute(f"set role {role}".encode())
 
             rows = connection.execute(
-                "select attempt_number, worker, provider, outcome, error from attempt order by worker"
+                "select attempt_number, worker, provider, outcome, error from every_attempt order by worker"
             ).fetchall()
 
             assert rows == [(1, "w0", "smtp", "accepted", None), (1, "w1", "smtp", "accepted", None)]

@@ -421,7 +421,7 @@ async def test_an_interrupted_record_statement_wrote_all_or_nothing(
             await recording
 
     assert books.statuses() == {"sending": 3}
-    assert books.count("attempt") == 0
+    assert books.count("every_attempt") == 0
 
     assert not await store.is_recorded(results[0])
     assert len(await store.record(results)) == 3
