@@ -89,7 +89,9 @@ class Books:
 
     def attempts(self, email_id: UUID) -> list[Row]:
         """The email's attempts in the order of their numbers."""
-        return self.select("select * from every_attempt where email_id = %s order by attempt_number, started_at", email_id)
+        return self.select(
+            "select * from every_attempt where email_id = %s order by attempt_number, started_at", email_id
+        )
 
     def outcomes(self, email_id: UUID) -> list[str]:
         """The outcomes of the email's attempts, in order."""
