@@ -323,7 +323,7 @@ def _measured(scene: Stage, accepted: Counter[str], counts: Counts) -> Measured:
     with connected(scene.database_url) as connection:
         row = connection.execute(
             "select extract(epoch from max(l.sent_at) - min(a.started_at))::float8"
-            " from dispatcher.email_log as l join dispatcher.email_attempt as a using (email_id)"
+            " from dispatcher.email_log as l join dispatcher.every_attempt as a using (email_id)"
         ).fetchone()
         sent = connection.execute("select email_id from dispatcher.email_log where status = 'sent'")
         sent_ids = {str(email_id) for (email_id,) in sent}

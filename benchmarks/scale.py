@@ -206,7 +206,7 @@ def _leased_by(scene: Stage, host: str) -> set[str]:
 # This query counts from the first attempt of the host that started last. Before that time, not all hosts worked.
 _TOGETHER = """
 with attempts as (
-    select split_part(worker, ':', 1) as host, started_at, finished_at from dispatcher.email_attempt
+    select split_part(worker, ':', 1) as host, started_at, finished_at from dispatcher.every_attempt
 ),
 together as (
     select max(first_at) as since from (select min(started_at) as first_at from attempts group by host) as beginnings

@@ -63,7 +63,7 @@ select
 from (
     select extract(epoch from a.finished_at - l.created_at)::float8 * 1000 as ms
     from dispatcher.email_log as l
-    join dispatcher.email_attempt as a using (email_id)
+    join dispatcher.every_attempt as a using (email_id)
     where l.email_id >= dispatcher.email_id_lowest_at(to_timestamp(%(since)s) - interval '2 minutes')
         and a.email_id >= dispatcher.email_id_lowest_at(to_timestamp(%(since)s) - interval '2 minutes')
         and a.finished_at >= to_timestamp(%(since)s)

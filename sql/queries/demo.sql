@@ -8,7 +8,7 @@ from dispatcher.email_log;
 -- All attempts in a demo's database.
 select email_id, attempt_number, worker, extract(epoch from started_at)::float8,
     extract(epoch from finished_at)::float8, outcome
-from dispatcher.email_attempt
+from dispatcher.every_attempt
 order by started_at;
 
 -- name: try_demo_lock

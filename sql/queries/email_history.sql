@@ -39,7 +39,7 @@ order by t.tenant_id;
 -- The attempts of an email, in order.
 select
     attempt_number, worker, provider, started_at, finished_at, outcome, error_type, provider_code, error
-from dispatcher.email_attempt
+from dispatcher.every_attempt
 where email_id = %(email_id)s
 order by attempt_number, started_at;
 

@@ -22,7 +22,7 @@ where k.tenant_id = %(tenant_id)s
 -- name: list_email_attempts
 -- The attempts of an email, in order.
 select attempt_number, provider, started_at, finished_at, outcome, error_type, error, provider_code
-from dispatcher.email_attempt
+from dispatcher.every_attempt
 where email_id = %(email_id)s
 order by attempt_number, started_at;
 

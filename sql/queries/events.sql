@@ -48,7 +48,7 @@ tried as materialized (
     select
         email_id, count(distinct attempt_number) as recorded_count, array_agg(distinct provider) as providers,
         bool_or(outcome = 'uncertain') as is_uncertain
-    from dispatcher.email_attempt
+    from dispatcher.every_attempt
     where email_id = any(
             array(
                 select k.email_id

@@ -44,7 +44,7 @@ grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispat
 grant update (error) on dispatcher.email_attempt to {role};
 grant update (event_key, address_hash, detail) on dispatcher.email_event to {role};
 grant select on
-    dispatcher.dispatcher_migration, dispatcher.dispatcher_database, dispatcher.email_log_default,
+    dispatcher.every_attempt, dispatcher.dispatcher_migration, dispatcher.dispatcher_database, dispatcher.email_log_default,
     dispatcher.email_content_default, dispatcher.email_attachment_default, dispatcher.email_attempt_default
     to {role};
 grant execute on function
@@ -63,7 +63,7 @@ grant execute on function
 -- addresses, subjects, bodies or API keys. No rows.
 grant usage on schema dispatcher to {role};
 grant select on
-    dispatcher.email_log, dispatcher.email_attempt, dispatcher.email_event, dispatcher.email_recipient,
+    dispatcher.email_log, dispatcher.every_attempt, dispatcher.email_attempt, dispatcher.email_event, dispatcher.email_recipient,
     dispatcher.email_hourly, dispatcher.email_replay,
     dispatcher.email_replay_item, dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate,
     dispatcher.host_presence, dispatcher.outgoing_event, dispatcher.outgoing_feed, dispatcher.pause,

@@ -15,6 +15,7 @@
 -- `= (select …)`, because these prune partitions at run time. If another transaction has just changed such a row,
 -- PostgreSQL 18 before commit 1b5dd3a (October 2026) reads freed memory and crashes. test_plans.py checks every
 -- statement.
+-- The content is found by a list of one id: by a single id, PostgreSQL would prune partitions again for each email.
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
@@ -58,7 +59,7 @@ with leased as (
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
         coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at, e.tenant_id,
-        e.leased_at, e.max_attempts, e.redeliver_seconds, e.redelivery_count, e.channel
+        e.leased_at, e.max_attempts, e.redeliver_seconds, e.redelivery_count, e.channel, array[e.email_id] as ids
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
@@ -100,7 +101,7 @@ left join lateral (
             else coalesce(octet_length(text_body), 0) + coalesce(octet_length(html_body), 0)
         end as octets_apart
     from dispatcher.email_content
-    where email_id = e.email_id
+    where email_id = any(e.ids)
         and email_id between %(lowest_id)s and %(highest_id)s
     offset 0
 ) as c on true;

@@ -164,6 +164,8 @@ where not was_rescued;
 -- No lease is compared, because an acceptance makes an email `sent` under any lease (see record).
 -- width_bucket returns the position of an email's id (see lease). PostgreSQL sometimes plans a join so that it compares
 -- every result with every email.
+-- An attempt is stored in the email's row. It gets a row in email_attempt only if the email was `sent` before, or if
+-- another attempt has begun since (see the view every_attempt).
 -- Returns the ids of the emails that were `sent` before, or do not exist. No row: every email became `sent`.
 with closed as (
     update dispatcher.email_log
@@ -181,12 +183,18 @@ with closed as (
         wait_until = null,
         rescued_token = null,
         sent_at = clock_timestamp(),
+        attempt_worker = case
+            when attempt_count = (%(attempt_numbers)s::integer[])[width_bucket(email_id, %(email_ids)b::uuid[])]
+                then %(worker)s
+        end,
+        attempt_started_at = (%(started_ats)b::timestamptz[])[width_bucket(email_id, %(email_ids)b::uuid[])],
+        attempt_finished_at = (%(finished_ats)b::timestamptz[])[width_bucket(email_id, %(email_ids)b::uuid[])],
         publish_due_at = null,
         dead_letter_due_at = null
     where email_id = any(%(email_ids)b)
         and email_id between %(lowest_id)s and %(highest_id)s
         and (status <> 'sent') is true
-    returning email_id, tenant_id, message_key, correlation_id
+    returning email_id, tenant_id, message_key, correlation_id, attempt_worker is not null as has_attempt
 ),
 attempted as (
     insert into dispatcher.email_attempt (
@@ -200,6 +208,8 @@ attempted as (
         %(finished_ats)b::timestamptz[],
         %(errors)s::text[]
     ) as t (email_id, attempt_number, started_at, finished_at, error)
+    where (select count(*) from closed where has_attempt) < cardinality(%(email_ids)b::uuid[])
+        and email_id not in (select email_id from closed where has_attempt)
 ),
 counted as (
     insert into dispatcher.email_hourly (hour, provider, outcome, slot, email_count)
@@ -241,7 +251,7 @@ where e.email_id = any(%(email_ids)s)
 -- A row: the batch with this attempt was committed although its answer was lost, because a batch commits as a whole.
 -- The start time is compared, too, because attempt numbers start again after a replay.
 select 1
-from dispatcher.email_attempt
+from dispatcher.every_attempt
 where email_id = %(email_id)s
     and attempt_number = %(attempt_number)s
     and started_at = %(started_at)s

@@ -70,7 +70,7 @@ def test_a_clock_that_jumps_loses_no_lease_and_no_email(host: Host, tmp_path: Pa
     assert books.counts == {"sent": 5 * BATCH + 1}
     _assert_undisturbed(run)
     with psycopg.connect(host.database_url) as connection:
-        wrong = connection.execute("select count(*) from email_attempt where finished_at < started_at").fetchone()
+        wrong = connection.execute("select count(*) from every_attempt where finished_at < started_at").fetchone()
     assert wrong == (0,)
 
 

@@ -19,7 +19,7 @@ def attempts(connection: psycopg.Connection, tenant: str) -> tuple[int, float]:
     row = connection.execute(
         "select count(*),"
         " coalesce(extract(epoch from max(a.started_at) - (select max(began_at) from pause)), 0)::float8"
-        " from email_attempt as a join email_log as e using (email_id) where e.tenant_id = %s",
+        " from every_attempt as a join email_log as e using (email_id) where e.tenant_id = %s",
         [tenant],
     ).fetchone()
     assert row is not None

@@ -79,7 +79,7 @@ def _enqueue(places: Places) -> set[str]:
 def _recorded(places: Places) -> int:
     with psycopg.connect(places.database_url) as connection:
         row = connection.execute(
-            "select count(*) from email_log join email_attempt using (email_id) where status = 'sent'"
+            "select count(*) from email_log join every_attempt using (email_id) where status = 'sent'"
         ).fetchone()
     assert row is not None
     return int(row[0])

@@ -29,7 +29,7 @@ _DAMAGED = "select email_id from dispatcher.email_log where tenant_id = %s"
 _ATTEMPTS = """
     select email_id, attempt_number, worker, extract(epoch from started_at)::float8,
         extract(epoch from finished_at)::float8, outcome
-    from dispatcher.email_attempt
+    from dispatcher.every_attempt
     order by started_at
 """
 

@@ -47,7 +47,7 @@ async def test_a_reader_without_access_to_addresses_sees_events_without_recipien
     with psycopg.connect(tables_url, autocommit=True) as owner:
         owner.execute(f"create role {role}".encode())
         try:
-            for table in ("email_log", "email_attempt", "email_event", "operator_audit", "email_replay",
+            for table in ("email_log", "every_attempt", "email_event", "operator_audit", "email_replay",
                           "email_replay_item", "domain_limit"):  # fmt: skip
                 owner.execute(f"grant select on {table} to {role}".encode())
             owner.execute(f"grant usage on schema dispatcher to {role}".encode())

@@ -412,13 +412,13 @@ async def test_a_second_settlement_of_the_same_ledger_is_harmless(
     kept = tmp_path / "kept"
     kept.hardlink_to(path)  # the relay would refuse a copy
     await settlement.run_once()
-    rows, attempts = books.rows(), books.count("email_attempt")
+    rows, attempts = books.rows(), books.count("every_attempt")
 
     kept.rename(path)
     await settlement.run_once()
 
     assert books.rows() == rows
-    assert books.count("email_attempt") == attempts == 3
+    assert books.count("every_attempt") == attempts == 3
     assert left_over(run_dir) == []
 
 
@@ -436,7 +436,7 @@ async def test_results_that_the_worker_had_recorded_are_not_recorded_again(
 
     assert books.rows() == rows
     assert books.hourly() == {"accepted": 1, "rejected": 1}
-    assert books.count("email_attempt") == 2
+    assert books.count("every_attempt") == 2
 
 
 async def test_a_recorded_deferral_whose_retry_was_pending_is_released(

@@ -344,7 +344,7 @@ async def test_a_worker_that_renews_during_the_settlement_keeps_its_lease(
     assert books.statuses() == {"sending": 2}
     assert [row["lease_token"] for row in books.rows()] == [1, 1]
     # The relay records no attempt for a lease that it did not settle.
-    assert books.count("email_attempt") == 0
+    assert books.count("every_attempt") == 0
 
 
 async def test_a_renewal_counts_even_if_the_clock_was_set_back(worker: LeaseStore, books: Books) -> None:

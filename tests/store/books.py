@@ -88,11 +88,10 @@ class Books:
         return Counter({row["status"]: row["count"] for row in rows})
 
     def attempts(self, email_id: UUID) -> list[Row]:
-        """The email's rows in `email_attempt` in the order of their attempt numbers. Rows of one attempt are in the
-        order in which they were written."""
-        # Physical order would be wrong: after a vacuum, PostgreSQL may store later rows before earlier rows.
-        statement = "select * from email_attempt where email_id = %s order by attempt_number, xmin::text::bigint"
-        return self.select(statement, email_id)
+        """The email's attempts in the order of their numbers."""
+        return self.select(
+            "select * from every_attempt where email_id = %s order by attempt_number, started_at", email_id
+        )
 
     def outcomes(self, email_id: UUID) -> list[str]:
         """The outcomes of the email's attempts, in order."""

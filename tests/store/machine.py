@@ -850,7 +850,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def other_tables_agree(self) -> None:
         assert Counter(self.books.hourly()) == self.counted
-        attempts = self.books.select("select email_id, attempt_number, outcome, worker from email_attempt")
+        attempts = self.books.select("select email_id, attempt_number, outcome, worker from every_attempt")
         wanted = Counter((known.email_id, *row) for known in self.known.values() for row in known.rows)
         assert Counter(tuple(row.values()) for row in attempts) == wanted
 

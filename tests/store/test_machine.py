@@ -107,6 +107,12 @@ MUTANTS: Final = {
         "record_accepted", "publish_due_at = null,\n        dead_letter_due_at = null\n", "publish_due_at = null\n"
     ),
     "acceptance_that_keeps_the_lease": Mutant("record_accepted", "        locked_by = null,\n"),
+    "acceptance_with_the_number_of_a_later_attempt": Mutant(
+        "record_accepted",
+        "attempt_count = (%(attempt_numbers)s::integer[])[width_bucket(email_id, %(email_ids)b::uuid[])]",
+        "true",
+    ),
+    "acceptance_that_loses_a_second_attempt": Mutant("record_accepted", "where has_attempt) <", "where has_attempt) >"),
     "record_for_another_worker_with_any_token": Mutant(
         "record", "e.lease_token = r.lease_token and e.locked_until = r.expired_at", "e.locked_until = r.expired_at"
     ),

@@ -247,6 +247,36 @@ def test_an_application_enqueues_after_an_upgrade_with_the_rights_of_the_release
             connection.execute(f"drop owned by {role}; drop role {role}".encode())
 
 
+def test_old_attempts_and_new_ones_are_read_alike_after_an_upgrade(empty_database_url: str) -> None:
+    role = f"reader_{secrets.token_hex(4)}"
+    create_tables(empty_database_url, before=64)
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute("set search_path = dispatcher, pg_temp")
+        connection.execute(f"create role {role}; grant usage on schema dispatcher to {role}".encode())
+        try:
+            connection.execute(f"grant select on email_attempt, email_log to {role}".encode())
+            connection.execute(
+                "insert into email_attempt values (gen_random_uuid(), 1, 'w0', 'smtp', now(), now(), 'accepted')"
+            )
+            with connected(empty_database_url) as owner:
+                migrate(owner)
+            connection.execute(
+                "insert into email_log (email_id, tenant_id, message_key, status, attempt_count, provider, "
+                "attempt_worker, attempt_started_at, attempt_finished_at) "
+                "values (gen_random_uuid(), 'default', 'k', 'sent', 1, 'smtp', 'w1', now(), now())"
+            )
+            connection.execute(f"set role {role}".encode())
+
+            rows = connection.execute(
+                "select attempt_number, worker, provider, outcome, error from every_attempt order by worker"
+            ).fetchall()
+
+            assert rows == [(1, "w0", "smtp", "accepted", None), (1, "w1", "smtp", "accepted", None)]
+        finally:
+            connection.execute("reset role")
+            connection.execute(f"drop owned by {role}; drop role {role}".encode())
+
+
 def test_columns_adopt_domains_without_rewriting_a_table_or_an_index(empty_database_url: str) -> None:
     create_tables(empty_database_url, before=56)
     with psycopg.connect(empty_database_url, autocommit=True) as connection:

@@ -146,6 +146,16 @@ def test_the_hot_table_has_a_low_fillfactor_and_an_eager_autovacuum(connection: 
     }
 
 
+def test_the_indexes_that_a_lease_writes_are_tuned_in_every_partition(connection: psycopg.Connection) -> None:
+    make(connection, FAR)
+    options = connection.execute(
+        "select distinct inhparent::regclass::text, reloptions from pg_inherits join pg_class on oid = inhrelid "
+        "where inhparent in ('email_log_pkey'::regclass, 'email_log_unfinished'::regclass) order by 1"
+    ).fetchall()
+
+    assert options == [("email_log_pkey", ["fillfactor=40"]), ("email_log_unfinished", ["deduplicate_items=off"])]
+
+
 def test_message_keys_are_vacuumed_before_a_fifth_of_the_rows_is_dead(connection: psycopg.Connection) -> None:
     (options,) = connection.execute(
         "select reloptions from pg_class where oid = 'email_idempotency'::regclass"

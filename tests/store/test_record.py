@@ -175,6 +175,45 @@ async def test_every_attempt_is_stored_with_all_its_fields(store: LeaseStore, bo
     assert (two["attempt_number"], two["outcome"], two["provider"]) == (2, "accepted", "capture")
 
 
+@pytest.mark.parametrize("earlier", [0, 1])
+async def test_an_accepted_attempt_is_stored_in_the_emails_row(store: LeaseStore, books: Books, earlier: int) -> None:
+    lease = await lease_one(store, books)
+    if earlier:
+        await store.record([result(lease, Status.SENDING)])
+    accepted = result(lease, Status.SENT, attempt_number=1 + earlier, error="250 queued", finished_at=EXPIRED)
+    await store.record([accepted])
+
+    assert books.count("email_attempt") == earlier
+    assert books.attempts(lease.email_id)[earlier] == {
+        "email_id": lease.email_id,
+        "attempt_number": 1 + earlier,
+        "worker": "worker-1",
+        "provider": "smtp",
+        "started_at": accepted.started_at,
+        "finished_at": EXPIRED,
+        "outcome": "accepted",
+        "error_type": None,
+        "error": "250 queued",
+        "provider_code": None,
+    }
+
+
+async def test_an_acceptance_after_another_attempt_began_keeps_its_own_number(
+    store: LeaseStore, other_store: LeaseStore, books: Books
+) -> None:
+    late, fine = await lease_some(store, books, 2)
+    books.change(late.email_id, status="pending", locked_until=EXPIRED)
+    (newer,) = await other_store.lease(books.keys([late.email_id]), 60)
+
+    await store.record([result(late, Status.SENT), result(fine, Status.SENT)])
+    await other_store.record([result(newer, Status.SENT)])
+
+    found = [(row["attempt_number"], row["worker"]) for row in books.attempts(late.email_id)]
+    assert found == [(1, "worker-1"), (2, "worker-2")]
+    assert len(books.attempts(fine.email_id)) == 1
+    assert books.hourly() == {"accepted": 2}
+
+
 @pytest.mark.parametrize("status", sorted(RECORDABLE - {Status.SENT}))
 async def test_a_result_without_its_lease_changes_no_email_but_stores_the_attempt(
     store: LeaseStore, books: Books, status: Status
@@ -225,6 +264,7 @@ async def test_an_acceptance_leaves_the_same_rows_alone_and_in_a_batch_with_othe
     apart = {"email_id", "started_at", "finished_at"}
     assert {name: one[name] for name in one.keys() - apart} == {name: two[name] for name in two.keys() - apart}
     own = {"email_id", "message_key", "created_at", "published_at", "leased_at", "sent_at"}
+    own |= {"attempt_worker", "attempt_started_at", "attempt_finished_at"}
     first, second = (books.row(lease.email_id) for lease in (alone, together))
     assert {name: first[name] for name in first.keys() - own} == {name: second[name] for name in second.keys() - own}
     events = books.select("select * from outgoing_event where kind = 'sent'")
@@ -355,7 +395,8 @@ async def test_a_batch_whose_answer_was_lost_is_recognised(
     recorded, unrecorded, lost = await lease_some(store, books, 3)
     books.change(lost.email_id, lease_token=99)
     sent, failed = result(recorded, Status.SENT), result(lost, Status.FAILED)
-    await store.record([sent, failed])
+    await store.record([sent])
+    await store.record([failed])
 
     assert await store.is_recorded(sent)
     assert await store.is_recorded(failed)
@@ -380,7 +421,7 @@ async def test_an_interrupted_record_statement_wrote_all_or_nothing(
             await recording
 
     assert books.statuses() == {"sending": 3}
-    assert books.count("email_attempt") == 0
+    assert books.count("every_attempt") == 0
 
     assert not await store.is_recorded(results[0])
     assert len(await store.record(results)) == 3

@@ -57,6 +57,7 @@ STATEMENTS: Final[dict[str, tuple[str, ...]]] = {
     "list the message keys and tenants of all emails": ("select tenant_id, message_key from email_idempotency",),
     "read the status of an email": ("select status from email_log",),
     "read attempts, events and audit records": (
+        "select * from every_attempt",
         "select * from email_attempt",
         "select * from email_event",
         "select * from operator_audit",

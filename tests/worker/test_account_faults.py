@@ -92,7 +92,7 @@ async def test_a_refused_backlog_stays_pending_or_goes_to_the_second_provider(
         assert told in reason[0]
         assert reason[1] >= lasts
         assert not sink.received
-        blamed = bench.books.select("select error_type from email_attempt where outcome = 'rejected'")
+        blamed = bench.books.select("select error_type from every_attempt where outcome = 'rejected'")
         assert blamed == []
 
 
@@ -115,7 +115,7 @@ async def test_three_refused_emails_are_enough(case: str, bench: Bench, tmp_path
         await until(lambda: reasons(bench) != [])
 
         await bench.settled({"pending": 3})
-        assert bench.books.select("select * from email_attempt") == []
+        assert bench.books.select("select * from every_attempt") == []
 
 
 async def test_the_log_says_why_an_email_waits_whose_refusal_is_undecided(bench: Bench, tmp_path: Path) -> None:

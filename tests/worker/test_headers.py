@@ -30,7 +30,7 @@ async def test_an_email_with_a_forbidden_header_fails_at_once_and_names_the_head
     await bench.settled({"failed": 1})
     assert not first.accepted
     assert not second.accepted
-    (attempt,) = bench.books.select("select error_type, error from email_attempt")
+    (attempt,) = bench.books.select("select error_type, error from every_attempt")
     assert attempt["error_type"] == "invalid_content"
     assert attempt["error"].startswith("headers.X-MC-Subaccount controls Mailchimp Transactional")
 

@@ -151,7 +151,7 @@ async def test_a_provider_that_fails_as_a_whole_is_paused_and_its_emails_are_rel
 
     await until(lambda: state_of(bench) == "open")
     await until(lambda: bench.books.statuses()["sending"] == 0)
-    assert bench.books.count("email_attempt") == 0
+    assert bench.books.count("every_attempt") == 0
     bench.provider.always = accept
     await bench.deliver(email_ids)
 
