@@ -30,11 +30,11 @@ def test_a_file_without_certificates_is_an_error(tmp_path: Path) -> None:
 
 
 def test_clients_of_http_share_a_context_until_the_certificates_are_read_again() -> None:
-    before = http_context(None)
+    before = http_context(None, None)
 
-    assert http_context(None) is before
+    assert http_context(None, None) is before
     http_context.cache_clear()
-    assert http_context(None) is not before
+    assert http_context(None, None) is not before
 
 
 def test_contexts_of_clients_come_from_one_place() -> None:

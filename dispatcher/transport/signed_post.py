@@ -53,7 +53,7 @@ class PostAnswer:
 def trusting_context(ca_file: Path | None) -> ssl.SSLContext:
     """See `tls.http_context`. Raises ConfigurationError if the file contains no readable certificate."""
     try:
-        return http_context(ca_file)
+        return http_context(ca_file, None)
     except OSError as error:
         words = f"DISPATCHER_CA_FILE ({ca_file}) contains no readable PEM certificate."
         raise ConfigurationError([words]) from error
