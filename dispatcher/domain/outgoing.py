@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Final
@@ -12,7 +12,7 @@ from uuid import UUID
 
 from dispatcher.domain.filename import plain_name
 from dispatcher.domain.text import name_fault
-from dispatcher.domain.values import value
+from dispatcher.domain.values import dataclass, value
 from dispatcher.errors import InvalidEmail
 
 MAX_FILENAME_CHARACTERS: Final = 255

@@ -13,7 +13,6 @@ import asyncio
 import ssl
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 
 import h11
 
+from dispatcher.domain.values import dataclass
 from dispatcher.domain.webhook import LONGEST_RETRY_AFTER_SECONDS, signature
 from dispatcher.errors import ConfigurationError
 from dispatcher.transport.destination import NoAnswer, Resolve, addresses_of, cause_of
