@@ -19,7 +19,7 @@ else:
         also frozen at runtime takes more than twice the time to create."""
 
         def make(cls: type[T]) -> type[T]:
-            made = dataclasses.dataclass(eq=False, repr=False, **options)(cls)
+            made = dataclasses.dataclass(init="__init__" not in vars(cls), eq=False, repr=False, **options)(cls)
             made.__repr__ = _repr
             if eq:
                 key = attrgetter("__class__", *(each.name for each in fields(made) if each.compare))
