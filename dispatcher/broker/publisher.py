@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +18,7 @@ from pika import exceptions, spec
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters, resolve
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.topology import FoundQueue, bind
-from dispatcher.domain.values import dataclass
+from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import BrokerUnavailable
 
 BATCH_SECONDS: Final = 15.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
-__all__ = ["dataclass", "value"]
+__all__ = ["dataclass", "field", "replace", "value"]
 T = TypeVar("T")
 
 if TYPE_CHECKING:

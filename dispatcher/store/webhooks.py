@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.domain.outgoing_event import OutgoingEvent, OutgoingKind
-from dispatcher.domain.values import dataclass
+from dispatcher.domain.values import dataclass, field
 from dispatcher.domain.webhook import WebhookState
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.outgoing_events import Position, event_of

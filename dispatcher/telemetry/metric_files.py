@@ -23,13 +23,12 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from dispatcher.telemetry.log import get_log
 from dispatcher.telemetry.meters import Labels, Meter, SampleValue
-
-if TYPE_CHECKING:
-    from prometheus_client.mmap_dict import MmapedDict
 
 FIRST_OCTETS: Final = 64 * 1024
 """The size of a new file. A full file doubles in size."""
@@ -117,6 +116,8 @@ _lock: int | None = None
 _files: Final[list[MmapedDict]] = []
 """Every file that this process has opened. They stay open, because another thread may be writing."""
 _writing: Final = Lock()
+_key_text: Final = lru_cache(_MAX_KEYS)(mmap_key)
+"""The text of a key. Forked processes find the keys of their parent in the cache."""
 
 
 class Key(NamedTuple):
@@ -136,8 +137,6 @@ def read(path: Path) -> list[tuple[str, float]]:
         BadFile: The file is not valid.
         FileNotFoundError: The file no longer exists: a new parent may have deleted the files of the previous parent.
     """
-    from prometheus_client.mmap_dict import MmapedDict
-
     ours = _OURS.fullmatch(path.name)
     if ours is None or path.suffix != ".db":
         raise BadFile("foreign")
@@ -212,8 +211,6 @@ def is_current(path: Path) -> bool:
 
 def _open(folder: Path, slot: str) -> None:
     global _lock
-    from prometheus_client.mmap_dict import MmapedDict
-
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     name, _lock = _take_name(folder, slot)
     files, rooms = {}, dict.fromkeys(PREFIXES, 0)
@@ -238,14 +235,6 @@ def _open(folder: Path, slot: str) -> None:
 
     for meter in Meter.declared:
         meter.bind(make_value)
-
-
-@lru_cache(maxsize=_MAX_KEYS)
-def _key_text(metric: str, sample: str, names: Labels, values: Labels, about: str) -> str:
-    """The key of a value. Forked processes find the keys of the parent in the cache."""
-    from prometheus_client.mmap_dict import mmap_key
-
-    return mmap_key(metric, sample, list(names), list(values), about)
 
 
 class _Value:
