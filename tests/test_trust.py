@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.transport.signed_post import trusting_context
 from dispatcher.transport.tls import client_context, http_context
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +31,7 @@ def test_a_file_without_certificates_is_an_error(tmp_path: Path) -> None:
 
 
 def test_clients_of_http_share_a_context_until_the_certificates_are_read_again() -> None:
-    before = http_context(None, None)
+    before = trusting_context(None)
 
     assert http_context(None, None) is before
     http_context.cache_clear()
