@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,6 @@ from pika import exceptions, spec
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters, resolve
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.topology import FoundQueue, bind
-from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import BrokerUnavailable
 
 BATCH_SECONDS: Final = 15.0
