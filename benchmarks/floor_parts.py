@@ -24,9 +24,8 @@ from benchmarks.figures import per_email_us
 from dispatcher.broker.connection import open_connection
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import connect_async
-from dispatcher.store.instants import EARLIEST, LATEST
+from dispatcher.store.instants import AHEAD_SECONDS, EARLIEST, LATEST
 from dispatcher.store.leases import MAX_OCTETS
-from dispatcher.store.outbox import AHEAD_SECONDS
 from dispatcher.store.queries import ids_within, query
 from dispatcher.transport.http import HttpTransport
 

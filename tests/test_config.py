@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dispatcher.config import EMAIL_PROVIDERS, every_setting, examine, load, suspicious_settings
+from dispatcher.config import EMAIL_PROVIDERS, Settings, every_setting, examine, load, suspicious_settings
 from dispatcher.config.values import SmtpServer
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
@@ -430,6 +431,15 @@ def test_machines_that_differ_at_the_end_of_a_long_name_are_different_hosts(monk
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         load({}).workers = 9  # type: ignore[misc]
+
+
+def test_settings_have_defaults_can_be_replaced_and_have_no_other_fields() -> None:
+    settings = Settings(workers=3)
+
+    assert (settings.workers, settings.prefetch, settings.own) == (3, load({}).prefetch, {})
+    assert replace(settings, workers=4) == Settings(workers=4)
+    with pytest.raises(TypeError, match="worker_count"):
+        Settings(worker_count=3)  # type: ignore[call-arg]
 
 
 class TestAlerts:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.transport.signed_post import trusting_context
 from dispatcher.transport.tls import client_context, http_context
 
 ROOT = Path(__file__).parent.parent
@@ -30,11 +31,11 @@ def test_a_file_without_certificates_is_an_error(tmp_path: Path) -> None:
 
 
 def test_clients_of_http_share_a_context_until_the_certificates_are_read_again() -> None:
-    before = http_context(None)
+    before = trusting_context(None)
 
-    assert http_context(None) is before
+    assert http_context(None, None) is before
     http_context.cache_clear()
-    assert http_context(None) is not before
+    assert http_context(None, None) is not before
 
 
 def test_contexts_of_clients_come_from_one_place() -> None:

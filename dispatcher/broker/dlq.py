@@ -21,11 +21,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, NamedTuple
 
 from dispatcher.broker.connection import Channel, Connection, first_of
+from dispatcher.domain.values import dataclass, field
 
 WINDOW: Final = 50_000
 """The most messages that a scan reads over one channel, because AMQP's prefetch count has 16 bits. A scan of a deeper

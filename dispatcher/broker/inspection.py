@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dispatcher.broker.management import Management, is_count
 from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, exactly
 from dispatcher.domain.text import printable
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import BrokerUnavailable, TopologyError
 
 _INIT: Final = "Run `dispatcher init`."

@@ -15,7 +15,6 @@ import ssl
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, Final, TypeGuard
 from urllib.parse import quote, unquote, urlsplit
 
 from dispatcher.config.values import addresses
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
 from dispatcher.transport.tls import client_context
 

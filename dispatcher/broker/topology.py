@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,7 @@ from dispatcher.broker.connection import Connection, open_connection
 from dispatcher.broker.faults import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, ChannelClosed
 from dispatcher.config import Settings
 from dispatcher.domain.lanes import DEFAULT_LANES, send_queue
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import TopologyError
 
 DELIVERY_LIMIT: Final = 1_000_000

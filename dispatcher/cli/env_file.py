@@ -12,7 +12,6 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +20,7 @@ import click
 from dispatcher.cli.startup_errors import log_startup_errors
 from dispatcher.config import PREFIX, every_setting
 from dispatcher.config.plugins import provider_names
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import ConfigurationError
 
 if TYPE_CHECKING:

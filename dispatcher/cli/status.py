@@ -23,7 +23,6 @@ from dispatcher.errors import BrokerUnavailable, SchemaError, ServerUnavailable,
 if TYPE_CHECKING:
     from dispatcher.cli.status_page import Snapshot
     from dispatcher.config import Settings
-    from dispatcher.store.retention import ExpiringEmails
 
 _WATCH_SECONDS: Final = 2.0
 
@@ -180,6 +179,7 @@ def take_snapshot(settings: Settings) -> Snapshot:
     from dispatcher.store.domains import count_domain_waits_sync
     from dispatcher.store.old_transactions import find_oldest_transaction
     from dispatcher.store.providers import find_troubles_sync
+    from dispatcher.store.retention import Retention, count_expiring_sync
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
@@ -189,7 +189,7 @@ def take_snapshot(settings: Settings) -> Snapshot:
         workers, latency = list_workers(connection), measure_latency(connection)
         longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
         silent = list_silent_hosts(connection, after_seconds=longest_seconds)
-    expiring = asyncio.run(_count_expiring(settings))
+        expiring = count_expiring_sync(connection, Retention.of(settings))
     queues, fault = None, None
     try:
         queues = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
@@ -213,14 +213,6 @@ def take_snapshot(settings: Settings) -> Snapshot:
         fault,
         time.monotonic(),
     )
-
-
-async def _count_expiring(settings: Settings) -> ExpiringEmails | None:
-    from dispatcher.store.connections import connect_unconfigured
-    from dispatcher.store.retention import Retention, count_expiring
-
-    async with await connect_unconfigured(settings.database_url, name="dispatcher status") as session:
-        return await count_expiring(session, Retention.of(settings))
 
 
 def _print(snapshot: Snapshot, *, as_json: bool) -> bool:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.cli.output import counted
 from dispatcher.cli.table import Styled, Table, in_style, side_by_side
 from dispatcher.domain.status import Status
 from dispatcher.domain.text import printable
+from dispatcher.domain.values import dataclass
 from dispatcher.domain.waiting import resume_remedy
 from dispatcher.store.activity import VanishedHost, find_vanished_hosts
-from dispatcher.store.outbox import AHEAD_SECONDS
+from dispatcher.store.instants import AHEAD_SECONDS
 
 if TYPE_CHECKING:
     from dispatcher.domain.controls import Pause

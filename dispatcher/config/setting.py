@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Final, TypeVar
 
 from dispatcher.config import values
+from dispatcher.domain.values import dataclass
 
 PREFIX: Final = "DISPATCHER_"
 _RATE_LIMIT: Final = "max_per_second"

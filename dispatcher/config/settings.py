@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, FrozenInstanceError, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from dispatcher.config import event_values, values
 from dispatcher.config.setting import setting
 from dispatcher.domain.lanes import DEFAULT_LANES, send_queue
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.suppression import AUTOMATIC
+from dispatcher.domain.values import dataclass
 
 if TYPE_CHECKING:
     from dispatcher.domain.sms import SmsRules
@@ -45,7 +47,7 @@ _PROGRAM_EXTENSIONS: Final = (
 _MIB: Final = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderSettings:
     """The settings that every provider has. A subclass adds one provider's settings: `DISPATCHER_<NAME>_<FIELD>`."""
 
@@ -519,6 +521,21 @@ class Settings:
 
     own: Mapping[str, ProviderSettings] = field(default_factory=dict)
     """The settings of each known provider, by its name."""
+
+    if (
+        not TYPE_CHECKING
+    ):  # the methods that dataclass generates for so many fields take 4 ms of each command to compile
+
+        def __init__(self, **given: Any) -> None:
+            for each in fields(self):
+                if each.name not in given:
+                    given[each.name] = each.default_factory() if each.default is MISSING else each.default
+                object.__setattr__(self, each.name, given.pop(each.name))
+            if given:
+                raise TypeError(f"Settings has no field {next(iter(given))!r}.")
+
+        def __setattr__(self, name: str, _value: object) -> NoReturn:
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
     @property
     def sms_rules(self) -> SmsRules:

@@ -15,12 +15,12 @@ import re
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from dispatcher.domain.lanes import LANE, NORMAL
+from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import InvalidEmail
 
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")

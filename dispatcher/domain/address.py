@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
 from typing import Final
 
 from dispatcher.domain.text import name_fault
+from dispatcher.domain.values import dataclass
 
 MAX_LOCAL_OCTETS: Final = 64
 """The longest part before the @ that every server must accept (RFC 5321, section 4.5.3.1.1), in bytes of UTF-8. This

@@ -8,10 +8,11 @@ If a condition cannot be checked, for example because RabbitMQ is unreachable, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
+
+from dispatcher.domain.values import dataclass
 
 SEVERITY: Final = "CRITICAL"
 MANUAL: Final = "Manual intervention is required."

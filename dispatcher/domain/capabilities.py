@@ -7,13 +7,13 @@ Each provider class declares its `Capabilities`. Routing checks the capabilities
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 from dispatcher.domain.address import parse_address
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail
+from dispatcher.domain.values import dataclass
 
 AnyEmail = Message | OutgoingEmail
 

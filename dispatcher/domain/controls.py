@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
 from dispatcher.domain.status import OnUncertain
+from dispatcher.domain.values import dataclass, field
 
 MIN_LIMIT: Final = 0.001
 """The lowest weight, and the lowest ceiling per second. With a lower weight, the clocks of `domain.turns` would lose

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.domain.status import Status
+from dispatcher.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

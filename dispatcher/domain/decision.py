@@ -27,13 +27,12 @@ pinned, otherwise             → MarkHeld    also for a rejection: the earlier 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar, assert_never
 
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.retry import RetryLimits, RetryPolicy
 from dispatcher.domain.status import OnUncertain, Transition
-from dispatcher.domain.values import value
+from dispatcher.domain.values import dataclass, value
 
 
 @value

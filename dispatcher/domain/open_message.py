@@ -4,9 +4,10 @@ Here, a message is an SMS or another row that is not an email."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
+
+from dispatcher.domain.values import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum, StrEnum, auto
 from typing import Final
 
-from dispatcher.domain.values import value
+from dispatcher.domain.values import replace, value
 
 
 class Reason(StrEnum):

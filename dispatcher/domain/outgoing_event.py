@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
+
+from dispatcher.domain.values import dataclass
 
 
 class OutgoingKind(StrEnum):

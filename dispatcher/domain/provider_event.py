@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
 from uuid import UUID
+
+from dispatcher.domain.values import dataclass
 
 
 class EventKind(StrEnum):

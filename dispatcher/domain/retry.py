@@ -8,8 +8,9 @@ redelivery is on, the redelivery follows after one attempt.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
+
+from dispatcher.domain.values import dataclass, replace
 
 _MAX_DOUBLINGS: Final = 60
 """The most doublings of a wait. More doublings would exceed every cap, and could overflow the number."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from dispatcher.domain.phone import phone_number
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import InvalidEmail
 
 

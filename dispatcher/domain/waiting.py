@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
@@ -11,6 +10,7 @@ from typing import Final
 from dispatcher.domain.controls import DomainLimit, Pause, PauseScope
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
+from dispatcher.domain.values import dataclass, field
 
 MAX_AHEAD_COUNT: Final = 10_000
 """The count of emails ahead stops at this number. A larger number would not help an operator."""

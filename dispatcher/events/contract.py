@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
 from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import ServerUnavailable
 
 BOUNCE_PROVIDER: Final = "smtp"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.domain.suppression import SuppressionRules
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
 from dispatcher.events.contract import BOUNCE_PROVIDER
 from dispatcher.store.address_hashes import AddressHasher

@@ -19,7 +19,6 @@ import random
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
@@ -29,6 +28,7 @@ import orjson
 
 from dispatcher.domain.outgoing_event import OutgoingEvent
 from dispatcher.domain.scrub import scrub
+from dispatcher.domain.values import dataclass
 from dispatcher.domain.webhook import WebhookState, next_attempt, next_probe
 from dispatcher.errors import StoreUnavailable
 from dispatcher.host.name_lookup import resolve

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 from zlib import crc32
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, PartialDelivery, Reason, Rejected, Uncertain
 from dispatcher.domain.status import OnUncertain
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import DispatcherError
 
 SUFFIX: Final = ".ledger"

@@ -7,11 +7,11 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.values import dataclass
 from dispatcher.host.clock import boot_id
 from dispatcher.host.ledger_format import (
     HEADER_BYTES,

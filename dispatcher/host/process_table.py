@@ -19,9 +19,10 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
+
+from dispatcher.domain.values import dataclass
 
 MAX_PROCESSES: Final = 1024
 """The number of rows. It is more than twice the largest number of workers per host: during a replacement, the old and

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
@@ -18,6 +17,7 @@ import h11
 
 from dispatcher.config.values import Listener
 from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.values import dataclass
 from dispatcher.telemetry.log import get_log
 
 CONNECTIONS: Final = 32

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Collection, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -18,6 +17,7 @@ from dispatcher.alerts.wording import instant
 from dispatcher.domain.alert import Alert, Kind
 from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.domain.scrub import scrub
+from dispatcher.domain.values import dataclass
 from dispatcher.domain.waiting import describe_problem, explain_wait
 from dispatcher.errors import DispatcherError
 from dispatcher.maintenance.alert_state import AlertState

@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -19,6 +18,7 @@ from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.domain.controls import PauseScope
 from dispatcher.domain.lanes import send_queue
+from dispatcher.domain.values import dataclass
 from dispatcher.monitor.health import Health
 from dispatcher.monitor.polling import Poll
 from dispatcher.store.counts import MonitorCounts

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
+from dispatcher.domain.values import dataclass, field
 from dispatcher.domain.waiting import WaitExplanation, explain_wait
 from dispatcher.ops.email_timeline import Moment, timeline
 from dispatcher.store import emails

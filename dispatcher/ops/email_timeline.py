@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
 from dispatcher.domain.status import Status
+from dispatcher.domain.values import dataclass
 
 Record = Mapping[str, Any]
 

@@ -12,7 +12,6 @@ the recipients of the found emails, call `masked_recipients`, which reads and ma
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
@@ -20,6 +19,7 @@ from uuid import UUID
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import Recipient
+from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import InvalidEmail
 from dispatcher.store.address_hashes import AddressHasher, normalised
 from dispatcher.store.lookup import (

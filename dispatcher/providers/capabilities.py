@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from dispatcher.config import BUILT_IN
@@ -20,6 +19,7 @@ from dispatcher.domain.capabilities import (
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.domain.sms import SMS_CHANNEL
+from dispatcher.domain.values import dataclass
 from dispatcher.providers.registry import class_of
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from dispatcher.config import ProviderSettings, Settings
@@ -18,6 +17,7 @@ from dispatcher.domain.open_message import OpenMessage
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import ProviderFault, ServerUnavailable
 from dispatcher.transport import call
 

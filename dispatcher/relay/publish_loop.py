@@ -7,7 +7,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -15,6 +14,7 @@ from dispatcher.broker.credit import QueueCredit
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import BrokerUnavailable, StatementRefused, StoreUnavailable
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.host.services import Periodic, Service

@@ -12,12 +12,12 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from dispatcher.domain.controls import Controls, TenantLimit
 from dispatcher.domain.lanes import NORMAL
 from dispatcher.domain.turns import Turns
+from dispatcher.domain.values import dataclass, field
 from dispatcher.store.outbox import DuePointer, Tenant
 
 BURST_SECONDS: Final = 0.5

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.values import dataclass, field
 
 SEVERAL_DOMAINS: Final = 3
 """Refusals count against the provider only if the refused emails have at least this many domains."""

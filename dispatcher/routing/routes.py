@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from dispatcher.domain.capabilities import Capabilities
@@ -29,6 +28,7 @@ from dispatcher.domain.outcome import (
 )
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.refusal_words import SENDER
+from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capabilities import CapabilityGap, capability_gap
 from dispatcher.providers.contract import Provider

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from dispatcher.domain.values import dataclass
 from dispatcher.store.connections import Session
 from dispatcher.store.statements import fetch_sync
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import orjson
 
 from dispatcher.domain.alert import MAX_CORRELATION_IDS, MAX_DUE_COUNT, Alert, Kind
 from dispatcher.domain.controls import Pause
+from dispatcher.domain.values import dataclass
 from dispatcher.domain.waiting import Facts, ProviderProblem
 from dispatcher.errors import DispatcherError
 from dispatcher.store import named_locks

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from dispatcher.domain.controls import Pause
 from dispatcher.domain.status import Status
+from dispatcher.domain.values import dataclass
 from dispatcher.store.connections import AsyncSession, Session, translated
 from dispatcher.store.controls import list_pauses
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.queries import query
 from dispatcher.store.statements import fetch, fetch_sync
-from dispatcher.store.webhooks import measure_lag
 
 _UNCOUNTED: Final = frozenset({Status.SENT, Status.CANCELLED})
 """The statuses whose emails the monitor does not count in the table, because there may be millions. Metrics count these
@@ -48,8 +47,8 @@ class MonitorCounts(Counts):
         sent_last_hour: Approximate number of emails sent in the last 60 minutes, from counts per clock hour. Example:
             at 10:15, this is the count since 10:00, and three quarters of the count from 9:00 to 10:00.
         sent_last_day: As `sent_last_hour`, for the last 24 hours.
-        webhook_lag_seconds: For each active webhook, by id: the age of the oldest event that was not delivered (see
-            `measure_lag`).
+        webhook_lag_seconds: For each active webhook, by id: the age of the oldest event that was not delivered; 0 if
+            every event was. Refused events that were stored for a retry do not count.
         pauses: The operators' pauses that are in force.
         is_blocked: Whether RabbitMQ blocks the leading relay's messages because of a memory or disk alarm.
     """
@@ -78,6 +77,6 @@ async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
     ((pending_seconds, due_seconds),) = await fetch(session, "find_oldest_pending", {"limit": READ_PENDING})
     ((last_hour, last_day),) = await fetch(session, "count_sent_recently")
     emails: dict[Status, int] = {status: found.get(status, 0) for status in Status if status not in _UNCOUNTED}
-    lag = await measure_lag(session)
+    lag: dict[int, float] = dict(await fetch(session, "measure_webhook_lag"))
     pauses, is_blocked = await list_pauses(session), await is_held_by_another(session, RELAY_BLOCKED)
     return MonitorCounts(emails, pending_seconds, due_seconds, last_hour, last_day, lag, pauses, is_blocked)

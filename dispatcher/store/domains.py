@@ -6,11 +6,11 @@ A token allows a worker to send one email. A slot allows a worker to make one at
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from dispatcher.domain.controls import DomainLimit
+from dispatcher.domain.values import dataclass
 from dispatcher.store.connections import Pool, Session
 from dispatcher.store.lanes import Author
 from dispatcher.store.statements import Source, fetch, fetch_sync

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -11,6 +10,7 @@ from uuid import UUID
 from dispatcher.domain.controls import PauseScope
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
+from dispatcher.domain.values import dataclass, replace
 from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder, problems_with_pauses
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool, Session, session
 from dispatcher.store.controls import find_pauses_of

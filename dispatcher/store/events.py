@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -13,6 +12,7 @@ from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import Recipient, SuppressionRules
+from dispatcher.domain.values import dataclass
 from dispatcher.store.address_hashes import AddressHasher, normalised
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch

@@ -6,7 +6,7 @@ Also finds the emails that must have a dead letter on the DLQ.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -14,6 +14,7 @@ from uuid import UUID
 import orjson
 
 from dispatcher.domain.status import Status
+from dispatcher.domain.values import dataclass
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statements import fetch, from_rows

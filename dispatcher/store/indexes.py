@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from dispatcher.domain.values import dataclass
 
 _CREATED_TABLE: Final = re.compile(r"^create table (\w+)", re.MULTILINE)
 _CREATED: Final = re.compile(r"^create (unique |)index (if not exists |)(\w+) on (\w+)([^;]*);\n", re.MULTILINE)

@@ -6,7 +6,6 @@ psycopg raises an error for any other instant, so one such row would make all ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -15,11 +14,15 @@ from psycopg.abc import AdaptContext, Buffer
 from psycopg.adapt import AdaptersMap, Loader, Transformer
 from psycopg.pq import Format
 
+from dispatcher.domain.values import dataclass
+
 # One day is left at each end, so that no conversion to another time zone fails.
 EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 """Stands for `-infinity`: `store.arrays` writes it as `-infinity`."""
 LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
 """Stands for `infinity`: `store.arrays` writes it as `infinity`."""
+AHEAD_SECONDS: Final = 300.0
+"""If a time in a row is more than this ahead of PostgreSQL's clock, the clock was set back after the write."""
 _TYPE: Final = "timestamptz"
 _TYPE_OID: Final = psycopg.adapters.types[_TYPE].oid
 

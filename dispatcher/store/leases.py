@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from operator import attrgetter
@@ -18,6 +17,7 @@ from dispatcher.domain.controls import Controls
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.controls import LatestControls

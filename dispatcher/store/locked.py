@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from typing import Final, Generic, TypeVar
 from uuid import UUID
 
+from dispatcher.domain.values import dataclass, field
 from dispatcher.domain.waiting import describe_holder
 from dispatcher.errors import StatementRefused, StoreBusy
 from dispatcher.store.bisection import bisect_batch, report_refused

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.domain.status import Status
+from dispatcher.domain.values import dataclass
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch, from_rows
 

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC
 from functools import cache, partial
 from hashlib import sha256
@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import SchemaError, StoreBusy, StoreTooSlow
 from dispatcher.store.connections import AsyncSession, Session, translated
 from dispatcher.store.indexes import Index, indexes_of, lasting_indexes, without_indexes

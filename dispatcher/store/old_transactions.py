@@ -6,10 +6,10 @@ build does not end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from dispatcher.domain.values import dataclass
 from dispatcher.store.connections import Session
 from dispatcher.store.statements import fetch_sync
 

@@ -11,29 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from dispatcher.domain.controls import Controls
 from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import OnUncertain, Status
-from dispatcher.domain.values import value
+from dispatcher.domain.values import dataclass, value
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.controls import LatestControls
 from dispatcher.store.events import SettledEmail, find_proven, settle_proven
+from dispatcher.store.instants import AHEAD_SECONDS
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, BatchOutcome, LockedRows, subset
 from dispatcher.store.migrations import WEEKS_AHEAD
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.settlement import FoundLease, as_found, find_expiring
 from dispatcher.store.statements import Row, fetch, from_rows
 from dispatcher.store.timeline import Promotion, Timeline
-
-AHEAD_SECONDS: Final = 300.0
-"""If a time in a row is more than this ahead of PostgreSQL's clock, the clock was set back after the write."""
 
 Tenant: TypeAlias = "tuple[str, str]"
 """A tenant within a lane: the lane and the tenant's id."""

@@ -6,11 +6,11 @@ import base64
 import binascii
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, Self
 
 from dispatcher.domain.outgoing_event import OutgoingEvent, OutgoingKind
+from dispatcher.domain.values import dataclass
 from dispatcher.store.statements import Row, Source, fetch
 
 ALL_KINDS: Final = frozenset(OutgoingKind)

@@ -13,13 +13,13 @@ not dropped. Instead, the pruner deletes the content of the other emails in the 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Final
 
 from dispatcher.config import Settings
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
-from dispatcher.store.connections import AsyncSession, disable_statement_timeout
-from dispatcher.store.statements import fetch
+from dispatcher.store.connections import AsyncSession, Session, disable_statement_timeout
+from dispatcher.store.statements import fetch, fetch_sync
 
 LOCK_NAME: Final = "prune"
 """The named lock of the session that prunes (see `named_locks`)."""
@@ -67,6 +67,12 @@ class Retention:
             settings.retain_events_days,
         )
 
+    @property
+    def expiring(self) -> dict[str, int]:
+        """The parameters of `count_expiring`; empty if undecided emails are kept for ever."""
+        days = self.undecided_days
+        return {"undecided_days": days, "warn_days": min(WARN_DAYS, days)} if days else {}
+
 
 @dataclass(frozen=True, slots=True)
 class ExpiringEmails:
@@ -84,11 +90,16 @@ class ExpiringEmails:
 
 async def count_expiring(session: AsyncSession, retention: Retention) -> ExpiringEmails | None:
     """Counts the undecided emails that can be pruned within WARN_DAYS; None if undecided emails are kept for ever."""
-    days = retention.undecided_days
-    if not days:
+    if not (parameters := retention.expiring):
         return None
-    parameters = {"undecided_days": days, "warn_days": min(WARN_DAYS, days)}
     return (await fetch(session, "count_expiring", parameters, into=ExpiringEmails))[0]
+
+
+def count_expiring_sync(connection: Session, retention: Retention) -> ExpiringEmails | None:
+    """As `count_expiring`."""
+    if not (parameters := retention.expiring):
+        return None
+    return fetch_sync(connection, "count_expiring", parameters, into=ExpiringEmails)[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Final
 
 import orjson
 
+from dispatcher.domain.values import dataclass
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.store.connections import AsyncSession, Session
 from dispatcher.store.counts import MonitorCounts

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import ConfigurationError, StoreUnavailable
 from dispatcher.store.connections import Session, check_url, connect_async, connect_unconfigured
 from dispatcher.store.statements import Source, fetch, fetch_sync

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -11,6 +10,7 @@ from uuid import UUID
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import Status
+from dispatcher.domain.values import dataclass, replace
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.leases import limits_in
 from dispatcher.store.queries import ids_with, ids_within

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from sys import byteorder
 from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.suppression import Recipient, SuppressionReason
+from dispatcher.domain.values import dataclass, field
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.queries import ids_within

@@ -7,10 +7,10 @@ sent.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.values import dataclass
 from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.queries import ids_within, query
 from dispatcher.store.statements import fetch

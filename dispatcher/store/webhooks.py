@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.domain.outgoing_event import OutgoingEvent, OutgoingKind
+from dispatcher.domain.values import dataclass, field
 from dispatcher.domain.webhook import WebhookState
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.outgoing_events import Position, event_of
@@ -261,14 +261,6 @@ async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveri
 async def list_disabled(source: Source) -> list[DisabledWebhook]:
     """All disabled webhooks, by id."""
     return await fetch(source, "list_disabled_webhooks", into=DisabledWebhook)
-
-
-async def measure_lag(source: Source) -> dict[int, float]:
-    """For each active webhook, by id: the age in seconds of the oldest event that was not delivered.
-
-    0 if every event was delivered. Refused events that were stored for a retry do not count.
-    """
-    return dict(await fetch(source, "measure_webhook_lag"))
 
 
 async def adapt_restored_feed(session: AsyncSession) -> bool:

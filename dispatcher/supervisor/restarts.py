@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
+
+from dispatcher.domain.values import dataclass, replace
 
 LONGEST_WAIT_SECONDS: Final = 30.0
 STEADY_SECONDS: Final = 10.0

@@ -10,9 +10,9 @@ import fcntl
 import os
 import pwd
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import ConfigurationError, DispatcherError
 
 

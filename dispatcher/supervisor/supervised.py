@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dispatcher.domain.values import dataclass, field
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.supervisor.child import Entry
 from dispatcher.supervisor.restarts import BOOTS, Restarts

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from uuid import UUID
+
+from dispatcher.domain.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

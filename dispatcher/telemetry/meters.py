@@ -40,7 +40,7 @@ class SampleValue(Protocol):
         """Replaces the value."""
 
 
-MakeValue = Callable[["Meter", str, Sequence[str], Sequence[str]], SampleValue]
+MakeValue = Callable[["Meter", str, Labels, Labels], SampleValue]
 """Creates the value of a sample from the meter, the sample's name, label names and label values."""
 
 

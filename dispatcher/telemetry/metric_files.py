@@ -19,18 +19,21 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Final, NamedTuple
 
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
 from dispatcher.telemetry.log import get_log
-from dispatcher.telemetry.meters import Meter, SampleValue
+from dispatcher.telemetry.meters import Labels, Meter, SampleValue
 
 FIRST_OCTETS: Final = 64 * 1024
 """The size of a new file. A full file doubles in size."""
 PREFIXES: Final = ("counter", "histogram", "gauge_livesum")
+_PREFIX_OF: Final = {prefix.partition("_")[0]: prefix for prefix in PREFIXES}
 GENERATIONS: Final = 4
 """The most processes that may count in one slot at the same time."""
 API: Final = "api"
@@ -45,8 +48,7 @@ _BESIDE_KEY_OCTETS: Final = 28
 _HEAD_OCTETS: Final = 8
 _PREFIX: Final = "dispatcher_"
 _MAX_KEYS: Final = 100_000
-"""How many parsed keys a process remembers. A host has a few hundred; the limit only bounds the memory."""
-_FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""How many keys a process remembers. A host has a few hundred; the limit only bounds the memory."""
 # struct flock on 64-bit Linux: type, whence, start, length, pid. The lock belongs to the open file, not to the process.
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _WHOLE_FILE: Final = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -111,6 +113,11 @@ def end() -> None:
 
 _lock: int | None = None
 """The open file descriptor with the lock on this process's name."""
+_files: Final[list[MmapedDict]] = []
+"""Every file that this process has opened. They stay open, because another thread may be writing."""
+_writing: Final = Lock()
+_key_text: Final = lru_cache(_MAX_KEYS)(mmap_key)
+"""The text of a key. Forked processes find the keys of their parent in the cache."""
 
 
 class Key(NamedTuple):
@@ -130,8 +137,6 @@ def read(path: Path) -> list[tuple[str, float]]:
         BadFile: The file is not valid.
         FileNotFoundError: The file no longer exists: a new parent may have deleted the files of the previous parent.
     """
-    from prometheus_client.mmap_dict import MmapedDict
-
     ours = _OURS.fullmatch(path.name)
     if ours is None or path.suffix != ".db":
         raise BadFile("foreign")
@@ -206,33 +211,51 @@ def is_current(path: Path) -> bool:
 
 def _open(folder: Path, slot: str) -> None:
     global _lock
-    from prometheus_client.mmap_dict import mmap_key
-    from prometheus_client.values import MultiProcessValue
-
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     name, _lock = _take_name(folder, slot)
+    files, rooms = {}, dict.fromkeys(PREFIXES, 0)
     for prefix in PREFIXES:
-        _prepare(folder / f"{prefix}_{name}.db", keep=not prefix.startswith("gauge"))
-    # prometheus-client reads this variable whenever it opens a file.
-    os.environ[_FOLDER_VARIABLE] = str(folder)
-    value = MultiProcessValue(process_identifier=lambda: name)
+        path = folder / f"{prefix}_{name}.db"
+        _prepare(path, keep=not prefix.startswith("gauge"))
+        files[prefix] = MmapedDict(str(path))
+    _files.extend(files.values())
 
-    def make_value(meter: Meter, sample: str, names: Sequence[str], values: Sequence[str]) -> SampleValue:
-        mode = "livesum" if meter.kind == "gauge" else ""
-        path = folder / f"{meter.kind}{mode and f'_{mode}'}_{name}.db"
-        key = mmap_key(meter.name, sample, list(names), list(values), meter.about)
+    def make_value(meter: Meter, sample: str, names: Labels, values: Labels) -> SampleValue:
+        prefix = _PREFIX_OF[meter.kind]
+        key = _key_text(meter.name, sample, names, values, meter.about)
+        octets = len(key.encode()) + _BESIDE_KEY_OCTETS
         try:
-            _make_room(path, len(key.encode()) + _BESIDE_KEY_OCTETS)
+            if rooms[prefix] < octets:
+                rooms[prefix] = _make_room(folder / f"{prefix}_{name}.db", octets)
         except OSError as error:
             _give_up(folder, error)
             return _NullValue()
-        made: SampleValue = value(
-            meter.kind, meter.name, sample, tuple(names), tuple(values), meter.about, multiprocess_mode=mode
-        )
-        return made
+        rooms[prefix] -= octets
+        return _Value(files[prefix], key)
 
     for meter in Meter.declared:
         meter.bind(make_value)
+
+
+class _Value:
+    """As prometheus-client's `MmapedValue`, whose creation takes ten times as long, most of a process's start."""
+
+    def __init__(self, file: MmapedDict, key: str) -> None:
+        self._file = file
+        self._key = key
+        self._value, _ = file.read_value(key)
+
+    def inc(self, amount: float) -> None:
+        """Adds to the value."""
+        with _writing:
+            self._value += amount
+            self._file.write_value(self._key, self._value, 0.0)
+
+    def set(self, value: float) -> None:
+        """Replaces the value."""
+        with _writing:
+            self._value = value
+            self._file.write_value(self._key, value, 0.0)
 
 
 class _NullValue:
@@ -285,14 +308,18 @@ def _prepare(path: Path, *, keep: bool) -> None:
         raise
 
 
-def _make_room(path: Path, octets: int) -> None:
-    """Doubles the size of a file if `octets` more bytes do not fit into the file.
+def _make_room(path: Path, octets: int) -> int:
+    """Doubles the size of a file if `octets` more bytes do not fit into the file. Returns how many bytes fit now.
 
     prometheus-client would extend the file without writing the new pages. On a full disk, a later write to such a page
     would kill the process.
     """
-    with suppress(FileNotFoundError), path.open("r+b") as file:  # a deleted file needs no room: no scrape reads it
-        used = int.from_bytes(file.read(4), sys.byteorder)
-        size = file.seek(0, os.SEEK_END)
-        if used + octets > size:
-            file.write(bytes(size))
+    try:
+        with path.open("r+b") as file:
+            used = int.from_bytes(file.read(4), sys.byteorder)
+            size = file.seek(0, os.SEEK_END)
+            if used + octets > size:
+                size += file.write(bytes(size))
+            return size - used
+    except FileNotFoundError:
+        return octets  # a deleted file needs no room: no scrape reads it

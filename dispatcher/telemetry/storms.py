@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 from structlog.typing import EventDict
+
+from dispatcher.domain.values import dataclass
 
 WINDOW_SECONDS: Final = 10.0
 LINES_PER_WINDOW: Final = 100

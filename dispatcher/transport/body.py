@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode, encodebytes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
 import orjson
+
+from dispatcher.domain.values import dataclass, field
 
 PIECE_OCTETS: Final = 64 * 1024
 """The largest piece for one write. The pieces are small, because asyncio's TLS copies all data of a write into memory,

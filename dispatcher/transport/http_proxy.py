@@ -6,11 +6,11 @@ import asyncio
 import re
 import socket
 from base64 import b64encode
-from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from dispatcher.domain.scrub import scrub
+from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import ConfigurationError
 
 MAX_HEAD_OCTETS: Final = 16 * 1024

@@ -10,13 +10,12 @@ from __future__ import annotations
 import email.utils
 import time
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, Final
 
 import orjson
 
 from dispatcher.domain.outcome import Concern, Deferred, Reason, Uncertain
-from dispatcher.domain.values import value
+from dispatcher.domain.values import field, value
 
 MAX_NAME_CHARACTERS: Final = 128
 """The longest message id that we accept; twice the length of SES's."""

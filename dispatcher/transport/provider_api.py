@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from dispatcher.domain.outcome import Deferred, Uncertain
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import ProviderFault
 from dispatcher.transport.body import Body
 from dispatcher.transport.call import Call

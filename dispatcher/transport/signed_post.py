@@ -13,7 +13,6 @@ import asyncio
 import ssl
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 
 import h11
 
+from dispatcher.domain.values import dataclass
 from dispatcher.domain.webhook import LONGEST_RETRY_AFTER_SECONDS, signature
 from dispatcher.errors import ConfigurationError
 from dispatcher.transport.destination import NoAnswer, Resolve, addresses_of, cause_of
@@ -53,7 +53,7 @@ class PostAnswer:
 def trusting_context(ca_file: Path | None) -> ssl.SSLContext:
     """See `tls.http_context`. Raises ConfigurationError if the file contains no readable certificate."""
     try:
-        return http_context(ca_file)
+        return http_context(ca_file, None)
     except OSError as error:
         words = f"DISPATCHER_CA_FILE ({ca_file}) contains no readable PEM certificate."
         raise ConfigurationError([words]) from error

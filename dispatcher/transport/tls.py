@@ -35,7 +35,7 @@ def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
 
 
 @lru_cache(maxsize=4)
-def http_context(ca_file: Path | None, trusted: Path | None = None) -> ssl.SSLContext:
+def http_context(ca_file: Path | None, trusted: Path | None) -> ssl.SSLContext:
     """A context for HTTP/1.1. It trusts the certificates in `ca_file`, and those in `trusted` or the system's.
 
     All callers share the context, and so do the processes that this process forks, because reading the system's

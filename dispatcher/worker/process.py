@@ -9,13 +9,13 @@ import os
 import random
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 import uvloop
 
 from dispatcher.broker.consumer import Consumer
 from dispatcher.config import Settings
 from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.values import dataclass, replace
 from dispatcher.errors import BrokerRefused, ConfigurationError, StoreRefused, StoreUnavailable
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.lifecycle import raise_on_stray_cancel, stop_event

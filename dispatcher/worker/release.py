@@ -16,8 +16,8 @@ from dispatcher.worker.outage import LOCKED_SECONDS, StoreOutage
 from dispatcher.worker.window import Window
 
 LONGEST_DELAY_SECONDS: Final = 240.0
-"""A released email is due again after at most this time. It must be below `store.outbox.AHEAD_SECONDS`: the relay would
-publish an email with a later due mark at once."""
+"""A released email is due again after at most this time. It must be below `store.instants.AHEAD_SECONDS`: the relay
+would publish an email with a later due mark at once."""
 
 
 class ReleaseStage:

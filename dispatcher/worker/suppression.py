@@ -18,7 +18,6 @@ import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -26,6 +25,7 @@ from uuid import UUID
 
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.suppression import Recipient, SuppressionReason
+from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import DispatcherError, StatementRefused
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.lifecycle import raise_on_stray_cancel

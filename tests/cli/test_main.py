@@ -90,6 +90,22 @@ def test_find_imports_only_what_it_needs(settled: CommandLine) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_status_imports_only_what_it_needs(settled: CommandLine) -> None:
+    script = (
+        "import sys; from dispatcher.cli.main import main; main(['status'])\n"
+        "needless = {'rich', 'uvloop', 'structlog', 'prometheus_client', 'psycopg_pool', 'h11'}\n"
+        "needless |= {'dispatcher.store.outbox', 'dispatcher.store.webhooks'}\n"
+        "assert {'psycopg', 'pika'} <= sys.modules.keys()\n"
+        "assert not needless & sys.modules.keys(), needless & sys.modules.keys()"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=settled.whole_environment, capture_output=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_run_imports_before_the_fork_what_its_processes_need_and_nothing_else(prepared: CommandLine) -> None:
     """The provider is `capture`. The script replaces the first fork, and so sees what the processes would share."""
     assert prepared("init").code == 0

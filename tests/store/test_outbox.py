@@ -14,9 +14,9 @@ import pytest
 from dispatcher import enqueue
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import AsyncSession, connect_async
-from dispatcher.store.instants import EARLIEST, LATEST
+from dispatcher.store.instants import AHEAD_SECONDS, EARLIEST, LATEST
 from dispatcher.store.leases import LeaseStore
-from dispatcher.store.outbox import AHEAD_SECONDS, DueRange, Outbox
+from dispatcher.store.outbox import DueRange, Outbox
 from dispatcher.store.statements import fetch
 from tests.store.books import Books, email
 from tests.store.results import result

@@ -32,9 +32,9 @@ import select
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import ConfigurationError, StoreRefused, StoreUnavailable
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext

@@ -13,7 +13,7 @@ from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.refusal_words import RELAY
 from dispatcher.providers.contract import Attempt
-from dispatcher.store.outbox import AHEAD_SECONDS
+from dispatcher.store.instants import AHEAD_SECONDS
 from tests.providers.places import smtp_place
 from tests.waiting import until
 from tests.worker.bench import Bench

@@ -59,6 +59,7 @@ MAX_CATEGORIES: Final = 10
 MAX_CATEGORY_CHARACTERS: Final = 255
 
 _MISREAD_IN_NAMES: Final = re.compile(r'[()<>\[\]:;@\\,"]')
+_USER_AGENT: Final = f"sendgrid/{version('sendgrid')};python"
 _API_KEY_BEGIN: Final = "SG."
 _API_KEY: Final = re.compile(r"SG\.[0-9a-zA-Z]+\.[0-9a-zA-Z]+")
 
@@ -69,7 +70,7 @@ def http_headers_of(api_key: str) -> dict[str, str]:
     """The headers of python-sendgrid's client, without the import of python-sendgrid, which also loads cryptography."""
     return {
         "Authorization": f"Bearer {api_key}",
-        "User-Agent": f"sendgrid/{version('sendgrid')};python",
+        "User-Agent": _USER_AGENT,
         "Accept": "application/json",
         "Content-Type": "application/json",
     }

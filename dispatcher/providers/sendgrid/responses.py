@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from dispatcher.domain.outcome import Accepted, AccountFault, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.refusal_words import SENDER, cause_of
 from dispatcher.domain.scrub import scrub
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import BulkCallRefused, BulkEntry
 from dispatcher.transport.http_response import HttpResponse, message_name, number

@@ -1,0 +1,67 @@
+"""Our dataclasses behave as those of the standard library, except that mypy, and not Python, keeps them frozen."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+
+from dispatcher.domain.values import dataclass, field, replace, value
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: int
+    y: int = 0
+    note: str = field(default="", compare=False)
+    secret: str = field(default="", repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Theirs:
+    x: int
+    y: int = 0
+    note: str = field(default="", compare=False)
+    secret: str = field(default="", repr=False)
+
+
+@dataclass(slots=True)
+class Tally:
+    count: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    name: str
+
+
+@value
+class Nothing:
+    pass
+
+
+@pytest.mark.parametrize("kind", [Point, Theirs])
+def test_frozen_values_are_compared_and_hashed_by_their_compared_fields(kind: Any) -> None:
+    one = kind(1, 2, "a", "s")
+
+    assert one == kind(1, 2, "b", "s")
+    assert hash(one) == hash(kind(1, 2, "b", "s"))
+    assert one != kind(1, 3, "a", "s")
+    assert one != (1, 2, "s")
+    assert kind(1) != Tally(1)
+    assert repr(one) == f"{kind.__qualname__}(x=1, y=2, note='a')"
+    assert replace(one, y=5).y == 5
+    assert dataclasses.asdict(kind(1)) == {"x": 1, "y": 0, "note": "", "secret": ""}
+    assert copy.deepcopy(one) == one
+
+
+def test_other_values_have_no_hash_and_may_have_no_equality() -> None:
+    assert Tally(1) == Tally(1)
+    with pytest.raises(TypeError):
+        hash(Tally(1))
+    assert Node("a") != Node("a")
+    assert len({Node("a"), Node("a")}) == 2
+    assert Nothing() == Nothing()
+    assert len({Nothing(), Nothing()}) == 1
