@@ -32,8 +32,8 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry.log import get_log
 
 STANDBY_SECONDS: Final = 1.0
-IDLE_FACTOR: Final = 2
-"""A relay that has nothing to do polls only half as often. Only dead letters and emails that become due without a
+IDLE_FACTOR: Final = 4
+"""A relay that has nothing to do polls only once per second. Only dead letters and emails that become due without a
 notification wait for the poll."""
 IDLE_SHARE: Final = 1 / 10
 """The largest share of time that an idle relay spends on `Outbox.find_next_due`. While an old transaction is open, this

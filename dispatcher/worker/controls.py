@@ -8,11 +8,14 @@
 The worker releases paused emails that it has leased, but that are not on the wire. Emails on the wire are completed.
 While PostgreSQL is unreachable, the controls that were read last stay in force. This module also applies the ceilings
 of recipient domains.
+
+An idle worker reads no controls. When its next message arrives, it reads them before it leases the email.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 from uuid import UUID
@@ -20,6 +23,7 @@ from uuid import UUID
 from dispatcher.broker.consumer import Consumer
 from dispatcher.domain.controls import Controls, Pause, PauseScope
 from dispatcher.errors import DispatcherError
+from dispatcher.host.clock import seconds_to_tick
 from dispatcher.host.lifecycle import raise_on_stray_cancel
 from dispatcher.routing.routes import Routes
 from dispatcher.store.controls import READ_SECONDS
@@ -30,6 +34,8 @@ from dispatcher.worker.in_flight_email import EmailEvent
 from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
+IDLE_SECONDS: Final = 10.0
+"""A worker that gets no message for this time reads no controls until the next message."""
 NOTHING: Final[frozenset[UUID]] = frozenset()
 
 
@@ -49,6 +55,7 @@ class OperatorControls:
 
     Attributes:
         current: The controls. They are empty until the first read; until then, the worker leases nothing.
+        wanted: An event that the lease stage sets for each message, before it leases the email.
     """
 
     def __init__(
@@ -60,8 +67,12 @@ class OperatorControls:
         breakers: BreakerListener,
         window: Window,
         send: SendStage,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self.current = Controls()
+        self.wanted = asyncio.Event()
+        self._idle_seconds = idle_seconds
         self._lanes = lanes
         self._consumer = consumer
         self._store = store
@@ -83,7 +94,9 @@ class OperatorControls:
 
     async def _read(self, lease: LaneHolder) -> None:
         is_failing = False
+        busy_at = time.monotonic()
         while True:
+            self.wanted.clear()
             try:
                 self._apply(await self._store.read_controls(), lease)
                 await self._release_paused()
@@ -94,13 +107,21 @@ class OperatorControls:
                 is_failing = True
             else:
                 is_failing = False
-            await asyncio.sleep(READ_SECONDS)
+            await asyncio.sleep(seconds_to_tick(READ_SECONDS))
+            is_busy = self.wanted.is_set() or self._window.emails or self._routes.change_seconds is not None
+            if is_busy or is_failing or self.current.pauses:
+                busy_at = time.monotonic()
+            elif time.monotonic() - busy_at >= self._idle_seconds:
+                self._window.is_held = True
+                await self.wanted.wait()
+                busy_at = time.monotonic()
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
         """Which of these emails belong to a tenant or lane that was paused after the lease statement was sent: none if
-        `pauses`, read then, have not changed; all if PostgreSQL does not answer."""
+        `pauses`, read then, have not changed; all if PostgreSQL does not answer, or the statement took so long that
+        this worker no longer reads the controls."""
         if self.current.pauses == pauses:
-            return NOTHING
+            return email_ids if self._window.is_held else NOTHING
         try:
             return await self._find_paused(email_ids)
         except DispatcherError:
