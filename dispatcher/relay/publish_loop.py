@@ -16,6 +16,7 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable, StatementRefused, StoreUnavailable
+from dispatcher.host.clock import seconds_to_tick
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.host.services import Periodic, Service
 from dispatcher.relay.dead_letters import DeadLetterPublisher
@@ -206,7 +207,8 @@ class PublishLoop:
                 await _run_due(by_time)
                 if idle_seconds > 0 and notifications.count == notified:
                     self._is_idle = True
-                    waits = [IDLE_FACTOR * notifications.wait_seconds, *(service.wait_seconds for service in by_time)]
+                    poll_seconds = seconds_to_tick(IDLE_FACTOR * notifications.wait_seconds)
+                    waits = [poll_seconds, *(service.wait_seconds for service in by_time)]
                     self._is_notified = await notifications.wait(min(idle_seconds, *waits))
                     return False
                 await _run_due(by_due_rows)

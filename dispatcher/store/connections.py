@@ -120,7 +120,8 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
         return opened
 
     async def wait(self, gen: PQGen[T], *arguments: Any, **named: Any) -> T:
-        """Waits for the server's answer. psycopg calls this method for every request."""
+        """Waits for the server's answer. psycopg calls this method for every request. By default, psycopg wakes the
+        process ten times per second during the wait."""
         loop = asyncio.get_running_loop()
         watchers: list[asyncio.Task[None]] = []
         late = loop.call_later(
@@ -129,7 +130,7 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
             loop.time() + self.answer_seconds,
         )
         try:
-            return await super().wait(gen, *arguments, **named)
+            return await super().wait(gen, *arguments, **{"interval": NO_TIMEOUT_ANSWER_SECONDS, **named})
         finally:
             late.cancel()
             for watcher in watchers:
