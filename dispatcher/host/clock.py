@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ def steady_clock() -> float:
 
 def seconds_to_tick(interval_seconds: float) -> float:
     """The wait, of about the interval, until a multiple of it: the timers of a process then end in one wake-up."""
-    now = time.monotonic()
+    now = asyncio.get_running_loop().time()
     return interval_seconds * math.ceil(now / interval_seconds + 0.5) - now
 
 

@@ -132,7 +132,8 @@ class Outbox:
     async def wait(self, seconds: float) -> int:
         """Waits up to `seconds` for notifications that commits made emails due. Returns how many have arrived."""
         if seconds:
-            self._timeline.state = None  # rows may be written meanwhile, as in the two methods below
+            # Rows may be written meanwhile, as in the two methods below.
+            self._timeline.state = self._controls.found = None
         with translated():
             return len([each async for each in self._session.notifies(timeout=seconds, stop_after=1)])
 
@@ -305,7 +306,7 @@ class Outbox:
         """The seconds until a row is due: to publish, to wake, to cancel or to settle an email, or to publish a dead
         letter. 0 or less if a row is due now, infinite if no row will become due."""
         rows = await self._fetch("find_next_due", {"ahead_seconds": AHEAD_SECONDS})
-        ((seconds, self._timeline.state),) = rows
+        ((seconds, self._timeline.state, self._controls.found),) = rows
         return math.inf if seconds is None else float(seconds)
 
     async def find_next_wake(self) -> float | None:

@@ -7,15 +7,13 @@
 
 The worker releases paused emails that it has leased, but that are not on the wire. Emails on the wire are completed.
 While PostgreSQL is unreachable, the controls that were read last stay in force. This module also applies the ceilings
-of recipient domains.
-
-An idle worker reads no controls. When its next message arrives, it reads them before it leases the email.
+of recipient domains. An idle worker reads no controls. When its next message arrives, it reads them before it leases the
+email.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 from uuid import UUID
@@ -67,12 +65,9 @@ class OperatorControls:
         breakers: BreakerListener,
         window: Window,
         send: SendStage,
-        *,
-        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self.current = Controls()
         self.wanted = asyncio.Event()
-        self._idle_seconds = idle_seconds
         self._lanes = lanes
         self._consumer = consumer
         self._store = store
@@ -94,7 +89,8 @@ class OperatorControls:
 
     async def _read(self, lease: LaneHolder) -> None:
         is_failing = False
-        busy_at = time.monotonic()
+        loop = asyncio.get_running_loop()
+        busy_at = loop.time()
         while True:
             self.wanted.clear()
             try:
@@ -110,11 +106,11 @@ class OperatorControls:
             await asyncio.sleep(seconds_to_tick(READ_SECONDS))
             is_busy = self.wanted.is_set() or self._window.emails or self._routes.change_seconds is not None
             if is_busy or is_failing or self.current.pauses:
-                busy_at = time.monotonic()
-            elif time.monotonic() - busy_at >= self._idle_seconds:
+                busy_at = loop.time()
+            elif loop.time() - busy_at >= IDLE_SECONDS:
                 self._window.is_held = True
                 await self.wanted.wait()
-                busy_at = time.monotonic()
+                busy_at = loop.time()
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
         """Which of these emails belong to a tenant or lane that was paused after the lease statement was sent: none if
