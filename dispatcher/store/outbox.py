@@ -143,7 +143,7 @@ class Outbox:
         Args:
             since_seconds: Leaves out emails that have been due for longer; None leaves out none.
         """
-        self._timeline.state = None
+        self._timeline.state = self._controls.found = None
         parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS, "since_seconds": since_seconds}
         try:
             return from_rows(DuePointer, await self._fetch("find_publish_due", parameters))
@@ -156,7 +156,7 @@ class Outbox:
         Args:
             without_lanes: Lanes to leave out.
         """
-        self._timeline.state = None
+        self._timeline.state = self._controls.found = None
         rows = await self._fetch("find_due_tenants", {"without_lanes": list(without_lanes)})
         return [(row[0], row[1]) for row in rows]
 

@@ -7,8 +7,7 @@
 
 The worker releases paused emails that it has leased, but that are not on the wire. Emails on the wire are completed.
 While PostgreSQL is unreachable, the controls that were read last stay in force. This module also applies the ceilings
-of recipient domains. An idle worker reads no controls. When its next message arrives, it reads them before it leases the
-email.
+of recipient domains. An idle worker reads no controls until its next message; it leases the email after that read.
 """
 
 from __future__ import annotations
