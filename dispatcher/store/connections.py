@@ -120,8 +120,9 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
         return opened
 
     async def wait(self, gen: PQGen[T], *arguments: Any, **named: Any) -> T:
-        """Waits for the server's answer. psycopg calls this method for every request. By default, psycopg wakes the
-        process ten times per second during the wait."""
+        """Waits for the server's answer. psycopg calls this method for every request."""
+        if "timeout" in named:  # a wait for a notification; by default, psycopg wakes the process ten times per second
+            named.setdefault("interval", NO_TIMEOUT_ANSWER_SECONDS)
         loop = asyncio.get_running_loop()
         watchers: list[asyncio.Task[None]] = []
         late = loop.call_later(
@@ -130,7 +131,7 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
             loop.time() + self.answer_seconds,
         )
         try:
-            return await super().wait(gen, *arguments, **{"interval": NO_TIMEOUT_ANSWER_SECONDS, **named})
+            return await super().wait(gen, *arguments, **named)
         finally:
             late.cancel()
             for watcher in watchers:
