@@ -68,8 +68,8 @@ class FrozenWorkers:
         if ledgers and began_at >= self._next_poll_at:
             self._next_poll_at = began_at + self._poll_seconds
             # A lease that is not found yet has run for less than a quarter, and is observed in time two polls later.
-            seconds = self._poll_seconds if await self.settle(ledgers) else 2 * self._poll_seconds
-            seconds = max(seconds, (time.monotonic() - began_at) / POLL_SHARE)
+            polls = 1 if await self.settle(ledgers) else 2
+            seconds = max(polls * self._poll_seconds, (time.monotonic() - began_at) / POLL_SHARE)
             self._next_poll_at = began_at + min(seconds, MAX_RECOVERY_INTERVAL_SECONDS)
 
     async def settle(self, ledgers: Iterable[LivingLedger]) -> bool:

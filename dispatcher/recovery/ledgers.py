@@ -21,8 +21,7 @@ from dispatcher.store.server import find_database_id
 from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 1.0
-"""How often the relay looks for ledgers; more often if leases are short. It also looks when the parent has reaped a
-process, and after RETRY_SECONDS if a ledger is not settled yet."""
+"""How often the relay looks for ledgers, if leases are not short and the parent has reaped no process."""
 RETRY_SECONDS: Final = 0.2
 
 
