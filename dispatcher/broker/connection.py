@@ -165,12 +165,14 @@ class Connection:
 
     Attributes:
         lost: A future, which is done when the connection has ended. Its result is the reason, as a phrase.
+        counting: The channels of `topology.find`, by queue.
     """
 
     def __init__(self, node: pika.URLParameters) -> None:
         """Starts connecting. `open_connection` waits for the result."""
         loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = loop.create_future()
+        self.counting: dict[str, Channel] = {}
         self._address = f"RabbitMQ at {node.host}:{node.port}"
         self._opened: asyncio.Future[None] = loop.create_future()
         self._unblocked = asyncio.Event()

@@ -18,7 +18,7 @@ from pika import exceptions, spec
 
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters, resolve
 from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.topology import FoundQueue, bind
+from dispatcher.broker.topology import FoundQueue, bind, find
 from dispatcher.errors import BrokerUnavailable
 
 BATCH_SECONDS: Final = 15.0
@@ -136,7 +136,7 @@ class Publisher:
             async with asyncio.timeout(self.batch_seconds):
                 stream = await self._connected()
                 await stream.connection.unblocked()  # RabbitMQ does not read calls from a blocked connection
-                return await stream.find(queue)
+                return await find(stream.connection, queue)
         except TimeoutError:
             words = f"RabbitMQ did not answer within {self.batch_seconds:g} s."
             raise _blocked_fault() if self.is_blocked else BrokerUnavailable(words) from None
@@ -248,7 +248,6 @@ class _Stream:
         self._returned: Counter[tuple[str, str]] = Counter()
         self._refused_since: dict[str, float] = {}
         self._room = asyncio.Event()
-        self._counting: dict[str, Channel] = {}
         channel.raw.add_on_return_callback(self._on_return)
         channel.closed.add_done_callback(self._on_closed)
 
@@ -274,15 +273,6 @@ class _Stream:
                 return
             self._written += 1
             self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
-
-    async def find(self, queue: str) -> FoundQueue:
-        """See `Publisher.find`. Uses one channel per queue, because RabbitMQ closes the channel of a missing
-        queue."""
-        channel = self._counting.get(queue)
-        if channel is None or channel.closed.done():
-            channel = self._counting[queue] = await self.connection.open_channel()
-        answer = await channel.find_queue(queue)
-        return FoundQueue(int(answer.message_count), int(answer.consumer_count))
 
     def is_refused(self, queue: str, answers: PublishResults) -> bool:
         """Notes the answers to one call of `publish`. Returns whether the queue has refused every message for

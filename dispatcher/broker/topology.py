@@ -9,6 +9,7 @@ channel, and an operator must decide what to do.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -213,19 +214,21 @@ class QueueWatch:
 async def _find_queues(connection: Connection, topology: Topology) -> dict[str, FoundQueue]:
     """The current counts of all queues, the DLQ last."""
     dlq, *send_queues = topology.queues
-    return {queue: await find(connection, queue) for queue in (*send_queues, dlq)}
+    queues = (*send_queues, dlq)
+    return dict(zip(queues, await asyncio.gather(*(find(connection, queue) for queue in queues)), strict=True))
 
 
 async def find(connection: Connection, queue: str) -> FoundQueue:
-    """The current counts of a queue. Uses a new channel, because RabbitMQ closes the channel if the queue is missing.
+    """The current counts of a queue. Keeps a channel per queue, because RabbitMQ closes the channel of a missing queue.
 
     Raises:
         TopologyError: The queue does not exist.
         BrokerUnavailable: The connection is lost.
     """
-    channel = await connection.open_channel()
+    channel = connection.counting.get(queue)
+    if channel is None or channel.closed.done():
+        channel = connection.counting[queue] = await connection.open_channel()
     answer = await channel.find_queue(queue)
-    await channel.close()
     return FoundQueue(int(answer.message_count), int(answer.consumer_count))
 
 

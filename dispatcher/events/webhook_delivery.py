@@ -31,6 +31,7 @@ from dispatcher.domain.scrub import scrub
 from dispatcher.domain.values import dataclass
 from dispatcher.domain.webhook import WebhookState, next_attempt, next_probe
 from dispatcher.errors import StoreUnavailable
+from dispatcher.host.clock import seconds_to_tick
 from dispatcher.host.name_lookup import resolve
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async
@@ -169,7 +170,7 @@ class WebhookDelivery:
                 self._wake.clear()
                 await self.start_rounds(session)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._poll_seconds):
+                    async with asyncio.timeout(seconds_to_tick(self._poll_seconds)):
                         await self._wake.wait()
         finally:
             await self.stop()

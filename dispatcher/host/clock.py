@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from pathlib import Path
 
@@ -12,6 +14,12 @@ def steady_clock() -> float:
     The clock also advances while the host is suspended. So a lease never looks younger than it is.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def seconds_to_tick(interval_seconds: float) -> float:
+    """The wait, of about the interval, until a multiple of it: the timers of a process then end in one wake-up."""
+    now = asyncio.get_running_loop().time()
+    return interval_seconds * math.ceil(now / interval_seconds + 0.5) - now
 
 
 def boot_id() -> str:

@@ -10,9 +10,10 @@ from contextlib import suppress
 from typing import Any, Final, ParamSpec, TypeVar
 
 from dispatcher.errors import DispatcherError
+from dispatcher.host.clock import seconds_to_tick
 from dispatcher.host.process_table import ChildContext, ProcessSlot
 
-BEAT_SECONDS: Final = 0.5
+BEAT_SECONDS: Final = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def set_on_signals(stop: asyncio.Event, *numbers: signal.Signals) -> None:
 
 def _beat(loop: asyncio.AbstractEventLoop, process_slot: ProcessSlot) -> None:
     process_slot.beat()
-    loop.call_later(BEAT_SECONDS, _beat, loop, process_slot)
+    loop.call_later(seconds_to_tick(BEAT_SECONDS), _beat, loop, process_slot)
 
 
 async def raise_on_stray_cancel(work: Callable[P, Coroutine[Any, Any, T]], *given: P.args, **named: P.kwargs) -> T:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import DispatcherError, StatementRefused, StoreUnavailable
+from dispatcher.host.clock import seconds_to_tick
 from dispatcher.host.lifecycle import raise_on_stray_cancel
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -47,6 +48,7 @@ class Periodic:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._due_at = 0.0
+        self.woken = asyncio.Event()  # makes `run` begin the next round at once
         self._logged: type[DispatcherError] | None = None  # the fault that was logged since the last success
 
     @property
@@ -62,7 +64,7 @@ class Periodic:
         nothing: the other services of the process do not depend on this row.
         """
         if time.monotonic() >= self._due_at - EARLY_SECONDS:
-            self._due_at = self._next_round_at()
+            self._due_at = time.monotonic() + seconds_to_tick(self.service.interval_seconds)
             try:
                 seconds = await self.service.run_once()
             except StatementRefused as error:
@@ -72,16 +74,15 @@ class Periodic:
                 self._logged = StatementRefused
                 return
             self._logged = None
-            self._due_at = self._next_round_at() if seconds is None else time.monotonic() + seconds
-
-    def _next_round_at(self) -> float:
-        interval = self.service.interval_seconds
-        return interval * math.ceil(time.monotonic() / interval + 0.5)
+            if seconds is None:
+                seconds = seconds_to_tick(self.service.interval_seconds)
+            self._due_at = time.monotonic() + seconds
 
     async def run(self) -> None:
         """Runs the service, round after round, until cancelled. During an outage of PostgreSQL, logs one line, and
         retries."""
         while True:
+            self.woken.clear()
             try:
                 await self.run_if_due()
             except StoreUnavailable as error:
@@ -89,7 +90,10 @@ class Periodic:
                     seconds = self.service.interval_seconds
                     get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=seconds)
                 self._logged = StoreUnavailable
-            await asyncio.sleep(self.wait_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.wait_seconds):
+                    await self.woken.wait()
+                    self._due_at = 0.0
 
 
 class Task(Protocol):

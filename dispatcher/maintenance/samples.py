@@ -10,8 +10,7 @@ from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.host.process_table import ProcessStatus, Wait
 from dispatcher.store.connections import Pool, session
-from dispatcher.store.counts import count_for_monitor
-from dispatcher.store.samples import QueueDepth, delete_old_samples, is_sample_due, report_processes, save_sample
+from dispatcher.store.samples import QueueDepth, report_processes, save_sample
 
 SAMPLE_SECONDS: Final = 10.0
 """The row of the current minute is replaced at this interval, so that the newest row is nearly current."""
@@ -51,9 +50,7 @@ class MinuteSampling:
         )
         async with session(self._pool) as opened:
             # A monitor's timer may be a little early, so a sample is already due after 80 % of the interval.
-            if await is_sample_due(opened, 0.8 * SAMPLE_SECONDS):
-                await save_sample(opened, await count_for_monitor(opened), depths, every_seconds=0.8 * SAMPLE_SECONDS)
-                await delete_old_samples(opened)
+            await save_sample(opened, depths, every_seconds=0.8 * SAMPLE_SECONDS)
         return max(SAMPLE_SECONDS, min(60.0, (time.monotonic() - began_at) / LARGEST_SHARE))
 
 

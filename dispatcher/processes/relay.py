@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
@@ -14,7 +15,7 @@ from dispatcher.broker.publisher import WINDOW, Publisher
 from dispatcher.config import Settings
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events.settlement import ProvenEmails
-from dispatcher.host.lifecycle import stop_event
+from dispatcher.host.lifecycle import set_on_signals, stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, run_tasks
 from dispatcher.maintenance.partitions import Partitions
@@ -78,6 +79,7 @@ async def _relay(settings: Settings, context: ChildContext) -> None:
         settings, publisher, leader_services(settings, publisher, lambda: ledgers.workers_here), context.process_slot
     )
     services = [Periodic(ledgers), Periodic(Partitions(pool))]
+    set_on_signals(services[0].woken, signal.SIGURG)  # the parent has reaped a process
     publishes = asyncio.create_task(publishing.run())
     stopped = asyncio.create_task(run_tasks(services, stop, process="relay"))
     context.process_slot.mark_up()

@@ -61,7 +61,7 @@ class DeadWorkers:
         self._settlement = Settlement(settings, pool, report, reason="worker_died", fate="The worker died")
         self._pool = pool
         self._report = report
-        self._delayed: set[Path] = set()
+        self.delayed: set[Path] = set()  # the ledgers of dead workers that still have a database session
         self._log = get_log()
 
     async def settle(self, path: Path) -> bool:
@@ -74,11 +74,11 @@ class DeadWorkers:
             with dead_ledger(path) as ledger:
                 if ledger is not None:
                     await self._settle(ledger)
-                self._delayed.discard(path)
+                self.delayed.discard(path)
                 return ledger is not None
         except StoreBusy as error:
-            if path not in self._delayed:
-                self._delayed.add(path)
+            if path not in self.delayed:
+                self.delayed.add(path)
                 self._log.error("ledger.delayed", file=path.name, reason=error.message)
             return False
         except StoreUnavailable:
@@ -107,7 +107,7 @@ class DeadWorkers:
         Raises:
             StoreBusy: A session has not ended in time. Later calls for the same ledger check only once, without a wait.
         """
-        give_up_at = time.monotonic() + (0.0 if ledger.path in self._delayed else SESSIONS_GONE_SECONDS)
+        give_up_at = time.monotonic() + (0.0 if ledger.path in self.delayed else SESSIONS_GONE_SECONDS)
         async with session(self._pool) as connection:
             while await terminate_sessions(connection, ledger.worker):
                 if time.monotonic() >= give_up_at:

@@ -67,12 +67,13 @@ class FrozenWorkers:
         began_at = time.monotonic()
         if ledgers and began_at >= self._next_poll_at:
             self._next_poll_at = began_at + self._poll_seconds
-            await self.settle(ledgers)
-            seconds = max(self._poll_seconds, (time.monotonic() - began_at) / POLL_SHARE)
+            # A lease that is not found yet has run for less than a quarter, and is observed in time two polls later.
+            polls = 1 if await self.settle(ledgers) else 2
+            seconds = max(polls * self._poll_seconds, (time.monotonic() - began_at) / POLL_SHARE)
             self._next_poll_at = began_at + min(seconds, MAX_RECOVERY_INTERVAL_SECONDS)
 
-    async def settle(self, ledgers: Iterable[LivingLedger]) -> None:
-        """Settles the expired leases of the workers that own these ledgers.
+    async def settle(self, ledgers: Iterable[LivingLedger]) -> bool:
+        """Settles the expired leases of the workers that own these ledgers. Returns whether a lease expires soon.
 
         Raises:
             StoreUnavailable: PostgreSQL is unreachable. Call again later.
@@ -93,6 +94,7 @@ class FrozenWorkers:
                 await self._settle(ledger, [lease for lease in expired if lease.worker == worker])
             except StoreBusy as error:  # go on with the other workers; the next round tries this worker again
                 get_log().error("ledger.delayed", file=ledger.path.name, reason=error.message)
+        return bool(found)
 
     async def _settle(self, ledger: LivingLedger, expired: Sequence[FoundLease]) -> None:
         try:

@@ -20,15 +20,16 @@ from dispatcher.store.connections import Pool, session
 from dispatcher.store.server import find_database_id
 from dispatcher.telemetry.log import get_log
 
-POLL_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 1.0
+"""How often the relay looks for ledgers, if leases are not short and the parent has reaped no process."""
+RETRY_SECONDS: Final = 0.2
 
 
 class LedgerRecovery:
     """A service of every relay: settles the ledgers of the relay's host."""
 
-    interval_seconds = POLL_SECONDS
-
     def __init__(self, settings: Settings, pool: Pool) -> None:
+        self.interval_seconds = min(POLL_SECONDS, settings.lease_seconds / 8)
         self._folder = settings.run_dir
         self._pool = pool
         self._log = get_log()
@@ -43,8 +44,8 @@ class LedgerRecovery:
         """The workers whose leases only this relay may settle; None until the first round has read the ledgers."""
         return self._workers_here
 
-    async def run_once(self) -> None:
-        """Settles every ledger in the run directory.
+    async def run_once(self) -> float | None:
+        """Settles every ledger in the run directory. Returns RETRY_SECONDS if it must be called again soon.
 
         Raises:
             StoreUnavailable: PostgreSQL is unreachable. The next round tries again.
@@ -56,6 +57,8 @@ class LedgerRecovery:
         self._workers_here = frozenset(ledger.worker for ledger in ledgers if ledger.path not in self._reported)
         living = [ledger for ledger in ledgers if not await self._dead.settle(ledger.path)]
         await self._frozen.settle_when_due(living)
+        left = (ledger.path for ledger in ledgers if ledger not in living and ledger.path not in self._reported)
+        return RETRY_SECONDS if self._dead.delayed or any(path.exists() for path in left) else None
 
     async def _find_database_id(self) -> UUID:
         if self._database_id is None:

@@ -8,8 +8,8 @@ PostgreSQL lets only one notifying transaction of a server commit at a time, and
 and for a synchronous standby meanwhile. So notifications limit all applications of the server together. Under load,
 the relay finds the next emails a few milliseconds later without notifications.
 
-No email depends on a notification: in both cases, the relay looks for due emails at least every POLL_SECONDS, and half
-as often while it has nothing to do.
+No email depends on a notification: in both cases, the relay looks for due emails at least every POLL_SECONDS, and once
+per second while it has nothing to do.
 """
 
 from __future__ import annotations

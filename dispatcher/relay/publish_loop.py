@@ -16,6 +16,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import BrokerUnavailable, StatementRefused, StoreUnavailable
+from dispatcher.host.clock import seconds_to_tick
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.host.services import Periodic, Service
 from dispatcher.relay.dead_letters import DeadLetterPublisher
@@ -32,8 +33,8 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry.log import get_log
 
 STANDBY_SECONDS: Final = 1.0
-IDLE_FACTOR: Final = 2
-"""A relay that has nothing to do polls only half as often. Only dead letters and emails that become due without a
+IDLE_FACTOR: Final = 4
+"""A relay that has nothing to do polls only once per second. Only dead letters and emails that become due without a
 notification wait for the poll."""
 IDLE_SHARE: Final = 1 / 10
 """The largest share of time that an idle relay spends on `Outbox.find_next_due`. While an old transaction is open, this
@@ -206,7 +207,8 @@ class PublishLoop:
                 await _run_due(by_time)
                 if idle_seconds > 0 and notifications.count == notified:
                     self._is_idle = True
-                    waits = [IDLE_FACTOR * notifications.wait_seconds, *(service.wait_seconds for service in by_time)]
+                    poll_seconds = seconds_to_tick(IDLE_FACTOR * notifications.wait_seconds)
+                    waits = [poll_seconds, *(service.wait_seconds for service in by_time)]
                     self._is_notified = await notifications.wait(min(idle_seconds, *waits))
                     return False
                 await _run_due(by_due_rows)

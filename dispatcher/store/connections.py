@@ -121,6 +121,8 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
 
     async def wait(self, gen: PQGen[T], *arguments: Any, **named: Any) -> T:
         """Waits for the server's answer. psycopg calls this method for every request."""
+        if "timeout" in named:  # a wait for a notification; by default, psycopg wakes the process ten times per second
+            named.setdefault("interval", NO_TIMEOUT_ANSWER_SECONDS)
         loop = asyncio.get_running_loop()
         watchers: list[asyncio.Task[None]] = []
         late = loop.call_later(

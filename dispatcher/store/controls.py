@@ -22,13 +22,16 @@ class LatestControls:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self.found: str | None = None  # the version that another statement has just found, for the next `read`
         self._version: str | None = None
         self._controls = Controls()
 
     async def read(self) -> Controls:
         """All controls, as `read_controls`; the same object as at the last call if nothing has changed."""
         # The version is read first: a change that is committed between the two reads is then found by the next call.
-        ((version,),) = await fetch(self._source, "find_controls_version")
+        version, self.found = self.found, None
+        if version is None:
+            ((version,),) = await fetch(self._source, "find_controls_version")
         if version != self._version:
             self._controls = await read_controls(self._source)
             self._version = version

@@ -129,7 +129,8 @@ class Outbox:
     async def wait(self, seconds: float) -> int:
         """Waits up to `seconds` for notifications that commits made emails due. Returns how many have arrived."""
         if seconds:
-            self._timeline.state = None  # rows may be written meanwhile, as in the two methods below
+            # Rows may be written meanwhile, as in the two methods below.
+            self._timeline.state = self._controls.found = None
         with translated():
             return len([each async for each in self._session.notifies(timeout=seconds, stop_after=1)])
 
@@ -139,7 +140,7 @@ class Outbox:
         Args:
             since_seconds: Leaves out emails that have been due for longer; None leaves out none.
         """
-        self._timeline.state = None
+        self._timeline.state = self._controls.found = None
         parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS, "since_seconds": since_seconds}
         try:
             return from_rows(DuePointer, await self._fetch("find_publish_due", parameters))
@@ -152,7 +153,7 @@ class Outbox:
         Args:
             without_lanes: Lanes to leave out.
         """
-        self._timeline.state = None
+        self._timeline.state = self._controls.found = None
         rows = await self._fetch("find_due_tenants", {"without_lanes": list(without_lanes)})
         return [(row[0], row[1]) for row in rows]
 
@@ -302,7 +303,7 @@ class Outbox:
         """The seconds until a row is due: to publish, to wake, to cancel or to settle an email, or to publish a dead
         letter. 0 or less if a row is due now, infinite if no row will become due."""
         rows = await self._fetch("find_next_due", {"ahead_seconds": AHEAD_SECONDS})
-        ((seconds, self._timeline.state),) = rows
+        ((seconds, self._timeline.state, self._controls.found),) = rows
         return math.inf if seconds is None else float(seconds)
 
     async def find_next_wake(self) -> float | None:

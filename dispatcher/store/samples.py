@@ -12,12 +12,10 @@ import orjson
 from dispatcher.domain.values import dataclass
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.store.connections import AsyncSession, Session
-from dispatcher.store.counts import MonitorCounts
-from dispatcher.store.named_locks import named_lock
+from dispatcher.store.counts import count_for_monitor
 from dispatcher.store.statements import Source, fetch, fetch_sync
 from dispatcher.version import VERSION
 
-LOCK_NAME: Final = "samples"
 KEEP_DAYS: Final = 3
 
 
@@ -65,47 +63,36 @@ class Attempts:
     emails: int
 
 
-async def is_sample_due(session: AsyncSession, every_seconds: float) -> bool:
-    """Whether the newest sample is at least `every_seconds` old."""
-    last = await fetch(session, "find_last_sample")
-    # If PostgreSQL's clock was set back, the age is negative, and a new sample is due.
-    return not last or not 0 <= last[0][0] < every_seconds
-
-
-async def save_sample(
-    session: AsyncSession, counts: MonitorCounts, queues: Mapping[str, QueueDepth] | None, *, every_seconds: float
-) -> bool:
-    """Stores a sample, unless another monitor stored a sample less than `every_seconds` ago.
+async def save_sample(session: AsyncSession, queues: Mapping[str, QueueDepth] | None, *, every_seconds: float) -> bool:
+    """Stores a sample, and deletes samples that are older than KEEP_DAYS. Stores nothing if the newest sample is less
+    than `every_seconds` old. Two monitors that store a sample at the same time store the same totals.
 
     Returns whether this call stored the sample. Reads only the hourly counts that may have changed since the last
     sample, so the cost does not grow with the age of the database.
     """
-    async with named_lock(session, LOCK_NAME) as is_ours:
-        if not is_ours or not await is_sample_due(session, every_seconds):
-            return False
-        last = await fetch(session, "find_last_sample")
-        _, attempts, since, counted = last[0] if last else (None, {}, None, {})
-        rows = await fetch(session, "sum_attempts_for_sample", {"since": since})
-        totals = dict(attempts)
-        for _, outcome, since_last, _ in rows:
-            if outcome is not None:
-                totals[outcome] = totals.get(outcome, 0) + max(0, since_last - counted.get(outcome, 0))
-        parameters = {
-            "emails": _json({status.value: count for status, count in counts.emails.items()}),
-            "oldest_pending_seconds": counts.oldest_pending_seconds,
-            "longest_due_seconds": counts.longest_due_seconds,
-            "queues": None if queues is None else _json({name: asdict(queue) for name, queue in queues.items()}),
-            "attempts": _json(totals),
-            "counted_since": rows[0][0],
-            "counted": _json({outcome: recent for _, outcome, _, recent in rows if outcome is not None}),
-        }
-        await fetch(session, "save_sample", parameters)
-        return True
-
-
-async def delete_old_samples(session: AsyncSession) -> int:
-    """Deletes the samples that are older than `KEEP_DAYS`. Returns the number of deleted samples."""
-    return len(await fetch(session, "delete_old_samples", {"days": KEEP_DAYS}))
+    last = await fetch(session, "find_last_sample")
+    # If PostgreSQL's clock was set back, the age is negative, and a new sample is due.
+    if last and 0 <= last[0][0] < every_seconds:
+        return False
+    counts = await count_for_monitor(session)
+    _, attempts, since, counted = last[0] if last else (None, {}, None, {})
+    rows = await fetch(session, "sum_attempts_for_sample", {"since": since})
+    totals = dict(attempts)
+    for _, outcome, since_last, _ in rows:
+        if outcome is not None:
+            totals[outcome] = totals.get(outcome, 0) + max(0, since_last - counted.get(outcome, 0))
+    parameters = {
+        "emails": _json({status.value: count for status, count in counts.emails.items()}),
+        "oldest_pending_seconds": counts.oldest_pending_seconds,
+        "longest_due_seconds": counts.longest_due_seconds,
+        "queues": None if queues is None else _json({name: asdict(queue) for name, queue in queues.items()}),
+        "attempts": _json(totals),
+        "counted_since": rows[0][0],
+        "counted": _json({outcome: recent for _, outcome, _, recent in rows if outcome is not None}),
+        "days": KEEP_DAYS,
+    }
+    await fetch(session, "save_sample", parameters)
+    return True
 
 
 async def list_samples(source: Source, minutes: int) -> list[MinuteSample]:

@@ -192,6 +192,9 @@ class ProcessManager:
                 if pid:
                     exit_code = os.waitstatus_to_exitcode(status)
                     self._note_end(process, exit_code, describe_exit(exit_code))
+                    for other in self.processes:  # the relay settles the worker's ledger; others ignore this signal
+                        if other.pid is not None and other.role.stops_last:
+                            os.kill(other.pid, signal.SIGURG)
 
     def _note_end(self, process: Process, exit_code: int | None, how: str) -> None:
         now, pid = time.monotonic(), process.pid

@@ -7,7 +7,7 @@
 
 The worker releases paused emails that it has leased, but that are not on the wire. Emails on the wire are completed.
 While PostgreSQL is unreachable, the controls that were read last stay in force. This module also applies the ceilings
-of recipient domains.
+of recipient domains. An idle worker reads no controls until its next message; it leases the email after that read.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from uuid import UUID
 from dispatcher.broker.consumer import Consumer
 from dispatcher.domain.controls import Controls, Pause, PauseScope
 from dispatcher.errors import DispatcherError
+from dispatcher.host.clock import seconds_to_tick
 from dispatcher.host.lifecycle import raise_on_stray_cancel
 from dispatcher.routing.routes import Routes
 from dispatcher.store.controls import READ_SECONDS
@@ -30,6 +31,8 @@ from dispatcher.worker.in_flight_email import EmailEvent
 from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
+IDLE_SECONDS: Final = 10.0
+"""A worker that gets no message for this time reads no controls until the next message."""
 NOTHING: Final[frozenset[UUID]] = frozenset()
 
 
@@ -49,6 +52,7 @@ class OperatorControls:
 
     Attributes:
         current: The controls. They are empty until the first read; until then, the worker leases nothing.
+        wanted: An event that the lease stage sets for each message, before it leases the email.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class OperatorControls:
         send: SendStage,
     ) -> None:
         self.current = Controls()
+        self.wanted = asyncio.Event()
         self._lanes = lanes
         self._consumer = consumer
         self._store = store
@@ -83,7 +88,10 @@ class OperatorControls:
 
     async def _read(self, lease: LaneHolder) -> None:
         is_failing = False
+        loop = asyncio.get_running_loop()
+        busy_at = loop.time()
         while True:
+            self.wanted.clear()
             try:
                 self._apply(await self._store.read_controls(), lease)
                 await self._release_paused()
@@ -94,13 +102,21 @@ class OperatorControls:
                 is_failing = True
             else:
                 is_failing = False
-            await asyncio.sleep(READ_SECONDS)
+            await asyncio.sleep(seconds_to_tick(READ_SECONDS))
+            is_busy = self.wanted.is_set() or self._window.emails or self._routes.change_seconds is not None
+            if is_busy or is_failing or self.current.pauses:
+                busy_at = loop.time()
+            elif loop.time() - busy_at >= IDLE_SECONDS:
+                self._window.is_held = True
+                await self.wanted.wait()
+                busy_at = loop.time()
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
         """Which of these emails belong to a tenant or lane that was paused after the lease statement was sent: none if
-        `pauses`, read then, have not changed; all if PostgreSQL does not answer."""
+        `pauses`, read then, have not changed; all if PostgreSQL does not answer, or the statement took so long that
+        this worker no longer reads the controls."""
         if self.current.pauses == pauses:
-            return NOTHING
+            return email_ids if self._window.is_held else NOTHING
         try:
             return await self._find_paused(email_ids)
         except DispatcherError:

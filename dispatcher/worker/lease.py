@@ -86,6 +86,7 @@ class LeaseStage:
         # because the worker leases no more emails.
         if self._is_stopped:
             return
+        self._controls.wanted.set()
         try:
             pointers = pointers_in(delivery.body)
         except InvalidPointer as error:

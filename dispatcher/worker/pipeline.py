@@ -18,6 +18,7 @@ from typing import Final
 from dispatcher.broker.consumer import Consumer
 from dispatcher.config import Settings
 from dispatcher.host.batch_queue import BatchQueue
+from dispatcher.host.clock import seconds_to_tick
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.lifecycle import raise_on_stray_cancel
 from dispatcher.host.process_table import ProcessSlot
@@ -140,4 +141,4 @@ class Pipeline:
             if self._consumer.acked_count != acked:
                 acked = self._consumer.acked_count
                 self._process_slot.note_served()
-            await asyncio.sleep(REPORT_SECONDS)
+            await asyncio.sleep(seconds_to_tick(REPORT_SECONDS))

@@ -17,6 +17,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.domain.values import dataclass, replace
 from dispatcher.errors import BrokerRefused, ConfigurationError, StoreRefused, StoreUnavailable
+from dispatcher.host.clock import seconds_to_tick
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.lifecycle import raise_on_stray_cancel, stop_event
 from dispatcher.host.process_table import ChildContext, ProcessSlot
@@ -216,7 +217,7 @@ async def _ask_for_successor(process_slot: ProcessSlot, pipeline: Pipeline, ledg
     enough = after_emails * spread if after_emails else math.inf
     # Poll once a second, which costs less than a check per email.
     while pipeline.record.finished_count < enough and ledger.is_in_place:  # noqa: ASYNC110
-        await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.sleep(seconds_to_tick(_POLL_SECONDS))
     if not ledger.is_in_place:
         log.get_log().error("ledger.lost", file=ledger.path.name)
     process_slot.ask_for_successor()

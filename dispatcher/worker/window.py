@@ -35,7 +35,7 @@ class Window:
 
     Attributes:
         emails: The emails by id, each from its lease until the commit that ends the lease is confirmed.
-        is_held: Whether no email may be leased, because operators paused every lane, or the pauses are not read yet.
+        is_held: Whether no email may be leased, because operators paused every lane, or the controls are not read yet.
     """
 
     def __init__(self, routes: Routes, prefetch: int, waiting: Wakeable) -> None:

@@ -23,7 +23,12 @@ left join dispatcher.email_hourly as h on h.hour >= least(coalesce(%(since)s::ti
 group by b.next_since, h.outcome;
 
 -- name: save_sample
--- Stores the sample of this minute, or replaces an earlier sample of the same minute. Returns the minute.
+-- Stores the sample of this minute, or replaces an earlier sample of the same minute. Also deletes the samples that are
+-- older than `days`. Returns the minute.
+with deleted as (
+    delete from dispatcher.minute_sample
+    where minute < statement_timestamp() - %(days)s * interval '1 day'
+)
 insert into dispatcher.minute_sample (
     minute, taken_at, emails, oldest_pending_seconds, longest_due_seconds, queues, attempts, counted_since, counted
 )
@@ -42,12 +47,6 @@ set
     attempts = excluded.attempts,
     counted_since = excluded.counted_since,
     counted = excluded.counted
-returning minute;
-
--- name: delete_old_samples
--- Deletes the samples that are older than `days`. Returns a row per sample.
-delete from dispatcher.minute_sample
-where minute < statement_timestamp() - %(days)s * interval '1 day'
 returning minute;
 
 -- name: list_samples

@@ -2,9 +2,9 @@
 -- The seconds until the relay has something to do: until the first email or dead letter must be published, until the
 -- first waiting email must be woken, or until the first email expires. 0 or less: there is something to do now, or an
 -- event has proven that an email was sent (see find_proven). Null: nothing is due, and nothing becomes due unless rows
--- are written. Also returns the state that note_timeline compares. Each part reads one entry of an index. Before
--- PostgreSQL 17, the difference of two instants would raise an error if one of them is infinite. A mark more than
--- ahead_seconds ahead of the clock is due, as in find_publish_due.
+-- are written. Also returns the state that note_timeline compares, and what find_controls_version returns. Each part
+-- reads one entry of an index. Before PostgreSQL 17, the difference of two instants would raise an error if one of them
+-- is infinite. A mark more than ahead_seconds ahead of the clock is due, as in find_publish_due.
 select
     (least(
         (
@@ -54,7 +54,21 @@ select
                 )
         )
     ) - extract(epoch from clock_timestamp()))::double precision,
-    concat(pg_current_snapshot(), ' ', current_setting('synchronous_standby_names'));
+    concat(pg_current_snapshot(), ' ', current_setting('synchronous_standby_names')),
+    array[
+        (select count(*) from dispatcher.pause where until_at is null or until_at > clock_timestamp()),
+        (
+            select coalesce(sum(xmin::text::bigint), 0)
+            from dispatcher.pause
+            where until_at is null or until_at > clock_timestamp()
+        ),
+        (select count(*) from dispatcher.lane_policy),
+        (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.lane_policy),
+        (select count(*) from dispatcher.tenant_limit),
+        (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.tenant_limit),
+        (select count(*) from dispatcher.domain_limit),
+        (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.domain_limit)
+    ]::text;
 
 -- name: find_next_wake
 -- The seconds until the first waiting email is due; negative if it is overdue. Zero rows: no email waits. Before

@@ -203,6 +203,17 @@ async def test_a_statement_that_is_refused_after_an_outage_is_logged() -> None:
     assert [log["event"] for log in logs] == ["store.connection_lost", "service.refused"]
 
 
+async def test_a_service_that_is_woken_begins_its_next_round_at_once() -> None:
+    service = Rounds()
+    service.interval_seconds = 3600
+    step = Periodic(service)
+
+    async with kept(step):
+        await until(lambda: service.rounds == 1)
+        step.woken.set()
+        await until(lambda: service.rounds == 2)
+
+
 async def test_run_if_due_runs_a_service_only_if_it_is_due() -> None:
     service = Rounds()
     service.interval_seconds = 3600

@@ -18,7 +18,6 @@ from dispatcher.ops.overview import OverviewReader, hosts_of, points_of_minutes
 from dispatcher.ops.shared_reading import SharedReading
 from dispatcher.store.activity import WorkerSeen
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.counts import count_for_monitor
 from dispatcher.store.overview import BoundedCount, HostReport
 from dispatcher.store.samples import MinuteSample, QueueDepth, report_processes, save_sample
 from tests.store.books import Books
@@ -107,7 +106,7 @@ async def test_all_figures_of_a_busy_dispatcher(reader: OverviewReader, books: B
     )
     pause(books.connection, "tenant", "acme")
     queues = {"bulk": QueueDepth(12, 3), "dlq": QueueDepth(4, 0)}
-    await save_sample(session, await count_for_monitor(session), queues, every_seconds=0.0)
+    await save_sample(session, queues, every_seconds=0.0)
 
     found = await read(reader)
 
@@ -144,7 +143,7 @@ async def test_a_tenants_visitor_gets_counts_of_its_tenant_and_nothing_else(
     pause(books.connection, "tenant", "acme")
     pause(books.connection, "tenant", "other")
     await report_processes(session, "host-1:x", "host-1", [])
-    await save_sample(session, await count_for_monitor(session), {"dlq": QueueDepth(4, 0)}, every_seconds=0.0)
+    await save_sample(session, {"dlq": QueueDepth(4, 0)}, every_seconds=0.0)
 
     found = await read(reader, "acme")
 

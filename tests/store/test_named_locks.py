@@ -13,7 +13,7 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.events import webhook_delivery
 from dispatcher.maintenance import partitions, recipient_summaries
 from dispatcher.relay import leadership
-from dispatcher.store import named_locks, retention, samples
+from dispatcher.store import named_locks, retention
 from dispatcher.store.connections import AsyncSession, connect_async, connected
 from dispatcher.store.migrations import migrate
 from dispatcher.store.named_locks import acquire, acquire_free, is_held_by_another, named_lock, release
@@ -31,7 +31,6 @@ NAMES = (
     recipient_summaries.LOCK_NAME,
     retention.LOCK_NAME,
     retention.CODES_LOCK_NAME,
-    samples.LOCK_NAME,
     "alerts email.dispatcher.dlq",
     "polling twilio",
     "replay 17",

@@ -36,7 +36,7 @@ from pathlib import Path
 
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import ConfigurationError, StoreRefused, StoreUnavailable
-from dispatcher.host.lifecycle import stop_event
+from dispatcher.host.lifecycle import set_on_signals, stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.supervisor.parent import Parent
 from dispatcher.supervisor.restarts import BOOTS, Restarts
@@ -101,6 +101,25 @@ def serve(toy: FakeProcess, context: ChildContext) -> int:
     # has begun to drain. Raise such a late SIGTERM here: it must not kill this process.
     signal.raise_signal(signal.SIGTERM)
     toy.note("stopped")
+    return 0
+
+
+def note_ends(toy: FakeProcess, context: ChildContext) -> int:
+    """Write a line whenever the parent has reaped another process, as the relay then settles a ledger."""
+
+    async def work() -> None:
+        stop, reaped = stop_event(context), asyncio.Event()
+        set_on_signals(reaped, signal.SIGURG)
+        asyncio.get_running_loop().create_task(_note(reaped))
+        toy.note("serving")
+        await stop.wait()
+
+    async def _note(reaped: asyncio.Event) -> None:
+        while await reaped.wait():
+            reaped.clear()
+            toy.note("woken")
+
+    asyncio.run(work())
     return 0
 
 
@@ -215,6 +234,7 @@ UNFIT: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
 """Roles that fail before they are up."""
 KINDS: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
     "serve": serve,
+    "ends": note_ends,
     "signal": obey_signal,
     "lifeline": obey_lifeline,
     "deaf": ignore_everything,

@@ -52,6 +52,20 @@ def test_an_ended_process_is_restarted_and_others_are_left_alone(starter: Parent
     assert parent.await_exit() == 0
 
 
+def test_the_relay_is_woken_when_another_process_has_ended(starter: ParentStarter) -> None:
+    parent = starter.start("a=serve", "relay=ends", "monitor=serve")
+    eventually(lambda: len(starter.diary("serving")) == 3)
+    assert not starter.diary("woken")
+
+    os.kill(parent.pid_of("a"), signal.SIGKILL)
+
+    eventually(lambda: bool(starter.diary("woken")))
+    assert {name for name, _ in starter.diary("woken")} == {"relay"}
+    assert len(parent.events("process.started", role="monitor")) == 1  # the signal ends no process
+    parent.send(signal.SIGTERM)
+    assert parent.await_exit() == 0
+
+
 def test_an_end_by_a_signal_without_a_name_is_handled_like_any_other(starter: ParentStarter) -> None:
     parent = starter.start("a=serve", "relay=serve")
     eventually(lambda: len(starter.diary("serving")) == 2)

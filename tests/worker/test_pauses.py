@@ -273,21 +273,62 @@ def test_before_the_first_read_nothing_is_leased() -> None:
     assert run(scenario).statuses() == {Status.SENT: 3}
 
 
-def test_emails_that_a_slow_lease_statement_returns_during_a_pause_are_released() -> None:
+class CountedReads(FakeStore):
+    """Counts how often the worker reads the controls."""
+
+    reads = 0
+
+    async def read_controls(self) -> Controls:
+        self.reads += 1
+        return await super().read_controls()
+
+
+def test_an_idle_worker_reads_no_controls_until_a_message_arrives_and_then_reads_them_before_the_lease() -> None:
+    async def scenario(bench: StageBench) -> None:
+        store = bench.store
+        store.__class__ = CountedReads
+        assert isinstance(store, CountedReads)
+        await bench.pass_time(20)
+        reads = store.reads
+        await bench.pass_time()
+        assert store.reads == reads
+        store.controls = Controls((A_PAUSE,))
+        bench.deliver(*bench.enqueue(3))
+        await bench.pass_time(20)
+
+    bench = run(scenario)
+    assert bench.statuses() == {Status.PENDING: 3}
+    assert not any(event == "lease" for event, _ in bench.store.events)
+
+
+def test_a_worker_goes_on_to_read_the_controls_while_something_is_paused() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.store.controls = Controls((A_PAUSE,))
+        await bench.pass_time()
+        bench.store.controls = Controls()
+        await bench.pass_time(2)
+        assert not bench.pipeline.controls.current.pauses
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seconds", [5.5, 30.0], ids=["reads", "no longer reads the controls"])
+def test_emails_that_a_slow_lease_statement_returns_during_a_pause_are_released(seconds: float) -> None:
     class Slow(FakeStore):
         async def lease(
             self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
         ) -> list[Lease]:
             found = await super().lease(keys_by_id, lease_seconds, paused_tenants)
+            await asyncio.sleep(seconds - 5.5)
             self.controls = Controls((A_PAUSE,))
-            await asyncio.sleep(5.5)  # between two reads; the bench's clock takes no real time
+            await asyncio.sleep(5.5)  # the bench's clock takes no real time
             return found
 
     async def scenario(bench: StageBench) -> None:
         bench.store.__class__ = Slow
         await bench.pass_time(1)
         bench.deliver(*bench.enqueue(3))
-        await bench.pass_time(20)
+        await bench.pass_time(seconds + 15)
 
     bench = run(scenario)
     assert (bench.statuses(), bench.provider.calls) == ({Status.PENDING: 3}, [])
