@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
-from uuid import UUID
+from uuid import UUID, SafeUUID
 
 import orjson
 
@@ -32,7 +32,7 @@ TRACEPARENT: Final = "traceparent"
 _HEX: Final = "[0-9A-Fa-f]"
 # A pattern with a repeated group or with the ignore-case flag would take twice the time.
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
-
+_set_number, _set_safety = (vars(UUID)[name].__set__ for name in ("int", "is_safe"))
 
 # Enqueue refuses all unprintable characters. This module refuses only control characters, because the application's
 # Python may have a newer Unicode version, with more printable characters.
@@ -133,7 +133,11 @@ def email_id(fields: Mapping[str, Any]) -> UUID:
     text = fields.get("email_id")
     if type(text) is not str or not _UUID.fullmatch(text):
         raise InvalidPointer('"email_id" is missing or is not a UUID.')
-    return UUID(text)
+    # Without `UUID.__init__`, which checks the text again and takes three times as long.
+    found = UUID.__new__(UUID)
+    _set_number(found, int(text.replace("-", ""), 16))
+    _set_safety(found, SafeUUID.unknown)
+    return found
 
 
 def message_key(fields: Mapping[str, Any]) -> str:

@@ -99,7 +99,7 @@ def is_plain(text: str) -> bool:
     plain = _PLAIN.fullmatch(text)
     if plain is None or len(text) > MAX_ADDRESS_OCTETS:
         return False
-    return not plain[2].rpartition(".")[2].isdigit()
+    return not (text[-1].isdigit() and plain[2].rpartition(".")[2].isdigit())
 
 
 def split_name(text: str) -> tuple[str, str]:

@@ -122,13 +122,13 @@ def decide(
         limits: The email's own limits; None if the email has no limits of its own and redelivery is off.
         failovers: How many attempts before this one, in the same round of providers, ended in a failover.
     """
+    if isinstance(outcome, Accepted):  # nearly always; a `match` takes three times as long
+        return MarkSent(outcome.provider_message_id, outcome.detail)
     if limits is not None:
         policy = policy.limited(limits)
-    if key_seconds is not None and not isinstance(outcome, Accepted):
+    if key_seconds is not None:
         return _decide_in_doubt(outcome, attempt_number, on_uncertain, policy, random, key_seconds, limits)
     match outcome:
-        case Accepted(provider_message_id, detail):
-            return MarkSent(provider_message_id, detail)
         case Deferred():
             return _decide_deferred(outcome, attempt_number, policy, random, limits, failovers)
         case Rejected(reason, detail, code):

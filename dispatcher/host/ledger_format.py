@@ -131,7 +131,7 @@ def pack_header(worker: str, slot: str, slots: int, boot: str) -> bytes:
 
 def pack_answer(outcome: Outcome, finished_at: float) -> bytes:
     kind = OUTCOMES.index(type(outcome))
-    detail = _fitting(outcome.detail or "", 160)
+    detail = _fitting(outcome.detail, 160) if outcome.detail else b""
     if isinstance(outcome, Accepted):
         message_id = _fitting(outcome.provider_message_id or "", 128)
         return ANSWER.pack(finished_at, kind, math.nan, b"", b"", message_id, detail)

@@ -48,7 +48,8 @@ async def fetch(
     async with session_of(source) as connection:
         cursor = await connection.execute(query(name), parameters, binary=is_exact)
         try:
-            rows = await cursor.fetchall() if cursor.description else []
+            # `rownumber` is None without a result. `description` would create an object for each column.
+            rows = [] if cursor.rownumber is None else await cursor.fetchall()
         except DataError:
             if is_exact:
                 raise
@@ -85,7 +86,7 @@ def fetch_sync(
     with translated():
         cursor = connection.execute(query(name), parameters)
         try:
-            rows = cursor.fetchall() if cursor.description else []
+            rows = [] if cursor.rownumber is None else cursor.fetchall()
         except DataError:
             rows = load_nearest(cursor)
     return rows if into is None else from_rows(into, rows)

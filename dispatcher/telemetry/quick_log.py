@@ -57,8 +57,8 @@ class QuickLog:
         if fields:
             self._write(fields)
 
-    def info(self, event: str, **fields: Any) -> None:
-        """Logs an event. Fields may be UUIDs."""
+    def info(self, event: str, fields: dict[str, Any]) -> None:
+        """Logs an event. Fields may be UUIDs. Changes `fields`, which are a dictionary because keywords take longer."""
         if self._lines is None:
             texts = {name: str(value) if type(value) is UUID else value for name, value in fields.items()}
             structlog.get_logger().info(event, **texts)
@@ -77,17 +77,19 @@ class QuickLog:
     def _write(self, events: list[dict[str, Any]]) -> None:
         """Writes lines in pieces of up to PIPE_BUF bytes, which the kernel does not interleave on a shared pipe."""
         assert self._lines is not None
-        piece, count = b"", 0
+        piece: list[bytes] = []
+        room = most = select.PIPE_BUF
         for fields in events:
             line = _line(fields)
-            if count and len(piece) + len(line) > select.PIPE_BUF:
-                self._lines.write(piece, count)
-                piece, count = b"", 0
-            if not count and self._lines.lost:
+            room -= len(line)
+            if room < 0 and piece:
+                self._lines.write(b"".join(piece), len(piece))
+                piece, room = [], most - len(line)
+            if not piece and self._lines.lost:
                 line = _line({**fields, "lines_dropped": self._lines.lost})
-            piece += line
-            count += 1
-        self._lines.write(piece, count)
+                room = most - len(line)
+            piece.append(line)
+        self._lines.write(b"".join(piece), len(piece))
 
 
 def _line(fields: Mapping[str, Any]) -> bytes:

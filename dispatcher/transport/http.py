@@ -12,7 +12,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -60,6 +59,17 @@ class _Target(NamedTuple):
     path: str
 
 
+class _Slots(asyncio.Semaphore):
+    """A semaphore that can be taken without a coroutine, if `are_free`. A coroutine takes twenty times as long."""
+
+    @property
+    def are_free(self) -> bool:
+        return self._value > 0 and not self._waiters
+
+    def take(self) -> None:
+        self._value -= 1
+
+
 class HttpTransport:
     """A pool of connections to one server, for one event loop and any number of concurrent calls.
 
@@ -89,7 +99,7 @@ class HttpTransport:
         Raises:
             ssl.SSLError, OSError: A certificate file cannot be used.
         """
-        self._slots = asyncio.Semaphore(connections)
+        self._slots = _Slots(connections)
         self._connect_seconds = connect_seconds
         self._tls = http_context(ca_file, trusted)
         self._proxy = proxy
@@ -143,7 +153,7 @@ class HttpTransport:
 
         This method does not call `call.connection_acquired`, because the call does not wait for a connection.
         """
-        if not isinstance(body, bytes) or len(body) > LARGE_BODY_OCTETS or self._slots.locked():
+        if not isinstance(body, bytes) or len(body) > LARGE_BODY_OCTETS or not self._slots.are_free:
             return None
         head = self._head("POST", url, headers)
         if (connection := self._idle_connection()) is None:
@@ -153,7 +163,7 @@ class HttpTransport:
         except BaseException:
             self.idle.append(connection)  # unused
             raise
-        self._take_free_slot()
+        self._slots.take()
         try:
             connection.start_request(
                 b"%b%d\r\n\r\n%b" % (head, len(body), body), partial(self._end, connection, answered)
@@ -193,11 +203,6 @@ class HttpTransport:
     def _acquire(self, deadline: float) -> Awaitable[object]:
         # Set up a timeout only if no slot is free: the timeout costs ten times the CPU of acquiring a free slot.
         return self._acquire_in_time(deadline) if self._slots.locked() else self._slots.acquire()
-
-    def _take_free_slot(self) -> None:
-        # The semaphore has only a coroutine for this. If a slot is free, the coroutine ends in its first step.
-        with suppress(StopIteration):
-            self._slots.acquire().send(None)
 
     async def _acquire_in_time(self, deadline: float) -> None:
         try:
@@ -361,9 +366,7 @@ def _late(what: str, concern: Concern | None = None) -> RequestNotSent:
 def _latest_send_at(deadline: float) -> float:
     """The latest time at which a body may be sent, so that enough time for the response remains until the deadline."""
     share = (deadline - asyncio.get_running_loop().time()) * RESPONSE_SHARE
-    if share >= MAX_RESPONSE_SECONDS:  # the usual case
-        return deadline - MAX_RESPONSE_SECONDS
-    return deadline - max(0.0, share)
+    return deadline - min(max(0.0, share), MAX_RESPONSE_SECONDS)
 
 
 @lru_cache(maxsize=64)

@@ -78,7 +78,7 @@ class LedgerAttempt(Attempt):
         self, email: InFlightEmail, route: Route, ledger: Ledger, now: Callable[[], float], timeout_seconds: float
     ) -> None:
         """Begins the attempt. Its deadline is `timeout_seconds` from now, by the loop's clock."""
-        super().__init__(email.attempt_number, now() + timeout_seconds)
+        Attempt.__init__(self, email.attempt_number, now() + timeout_seconds)  # faster than `super()`
         self.email = email
         self.route = route
         self.trial = route.breaker.begin()

@@ -81,7 +81,6 @@ class BreakerListener:
             await _wait_for(self._changed, routes.change_seconds)
 
     async def _publish_states(self) -> None:
-        """Stores the changed states of breakers in PostgreSQL until cancelled."""
         while True:
             self._has_unpublished.clear()
             try:

@@ -150,7 +150,6 @@ class OperatorControls:
         self._window.wake()
 
     async def _release_paused(self) -> None:
-        """Releases the emails that are paused, and not on the wire."""
         if not self.current.pauses:
             return
         emails = {i: email for i, email in self._window.emails.items() if email.may(EmailEvent.STOP)}
@@ -161,7 +160,6 @@ class OperatorControls:
                 self._send.stop(email)
 
     async def _find_paused(self, email_ids: Collection[UUID]) -> Collection[UUID]:
-        """Which of these emails belong to a paused tenant or lane."""
         pauses = self.current.pauses
         if any(pause.scope is PauseScope.ALL for pause in pauses):
             return email_ids

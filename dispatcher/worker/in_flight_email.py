@@ -207,7 +207,6 @@ class InFlightEmail:
 
     @property
     def email_id(self) -> UUID:
-        """The id in `email_log`."""
         return self.lease.email_id
 
     def on(self, event: EmailEvent) -> None:

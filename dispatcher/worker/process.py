@@ -74,7 +74,6 @@ class WorkerIdentity:
 
     @classmethod
     def new(cls, host: str, slot_number: int) -> WorkerIdentity:
-        """Creates this process's identity."""
         slot = f"{host}:w{slot_number}"
         return cls(slot, f"{slot}:{os.getpid()}:{secrets.token_hex(4)}")
 

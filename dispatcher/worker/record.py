@@ -193,7 +193,7 @@ def _parts(batch: list[EndedAttempt]) -> Iterator[list[EndedAttempt]]:
     """The acceptances and the other results of a batch, each to be recorded in a statement of its own; few acceptances
     stay with the other results."""
     accepted = [ended for ended in batch if ended.result.is_acceptance]
-    others = [ended for ended in batch if not ended.result.is_acceptance]
+    others = [] if len(accepted) == len(batch) else [ended for ended in batch if not ended.result.is_acceptance]
     if len(accepted) < LEAST_APART:
         accepted, others = [], batch
     yield from filter(None, (accepted, others))

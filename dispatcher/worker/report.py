@@ -22,31 +22,27 @@ def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finis
     """Logs an attempt that has ended, and adds a span if tracing is on. `status`: the email's status after the attempt.
     `finished_at`: in Unix seconds."""
     refusal = None if isinstance(outcome, Accepted) else outcome
-    name = outcome_name(outcome)
+    error_type = None if refusal is None else refusal.reason.value
+    name, lease, number, provider = outcome_name(outcome), email.lease, email.attempt_number, email.provider
     quick_log.log.info(
         "email.attempted",
-        email_id=email.lease.email_id,
-        attempt=email.attempt_number,
-        provider=email.provider,
-        outcome=name,
-        status=str(status),
-        error_type=refusal and refusal.reason.value,
-        provider_code=refusal and refusal.code,
-        duration_ms=round((finished_at - email.started_at) * 1000, 1),
-        correlation_id=email.lease.correlation_id,
-        trace_id=email.lease.trace_id,
+        {
+            "email_id": lease.email_id,
+            "attempt": number,
+            "provider": provider,
+            "outcome": name,
+            "status": str(status),
+            "error_type": error_type,
+            "provider_code": refusal and refusal.code,
+            "duration_ms": int((finished_at - email.started_at) * 10_000 + 0.5) / 10,  # faster than `round`
+            "correlation_id": lease.correlation_id,
+            "trace_id": lease.trace_id,
+        },
     )
     if TRACER.is_on:
         TRACER.add_attempt(
             FinishedAttempt(
-                traceparent=email.lease.traceparent,
-                started_at=email.started_at,
-                finished_at=finished_at,
-                email_id=email.lease.email_id,
-                attempt_number=email.attempt_number,
-                provider=email.provider,
-                outcome=name,
-                error_type=None if refusal is None else refusal.reason.value,
+                lease.traceparent, email.started_at, finished_at, lease.email_id, number, provider, name, error_type
             )
         )
 
@@ -63,23 +59,24 @@ def report_record(batch: Sequence[EndedAttempt], seconds: float) -> None:
         return
     metrics.RECORD_EMAILS.observe(len(batch))
     metrics.RECORD_SECONDS.observe(seconds)
-    results = [ended.result for ended in batch]
-    # Nearly all emails are accepted. Count these emails separately, by a key with one part instead of four, to save
-    # time.
-    for provider, count in Tally(result.provider for result in results if result.outcome == ACCEPTED).items():
-        metrics.ATTEMPTS.add(count, provider, ACCEPTED, "none")
-        metrics.EMAILS.add(count, provider, ACCEPTED)
-    _count_unaccepted([result for result in results if result.outcome != ACCEPTED])
+    unaccepted: list[Result] = []
     send_seconds: dict[str, list[float]] = defaultdict(list)
-    for result in results:
-        send_seconds[result.provider].append((result.finished_at - result.started_at).total_seconds())
+    end_to_end_seconds: list[float] = []
+    for email, result, _ in batch:
+        finished_at = result.finished_at
+        send_seconds[result.provider].append((finished_at - result.started_at).total_seconds())
+        if result.outcome != ACCEPTED:
+            unaccepted.append(result)
+        elif (due_since := email.lease.due_since) is not None:
+            end_to_end_seconds.append((finished_at - due_since).total_seconds())
+    refused = Tally(result.provider for result in unaccepted)
     for provider, values in send_seconds.items():
+        accepted = len(values) - refused[provider]
+        metrics.ATTEMPTS.add(accepted, provider, ACCEPTED, "none")
+        metrics.EMAILS.add(accepted, provider, ACCEPTED)
         metrics.SEND_SECONDS.observe_all(values, provider)
-    metrics.END_TO_END_SECONDS.observe_all(
-        (ended.result.finished_at - ended.email.lease.due_since).total_seconds()
-        for ended in batch
-        if ended.result.outcome == ACCEPTED and ended.email.lease.due_since is not None
-    )
+    _count_unaccepted(unaccepted)
+    metrics.END_TO_END_SECONDS.observe_all(end_to_end_seconds)
 
 
 def _count_unaccepted(results: Sequence[Result]) -> None:

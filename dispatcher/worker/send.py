@@ -274,19 +274,20 @@ class SendStage:
         """Writes the answer into the ledger, decides the next step, and passes the result to the record stage."""
         if not email.may(EmailEvent.ANSWER):
             return  # the drain timed out before this answer: the email is already uncertain or released
-        done = email.lease.recipient_outcomes
+        lease = email.lease
+        done = lease.recipient_outcomes
         if email.suppressed or done or isinstance(outcome, Deferred):
             outcome = of_whole_email(
                 outcome, _recipients_of(email), email.suppressed or {}, done, is_in_doubt=email.pin is not None
             )
-        finished_at = email.attempted_until
+        ended_at = email.attempted_until
         if email.ledger_slot is not None:
-            self._ledger.mark_answered(email.ledger_slot, outcome, finished_at=finished_at)
+            self._ledger.mark_answered(email.ledger_slot, outcome, finished_at=ended_at)
         judged, fails_over = outcome, False
         if isinstance(outcome, Deferred) and (fails_over := self._attempts.may_fail_over(email, outcome)):
             # The wait that one provider requests does not apply to the next provider.
             judged = replace(outcome, retry_after=None)
-        number = email.attempt_number - email.lease.attempt_base
+        number = email.attempt_number - lease.attempt_base
         pin, key_seconds = self._attempts.pin_of(email, outcome) or (None, None)
         decision = decide(
             judged,
@@ -300,7 +301,7 @@ class SendStage:
         )
         if isinstance(outcome, Deferred) and outcome.partial is not None and outcome.partial.has_progress:
             codes = outcome.partial.codes
-            email.lease = email.lease._replace(attempt_base=email.attempt_number, recipient_outcomes=codes)
+            email.lease = lease._replace(attempt_base=email.attempt_number, recipient_outcomes=codes)
         retries = isinstance(decision, RetryIn)
         email.pin = pin if retries else None
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) and not fails_over else 0.0
@@ -309,19 +310,13 @@ class SendStage:
         else:
             email.failovers, email.refused_by = 0, frozenset()
         attempt = InFlightAttempt(
-            email.lease.email_id,
-            email.lease.token,
-            email.attempt_number,
-            email.provider,
-            email.started_at,
-            email.policy,
-            finished_at,
+            lease.email_id, lease.token, email.attempt_number, email.provider, email.started_at, email.policy, ended_at
         )
         lease_seconds = wait_seconds + self._lease_seconds if retries else None
         result = result_of(attempt, outcome, decision, lease_seconds=lease_seconds, is_pinned=pin is not None)
         email.on(EmailEvent.ANSWER)
         self._outcomes.add(EndedAttempt(email, result, wait_seconds))
-        report_attempt(email, outcome, result.status, finished_at)
+        report_attempt(email, outcome, result.status, ended_at)
 
 
 def _recipients_of(email: InFlightEmail) -> int:

@@ -173,7 +173,6 @@ class SuppressedRecipients:
                 get_log().warning("recipients.opt_out_failed", email_id=str(email.email_id), reason=error.message)
 
     async def _answer(self, batch: list[Question]) -> None:
-        """Answers questions about several emails with one query."""
         open_questions = [question for question in batch if not question.answer.done()]
         if not open_questions:
             return

@@ -90,6 +90,11 @@ class Call:
             seconds *= 4
         return self
 
+    def begin(self) -> asyncio.Future[HttpResponse | NoResponse] | None:
+        """Begin the call without a task."""
+        attempt = FakeAttempt(1, asyncio.get_running_loop().time() + PATIENCE, self._mark_on_wire)
+        return self._transport.begin(self._url, KEY, self._body, attempt, lambda result: result)
+
     def _mark_on_wire(self) -> None:
         self.left += 1
 
@@ -437,6 +442,25 @@ async def test_no_more_calls_than_connections_run_at_once(double: HttpDouble, au
     assert double.requests.total() == 2
     double.drop_connections()
     assert [type((await call).end) for call in first] == [NoResponse] * 2
+
+
+async def test_a_call_that_begins_without_a_task_takes_a_connection_until_it_ends(
+    double: HttpDouble, authority: Authority
+) -> None:
+    transport = HttpTransport(connections=1, ca_file=authority.ca_file)
+    await Call(transport, double.url, "first").run()
+    double.behaviour.fault = Fault.HANG
+
+    begun = Call(transport, double.url, "begun").begin()
+
+    assert begun is not None
+    with pytest.raises(NoFreeConnection):
+        await Call(transport, double.url, "second").run(SOON)
+    double.behaviour.fault = None
+    double.drop_connections()
+    assert isinstance(await begun, NoResponse)
+    assert isinstance((await Call(transport, double.url, "third").run()).end, HttpResponse)
+    await transport.close()
 
 
 async def test_a_request_that_cannot_be_answered_in_time_is_not_sent(

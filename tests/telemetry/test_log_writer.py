@@ -144,7 +144,7 @@ def test_the_quick_log_writes_the_same_lines_as_structlog(pipe: tuple[int, TextI
 
     log.get_log().info("email.attempted", email_id=str(email_id), error_type=None, duration_ms=1.5)
     slowly = drain(reading).decode()
-    quick_log.log.info("email.attempted", email_id=email_id, error_type=None, duration_ms=1.5)
+    quick_log.log.info("email.attempted", {"email_id": email_id, "error_type": None, "duration_ms": 1.5})
     quickly = drain(reading).decode()
 
     assert bool(quickly) is (level != "warning")
@@ -160,10 +160,10 @@ def test_the_quick_log_reports_lost_lines(pipe: tuple[int, TextIO]) -> None:
     reading, stream = pipe
     log.configure("info", "json", stream)
     for _ in range(3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000):
-        quick_log.log.info("email.attempted", detail="z" * 1000)
+        quick_log.log.info("email.attempted", {"detail": "z" * 1000})
     drain(reading)
 
-    quick_log.log.info("email.attempted")
+    quick_log.log.info("email.attempted", {})
 
     assert events(reading)[-1]["lines_dropped"] > 0
 
@@ -174,13 +174,29 @@ def test_buffered_lines_of_the_quick_log_are_written_whole_and_in_order(pipe: tu
     soon: list[Callable[[], None]] = []
     quick_log.log.buffer(soon.append)
     for number in range(100):
-        quick_log.log.info("email.attempted", number=number, detail="z" * 100)
+        quick_log.log.info("email.attempted", {"number": number, "detail": "z" * 100})
     assert drain(reading) == b""
 
     (flush,) = soon
     flush()
 
     assert [event["number"] for event in events(reading)] == list(range(100))
+
+
+def test_a_written_piece_has_only_whole_lines_that_fit_into_a_pipe_at_once() -> None:
+    reading, writing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps the limits of each write
+    with reading, os.fdopen(writing.detach(), "w") as stream:
+        log.configure("info", "json", stream)
+        quick_log.log.buffer(lambda _: None)
+        for length in (10, 1000, 3000, 1000, 1000, 5000, 10):
+            quick_log.log.info("email.attempted", {"detail": "z" * length})
+        quick_log.log.flush()
+        reading.setblocking(False)
+        pieces = [reading.recv(1 << 16) for _ in range(5)]
+        quick_log.log.write_to(None, {})
+
+    lengths = [[len(orjson.loads(line)["detail"]) for line in piece.splitlines()] for piece in pieces]
+    assert lengths == [[10, 1000], [3000], [1000, 1000], [5000], [10]]
 
 
 def test_a_line_that_json_cannot_encode_is_escaped_and_affects_no_other_line(pipe: tuple[int, TextIO]) -> None:
@@ -190,9 +206,9 @@ def test_a_line_that_json_cannot_encode_is_escaped_and_affects_no_other_line(pip
     quick_log.log.buffer(soon.append)
 
     for detail in ("before", "\ud800", 2**64, "after"):
-        quick_log.log.info("email.attempted", detail=detail)
+        quick_log.log.info("email.attempted", {"detail": detail})
     quick_log.log.buffer(None)
-    quick_log.log.info("email.attempted", detail="at once")
+    quick_log.log.info("email.attempted", {"detail": "at once"})
 
     details = [event["detail"] for event in events(reading)]
     assert details == ["before", "'\\ud800'", "18446744073709551616", "after", "at once"]
@@ -220,12 +236,12 @@ def test_buffered_lines_report_lost_lines_once(pipe: tuple[int, TextIO]) -> None
     quick_log.log.buffer(soon.append)
     written = 3 * fcntl.fcntl(stream.fileno(), fcntl.F_GETPIPE_SZ) // 1000
     for _ in range(written):
-        quick_log.log.info("email.attempted", detail="z" * 1000)
+        quick_log.log.info("email.attempted", {"detail": "z" * 1000})
     quick_log.log.flush()
     came = len(drain(reading).splitlines())
 
     for _ in range(20):
-        quick_log.log.info("email.attempted", detail="z" * 1000)
+        quick_log.log.info("email.attempted", {"detail": "z" * 1000})
     quick_log.log.flush()
 
     counts = [event.get("lines_dropped") for event in events(reading)[-20:]]

@@ -224,7 +224,8 @@ def _body(text: str) -> str:
 
 def headers_of(email: OutgoingEmail) -> dict[str, str]:
     """The email's headers, including Message-ID; raises UnrenderableEmail as `body_of` does."""
-    headers = {"Message-ID": f"<{email.email_id}@{_origin(email.sender)[1]}>"}
+    email_id = orjson.dumps(email.email_id)[1:-1].decode()  # `str` takes three times as long
+    headers = {"Message-ID": f"<{email_id}@{_origin(email.sender)[1]}>"}
     if email.headers:
         headers |= {name: header_value(name, value) for name, value in email.headers.items()}
     return headers
