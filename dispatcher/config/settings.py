@@ -522,10 +522,8 @@ class Settings:
     own: Mapping[str, ProviderSettings] = field(default_factory=dict)
     """The settings of each known provider, by its name."""
 
-    if (
-        not TYPE_CHECKING
-    ):  # the methods that dataclass generates for so many fields take 4 ms of each command to compile
-
+    if not TYPE_CHECKING:
+        # To compile the methods that `dataclass` generates for so many fields takes 4 ms of each command.
         def __init__(self, **given: Any) -> None:
             for each in fields(self):
                 if each.name not in given:

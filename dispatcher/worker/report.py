@@ -71,9 +71,9 @@ def report_record(batch: Sequence[EndedAttempt], seconds: float) -> None:
             end_to_end_seconds.append((finished_at - due_since).total_seconds())
     refused = Tally(result.provider for result in unaccepted)
     for provider, values in send_seconds.items():
-        accepted = len(values) - refused[provider]
-        metrics.ATTEMPTS.add(accepted, provider, ACCEPTED, "none")
-        metrics.EMAILS.add(accepted, provider, ACCEPTED)
+        if accepted := len(values) - refused[provider]:
+            metrics.ATTEMPTS.add(accepted, provider, ACCEPTED, "none")
+            metrics.EMAILS.add(accepted, provider, ACCEPTED)
         metrics.SEND_SECONDS.observe_all(values, provider)
     _count_unaccepted(unaccepted)
     metrics.END_TO_END_SECONDS.observe_all(end_to_end_seconds)
