@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import orjson
@@ -39,8 +38,7 @@ Holders = dict[Key, tuple[UUID, bytes | None]]
 """For each key that exists, the id of its email, and the hash of the drafts with the same payload (None: no draft)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """An email to insert, with the id that the email gets if its key is new.
 
     Attributes:
@@ -97,18 +95,19 @@ def insert_parameters(
     ordered = sorted(drafts, key=lambda item: item.key)
     rows = [_row(item) for item in ordered]
     recipients = [_normalised_recipients(item.email) for item in ordered]
-    parameters = {
-        # PostgreSQL hashes the addresses, because applications have no right to read the secret key for the hashes.
-        "addresses": array_literal(list(chain.from_iterable(recipients))),
-        "publish_in_seconds": publish_in_seconds,
-        "direct_lanes": array_literal(direct_lanes),
-        "relay_tenants": array_literal(relay_tenants),
-    }
     if len(rows) == 1:
-        return parameters | dict(zip(_COLUMNS, rows[0], strict=True))
-    numbers = [str(number) for number, addresses in enumerate(recipients, 1) for _ in addresses]
-    columns = map(_column, _COLUMNS, map(list, zip(*rows, strict=True)))
-    return parameters | {"email_numbers": array_literal(numbers)} | dict(zip(_COLUMNS, columns, strict=True))
+        parameters = dict(zip(_COLUMNS, rows[0], strict=True))
+    else:
+        columns = map(list, zip(*rows, strict=True))
+        parameters = {name: _column(name, values) for name, values in zip(_COLUMNS, columns, strict=True)}
+        numbers = [str(number) for number, addresses in enumerate(recipients, 1) for _ in addresses]
+        parameters["email_numbers"] = array_literal(numbers)
+    # PostgreSQL hashes the addresses, because applications have no right to read the secret key for the hashes.
+    parameters["addresses"] = array_literal(list(chain.from_iterable(recipients)))
+    parameters["publish_in_seconds"] = publish_in_seconds
+    parameters["direct_lanes"] = array_literal(direct_lanes)
+    parameters["relay_tenants"] = array_literal(relay_tenants)
+    return parameters
 
 
 def _row(item: Draft) -> tuple[Any, ...]:
@@ -118,7 +117,8 @@ def _row(item: Draft) -> tuple[Any, ...]:
     types, and a text has the type of None.
     """
     email = item.email
-    address = comparable_address(email.sender) if email.channel == EMAIL_CHANNEL else email.sender
+    is_email = email.channel == EMAIL_CHANNEL
+    address = comparable_address(email.sender) if is_email else email.sender
     return (
         item.email_id,
         email.tenant_id,
@@ -141,7 +141,7 @@ def _row(item: Draft) -> tuple[Any, ...]:
         str(email.ignore_suppression),
         email.send_at and email.send_at.isoformat(),
         email.expires_at and email.expires_at.isoformat(),
-        None if email.channel == EMAIL_CHANNEL else email.channel,
+        None if is_email else email.channel,
         item.lane,
         address,
         address[address.rindex("@") :] if "@" in address else None,
@@ -198,6 +198,8 @@ def holders(rows: Iterable[Sequence[Any]]) -> Holders:
 
 
 def _recipients(email: Message) -> dict[str, tuple[str, ...]]:
+    if not (email.cc or email.bcc or email.reply_to):
+        return {"to": email.to}
     lists = {"to": email.to, "cc": email.cc, "bcc": email.bcc, "reply_to": email.reply_to}
     return {name: addresses for name, addresses in lists.items() if addresses}
 
