@@ -145,8 +145,8 @@ def enqueue_many(
             for left in _rounds(drafts, inserted, known):
                 is_own = driver.autocommit and report_conflicts and has_attachments(left)
                 with driver.transaction() if is_own else nullcontext():
-                    name = "enqueue" if len(left) > 1 else "enqueue_one"
-                    inserted |= {row[0] for row in _fetch(driver, name, insert_parameters(left), left)}
+                    rows = _fetch(driver, "enqueue" if len(left) > 1 else "enqueue_one", insert_parameters(left), left)
+                    inserted |= {row[0] for row in rows}
                     if attachments := attachment_parameters(left, inserted):
                         _run(driver, "enqueue_attachments", attachments)
                 if keys := key_parameters(left, inserted):
@@ -180,8 +180,10 @@ async def enqueue_many_async(
             for left in _rounds(drafts, inserted, known):
                 is_own = driver.autocommit and report_conflicts and has_attachments(left)
                 async with driver.transaction() if is_own else nullcontext():
-                    name = "enqueue" if len(left) > 1 else "enqueue_one"
-                    inserted |= {row[0] for row in await _fetch_async(driver, name, insert_parameters(left), left)}
+                    rows = await _fetch_async(
+                        driver, "enqueue" if len(left) > 1 else "enqueue_one", insert_parameters(left), left
+                    )
+                    inserted |= {row[0] for row in rows}
                     if attachments := attachment_parameters(left, inserted):
                         await _run_async(driver, "enqueue_attachments", attachments)
                 if keys := key_parameters(left, inserted):

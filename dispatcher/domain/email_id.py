@@ -19,6 +19,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _LATEST_MILLISECOND: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 _VERSION_AND_VARIANT: Final = 7 << 76 | 2 << 62
 _TICKS_PER_MILLISECOND: Final = 4096
+_FRACTION: Final = _TICKS_PER_MILLISECOND - 1
 _NOISE: Final = (1 << 62) - 1
 _FORGIVEN_TICKS: Final = 1000 * _TICKS_PER_MILLISECOND
 """One second. If the clock is set back by less, ids still ascend. If the clock is set back by more, new ids follow the
@@ -35,7 +36,7 @@ class Ticks:
         self._latest = 0
 
     def next(self, nanoseconds: int, count: int = 1) -> int:
-        """The first of `count` ticks: the tick of an instant, or the tick after the last returned one, whichever is later.
+        """The first of `count` ticks: the tick of an instant, or the tick after the last one, whichever is later.
 
         If the clock was set back by a second or more, always returns the tick of the instant.
         """
@@ -59,12 +60,7 @@ def new_email_ids(count: int) -> list[UUID]:
     """New unique ids, ascending. Reads random bytes for all ids from the kernel in one call."""
     noises = memoryview(token_bytes(8 * count)).cast("Q")
     return [
-        _uuid(
-            tick // _TICKS_PER_MILLISECOND << 80
-            | tick % _TICKS_PER_MILLISECOND << 64
-            | _VERSION_AND_VARIANT
-            | noise & _NOISE
-        )
+        _uuid((tick & ~_FRACTION) << 68 | (tick & _FRACTION) << 64 | _VERSION_AND_VARIANT | noise & _NOISE)
         for tick, noise in enumerate(noises, _ticks.next(time.time_ns(), count))
     ]
 

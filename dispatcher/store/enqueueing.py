@@ -92,7 +92,7 @@ def insert_parameters(
         direct_lanes: The lanes whose emails the caller publishes.
         relay_tenants: The tenants that are paused or have a ceiling. The relay publishes all their emails.
     """
-    ordered = sorted(drafts, key=lambda item: item.key)
+    ordered = sorted(drafts, key=lambda item: item.key) if len(drafts) > 1 else drafts
     rows = [_row(item) for item in ordered]
     recipients = [_normalised_recipients(item.email) for item in ordered]
     if len(rows) == 1:
