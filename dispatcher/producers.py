@@ -148,7 +148,7 @@ def enqueue_many(
                     rows = _fetch(driver, "enqueue" if len(left) > 1 else "enqueue_one", insert_parameters(left), left)
                     inserted |= {row[0] for row in rows}
                     if attachments := attachment_parameters(left, inserted):
-                        _run(driver, "enqueue_attachments", attachments)
+                        _fetch(driver, "enqueue_attachments", attachments)
                 if keys := key_parameters(left, inserted):
                     known |= holders(_fetch(driver, "find_by_key", keys))
             answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
@@ -185,7 +185,7 @@ async def enqueue_many_async(
                     )
                     inserted |= {row[0] for row in rows}
                     if attachments := attachment_parameters(left, inserted):
-                        await _run_async(driver, "enqueue_attachments", attachments)
+                        await _fetch_async(driver, "enqueue_attachments", attachments)
                 if keys := key_parameters(left, inserted):
                     known |= holders(await _fetch_async(driver, "find_by_key", keys))
             answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
@@ -266,8 +266,7 @@ def _answers(
 
 
 def _tuples(_cursor: object) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A psycopg row factory that returns tuples, because the caller's connection may have a row factory that returns
-    other types."""
+    """A psycopg row factory for tuples, because the caller's connection may have one for other types."""
     return tuple
 
 
@@ -275,12 +274,7 @@ def _fetch(connection: Connection[Any], name: str, parameters: dict[str, Any], d
     """The rows; if there is a row for each draft, the drafts, which begin with the same ids, and no row is read."""
     with with_tables(connection), connection.cursor(row_factory=_tuples) as cursor:
         cursor.execute(query(name), parameters)
-        return drafts if cursor.rowcount == len(drafts) else cursor.fetchall()
-
-
-def _run(connection: Connection[Any], name: str, parameters: dict[str, Any]) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(query(name), parameters)
+        return drafts if cursor.rowcount == len(drafts) else (cursor.fetchall() if cursor.description else ())
 
 
 async def _fetch_async(
@@ -289,9 +283,4 @@ async def _fetch_async(
     with with_tables(connection):
         async with connection.cursor(row_factory=_tuples) as cursor:
             await cursor.execute(query(name), parameters)
-            return drafts if cursor.rowcount == len(drafts) else await cursor.fetchall()
-
-
-async def _run_async(connection: AsyncConnection[Any], name: str, parameters: dict[str, Any]) -> None:
-    async with connection.cursor() as cursor:
-        await cursor.execute(query(name), parameters)
+            return drafts if cursor.rowcount == len(drafts) else (await cursor.fetchall() if cursor.description else ())

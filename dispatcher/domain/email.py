@@ -213,21 +213,18 @@ class Email:
         """
         parts = ["email 1", self.sender, self.subject, self.text or "", self.html or "", self.on_uncertain or ""]
         text = _with_lengths([*parts, str(len(self.to)), *self.to])
-        parts = []
         tags = self.stored_tags
         if self.cc or self.bcc or self.reply_to or self.headers or self.attachments or tags:
             headers = sorted([(name.lower(), value) for name, value in self.headers.items()])
             files = [(file.filename, file.content_type, sha256(file.content).hexdigest()) for file in self.attachments]
             parts = [
-                *(str(len(self.cc)), *self.cc),
-                *(str(len(self.bcc)), *self.bcc),
-                *(str(len(self.reply_to)), *self.reply_to),
+                *(str(len(self.cc)), *self.cc, str(len(self.bcc)), *self.bcc, str(len(self.reply_to)), *self.reply_to),
                 *(str(len(headers)), *[text for header in headers for text in header]),
                 *(str(len(files)), *[text for file in files for text in file]),
                 *(str(len(tags)), *tags),
             ]
         else:
-            text += _SIX_EMPTY_LISTS
+            text, parts = text + _SIX_EMPTY_LISTS, []
         if self.template_id is not None:
             parts += ["template", self.template_id, canonical_data(self.template_data)]
         if self.ignore_suppression:

@@ -48,7 +48,6 @@ class Ticks:
 
 
 _ticks: Final = Ticks()
-_set: Final = object.__setattr__
 
 
 def new_email_id() -> UUID:
@@ -58,18 +57,17 @@ def new_email_id() -> UUID:
 
 def new_email_ids(count: int) -> list[UUID]:
     """New unique ids, ascending. Reads random bytes for all ids from the kernel in one call."""
-    noises = memoryview(token_bytes(8 * count)).cast("Q")
     return [
         _uuid((tick & ~_FRACTION) << 68 | (tick & _FRACTION) << 64 | _VERSION_AND_VARIANT | noise & _NOISE)
-        for tick, noise in enumerate(noises, _ticks.next(time.time_ns(), count))
+        for tick, noise in enumerate(memoryview(token_bytes(8 * count)).cast("Q"), _ticks.next(time.time_ns(), count))
     ]
 
 
 def _uuid(number: int) -> UUID:
     """UUID(int=number), without the checks of its arguments, which take ten times as long."""
     made = UUID.__new__(UUID)
-    _set(made, "int", number)
-    _set(made, "is_safe", SafeUUID.unknown)
+    object.__setattr__(made, "int", number)
+    object.__setattr__(made, "is_safe", SafeUUID.unknown)
     return made
 
 

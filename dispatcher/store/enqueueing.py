@@ -94,7 +94,7 @@ def insert_parameters(
     """
     ordered = sorted(drafts, key=lambda item: item.key) if len(drafts) > 1 else drafts
     rows = [_row(item) for item in ordered]
-    recipients = [_normalised_recipients(item.email) for item in ordered]
+    recipients = [list(map(normalised, item.email.to + item.email.cc + item.email.bcc)) for item in ordered]
     if len(rows) == 1:
         parameters = dict(zip(_COLUMNS, rows[0], strict=True))
     else:
@@ -117,8 +117,7 @@ def _row(item: Draft) -> tuple[Any, ...]:
     types, and a text has the type of None.
     """
     email = item.email
-    is_email = email.channel == EMAIL_CHANNEL
-    address = comparable_address(email.sender) if is_email else email.sender
+    address = comparable_address(email.sender) if email.channel == EMAIL_CHANNEL else email.sender
     return (
         item.email_id,
         email.tenant_id,
@@ -141,7 +140,7 @@ def _row(item: Draft) -> tuple[Any, ...]:
         str(email.ignore_suppression),
         email.send_at and email.send_at.isoformat(),
         email.expires_at and email.expires_at.isoformat(),
-        None if is_email else email.channel,
+        None if email.channel == EMAIL_CHANNEL else email.channel,
         item.lane,
         address,
         address[address.rindex("@") :] if "@" in address else None,
@@ -202,10 +201,6 @@ def _recipients(email: Message) -> dict[str, tuple[str, ...]]:
         return {"to": email.to}
     lists = {"to": email.to, "cc": email.cc, "bcc": email.bcc, "reply_to": email.reply_to}
     return {name: addresses for name, addresses in lists.items() if addresses}
-
-
-def _normalised_recipients(email: Message) -> list[str]:
-    return [normalised(address) for address in email.to + email.cc + email.bcc]
 
 
 def _column(name: str, values: list[Any]) -> list[Any] | str | None:
