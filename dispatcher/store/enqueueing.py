@@ -149,8 +149,8 @@ def _row(item: Draft) -> tuple[Any, ...]:
 
 def octets_of(email: Message) -> int:
     """The approximate size of the content: each character of a non-ASCII text counts as four octets."""
-    octets = sum([len(attachment.content) for attachment in email.attachments])
-    for text in (email.text, email.html, _json(email.template_data)):
+    octets = sum([len(attachment.content) for attachment in email.attachments]) if email.attachments else 0
+    for text in (email.text, email.html, email.template_data and _json(email.template_data)):
         if text:
             octets += len(text) if text.isascii() else 4 * len(text)
     return octets

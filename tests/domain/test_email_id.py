@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.email_id import Ticks, lowest_id_at, new_email_id, new_email_ids, time_of
+from dispatcher.domain.email_id import Ticks, lowest_id_at, new_email_id, time_of
 
 MILLISECOND = timedelta(milliseconds=1)
 SECOND_NS = 1_000_000_000
@@ -33,14 +32,6 @@ def test_ids_of_one_process_ascend_and_differ() -> None:
 
     assert ids == sorted(ids)
     assert len(set(ids)) == len(ids)
-
-
-def test_batches_of_ids_ascend_and_are_like_any_other_uuid() -> None:
-    ids = [each for count in (3, 1, 500) for each in new_email_ids(count)]
-
-    assert ids == sorted(ids)
-    assert len(set(ids)) == 504
-    assert {*ids} == {UUID(str(each)) for each in ids} == {pickle.loads(pickle.dumps(each)) for each in ids}  # noqa: S301
 
 
 def test_forked_processes_never_create_the_same_id() -> None:
