@@ -274,7 +274,7 @@ def _fetch(connection: Connection[Any], name: str, parameters: dict[str, Any], d
     """The rows; if there is a row for each draft, the drafts, which begin with the same ids, and no row is read."""
     with with_tables(connection), connection.cursor(row_factory=_tuples) as cursor:
         cursor.execute(query(name), parameters)
-        return drafts if cursor.rowcount == len(drafts) else (cursor.fetchall() if cursor.description else ())
+        return drafts if cursor.rowcount == len(drafts) else cursor.fetchall()
 
 
 async def _fetch_async(
@@ -283,4 +283,4 @@ async def _fetch_async(
     with with_tables(connection):
         async with connection.cursor(row_factory=_tuples) as cursor:
             await cursor.execute(query(name), parameters)
-            return drafts if cursor.rowcount == len(drafts) else (await cursor.fetchall() if cursor.description else ())
+            return drafts if cursor.rowcount == len(drafts) else await cursor.fetchall()
