@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -49,6 +49,7 @@ from dispatcher.store.queries import query
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, Connection
 
+Rows = Sequence[tuple[Any, ...]]
 BATCH_EMAILS: Final = 500
 """The most emails per statement. Larger batches are not faster, but use more memory."""
 BATCH_OCTETS: Final = 16 * 1024 * 1024
@@ -136,20 +137,18 @@ def enqueue_many(
     """
     answers: list[Enqueued] = []
     driver = connection_of(connection)
-    with ExitStack() as call:
-        if driver.autocommit and not (report_conflicts or _is_one_statement(emails)):
-            call.enter_context(driver.transaction())
+    is_own = driver.autocommit and not (report_conflicts or _is_one_statement(emails))
+    with driver.transaction() if is_own else nullcontext():
         for drafts in _batches(emails, traceparent):
             inserted: set[UUID] = set()
             known: Holders = {}
             for left in _rounds(drafts, inserted, known):
-                with ExitStack() as batch:
-                    if driver.autocommit and report_conflicts and has_attachments(left):
-                        batch.enter_context(driver.transaction())
-                    rows = _fetch(driver, "enqueue" if len(left) > 1 else "enqueue_one", insert_parameters(left))
+                is_own = driver.autocommit and report_conflicts and has_attachments(left)
+                with driver.transaction() if is_own else nullcontext():
+                    rows = _fetch(driver, "enqueue" if len(left) > 1 else "enqueue_one", insert_parameters(left), left)
                     inserted |= {row[0] for row in rows}
                     if attachments := attachment_parameters(left, inserted):
-                        _run(driver, "enqueue_attachments", attachments)
+                        _fetch(driver, "enqueue_attachments", attachments)
                 if keys := key_parameters(left, inserted):
                     known |= holders(_fetch(driver, "find_by_key", keys))
             answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
@@ -173,22 +172,20 @@ async def enqueue_many_async(
     """`enqueue_many` on an asynchronous connection."""
     answers: list[Enqueued] = []
     driver = await async_connection_of(connection)
-    async with AsyncExitStack() as call:
-        if driver.autocommit and not (report_conflicts or _is_one_statement(emails)):
-            await call.enter_async_context(driver.transaction())
+    is_own = driver.autocommit and not (report_conflicts or _is_one_statement(emails))
+    async with driver.transaction() if is_own else nullcontext():
         for drafts in _batches(emails, traceparent):
             inserted: set[UUID] = set()
             known: Holders = {}
             for left in _rounds(drafts, inserted, known):
-                async with AsyncExitStack() as batch:
-                    if driver.autocommit and report_conflicts and has_attachments(left):
-                        await batch.enter_async_context(driver.transaction())
+                is_own = driver.autocommit and report_conflicts and has_attachments(left)
+                async with driver.transaction() if is_own else nullcontext():
                     rows = await _fetch_async(
-                        driver, "enqueue" if len(left) > 1 else "enqueue_one", insert_parameters(left)
+                        driver, "enqueue" if len(left) > 1 else "enqueue_one", insert_parameters(left), left
                     )
                     inserted |= {row[0] for row in rows}
                     if attachments := attachment_parameters(left, inserted):
-                        await _run_async(driver, "enqueue_attachments", attachments)
+                        await _fetch_async(driver, "enqueue_attachments", attachments)
                 if keys := key_parameters(left, inserted):
                     known |= holders(await _fetch_async(driver, "find_by_key", keys))
             answers.extend(_answers(drafts, inserted, known, report_conflicts=report_conflicts))
@@ -269,30 +266,21 @@ def _answers(
 
 
 def _tuples(_cursor: object) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A psycopg row factory that returns tuples, because the caller's connection may have a row factory that returns
-    other types."""
+    """A psycopg row factory for tuples, because the caller's connection may have one for other types."""
     return tuple
 
 
-def _fetch(connection: Connection[Any], name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+def _fetch(connection: Connection[Any], name: str, parameters: dict[str, Any], drafts: Rows = ()) -> Rows:
+    """The rows; if there is a row for each draft, the drafts, which begin with the same ids, and no row is read."""
     with with_tables(connection), connection.cursor(row_factory=_tuples) as cursor:
-        return cursor.execute(query(name), parameters).fetchall()
-
-
-def _run(connection: Connection[Any], name: str, parameters: dict[str, Any]) -> None:
-    with connection.cursor() as cursor:
         cursor.execute(query(name), parameters)
+        return drafts if cursor.rowcount == len(drafts) else cursor.fetchall()
 
 
 async def _fetch_async(
-    connection: AsyncConnection[Any], name: str, parameters: dict[str, Any]
-) -> list[tuple[Any, ...]]:
+    connection: AsyncConnection[Any], name: str, parameters: dict[str, Any], drafts: Rows = ()
+) -> Rows:
     with with_tables(connection):
         async with connection.cursor(row_factory=_tuples) as cursor:
             await cursor.execute(query(name), parameters)
-            return await cursor.fetchall()
-
-
-async def _run_async(connection: AsyncConnection[Any], name: str, parameters: dict[str, Any]) -> None:
-    async with connection.cursor() as cursor:
-        await cursor.execute(query(name), parameters)
+            return drafts if cursor.rowcount == len(drafts) else await cursor.fetchall()

@@ -399,6 +399,15 @@ async def test_an_email_and_its_attachments_are_stored_together_on_every_kind_of
     assert row_counts(books) == {"email_log": 2, "email_content": 2, "email_attachment": 2, "email_idempotency": 2}
 
 
+def test_emails_are_enqueued_in_a_pipeline(connection: psycopg.Connection) -> None:
+    with connection.pipeline():
+        enqueue(connection, email("known"))
+        answers = enqueue_many(connection, [email("known"), email("new", attachments=[FILE]), email("third")])
+
+    assert [answer.acceptance for answer in answers] == ["known", "accepted", "accepted"]
+    assert connection.execute("select filename from email_attachment").fetchall() == [(FILE.filename,)]
+
+
 @pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
 async def test_in_autocommit_a_failed_attachment_stores_no_email(
     application: Application, tables_url: str, books: Books

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email_json import REQUIRED_FIELDS, arguments_of, attachment_document, instant_text
@@ -211,19 +211,20 @@ class Email:
         Never change how this digest is computed: otherwise a repeated enqueue of a stored email would be a conflict. A
         new field may change the digest only of emails that use the field.
         """
-        headers = sorted([(name.lower(), value) for name, value in self.headers.items()])
+        parts = ["email 1", self.sender, self.subject, self.text or "", self.html or "", self.on_uncertain or ""]
+        text = _with_lengths([*parts, str(len(self.to)), *self.to])
         tags = self.stored_tags
-        files = [(file.filename, file.content_type, sha256(file.content).hexdigest()) for file in self.attachments]
-        parts = [
-            *("email 1", self.sender, self.subject, self.text or "", self.html or "", self.on_uncertain or ""),
-            *(str(len(self.to)), *self.to),
-            *(str(len(self.cc)), *self.cc),
-            *(str(len(self.bcc)), *self.bcc),
-            *(str(len(self.reply_to)), *self.reply_to),
-            *(str(len(headers)), *[text for header in headers for text in header]),
-            *(str(len(files)), *[text for file in files for text in file]),
-            *(str(len(tags)), *tags),
-        ]
+        if self.cc or self.bcc or self.reply_to or self.headers or self.attachments or tags:
+            headers = sorted([(name.lower(), value) for name, value in self.headers.items()])
+            files = [(file.filename, file.content_type, sha256(file.content).hexdigest()) for file in self.attachments]
+            parts = [
+                *(str(len(self.cc)), *self.cc, str(len(self.bcc)), *self.bcc, str(len(self.reply_to)), *self.reply_to),
+                *(str(len(headers)), *[text for header in headers for text in header]),
+                *(str(len(files)), *[text for file in files for text in file]),
+                *(str(len(tags)), *tags),
+            ]
+        else:
+            text, parts = text + _SIX_EMPTY_LISTS, []
         if self.template_id is not None:
             parts += ["template", self.template_id, canonical_data(self.template_data)]
         if self.ignore_suppression:
@@ -234,5 +235,12 @@ class Email:
             parts += ["expires_at", instant_text(self.expires_at)]
         if self.lane is not None:
             parts += ["lane", self.lane]
-        # Each part is prefixed with its length. Otherwise two different emails could give the same text.
-        return sha256("".join([f"{len(part)}:{part}" for part in parts]).encode()).digest()
+        return sha256((text + _with_lengths(parts)).encode()).digest()
+
+
+def _with_lengths(parts: Iterable[str]) -> str:
+    """Prefixes each part with its length. Otherwise two different emails could give the same text."""
+    return "".join([f"{len(part)}:{part}" for part in parts])
+
+
+_SIX_EMPTY_LISTS: Final = _with_lengths("000000")

@@ -41,7 +41,7 @@ def _texts(items: Sequence[str | None]) -> str:
         return ",".join(["NULL"] * missing)
     if missing:
         return _each_text(items)
-    together = '"' + '","'.join(cast(Sequence[str], items)) + '"'
+    together = '"' + '","'.join(cast("Sequence[str]", items)) + '"'
     needs_escapes = "\\" in together or together.count('"') > 2 * len(items)
     return _each_text(items) if needs_escapes else together
 

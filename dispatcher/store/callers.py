@@ -90,7 +90,7 @@ def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
     Raises:
         UnusableConnection: The argument contains no psycopg connection, or the connection cannot be used.
     """
-    is_drivers = isinstance(given, psycopg.Connection | psycopg.AsyncConnection)
+    is_drivers = isinstance(given, (psycopg.Connection, psycopg.AsyncConnection))
     driver: object = given if is_drivers else _driver_of(given)
     # Inside SQLAlchemy's `run_sync`, SQLAlchemy's synchronous connection contains an asynchronous psycopg connection.
     if isinstance(driver, psycopg.AsyncConnection):
@@ -147,7 +147,7 @@ async def _async_driver_of(given: Any) -> object:
 
 def _check(driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     _check_open(driver)
-    if driver.info.transaction_status is TransactionStatus.INERROR:
+    if driver.pgconn.transaction_status == TransactionStatus.INERROR:
         raise UnusableConnection(
             "An earlier statement of the connection's transaction failed, so PostgreSQL refuses every other statement.",
             remedy="Roll back, then enqueue. Put statements that may fail into a savepoint: psycopg's "

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import orjson
@@ -39,8 +38,7 @@ Holders = dict[Key, tuple[UUID, bytes | None]]
 """For each key that exists, the id of its email, and the hash of the drafts with the same payload (None: no draft)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """An email to insert, with the id that the email gets if its key is new.
 
     Attributes:
@@ -94,21 +92,22 @@ def insert_parameters(
         direct_lanes: The lanes whose emails the caller publishes.
         relay_tenants: The tenants that are paused or have a ceiling. The relay publishes all their emails.
     """
-    ordered = sorted(drafts, key=lambda item: item.key)
+    ordered = sorted(drafts, key=lambda item: item.key) if len(drafts) > 1 else drafts
     rows = [_row(item) for item in ordered]
-    recipients = [_normalised_recipients(item.email) for item in ordered]
-    parameters = {
-        # PostgreSQL hashes the addresses, because applications have no right to read the secret key for the hashes.
-        "addresses": array_literal(list(chain.from_iterable(recipients))),
-        "publish_in_seconds": publish_in_seconds,
-        "direct_lanes": array_literal(direct_lanes),
-        "relay_tenants": array_literal(relay_tenants),
-    }
+    recipients = [list(map(normalised, item.email.to + item.email.cc + item.email.bcc)) for item in ordered]
     if len(rows) == 1:
-        return parameters | dict(zip(_COLUMNS, rows[0], strict=True))
-    numbers = [str(number) for number, addresses in enumerate(recipients, 1) for _ in addresses]
-    columns = map(_column, _COLUMNS, map(list, zip(*rows, strict=True)))
-    return parameters | {"email_numbers": array_literal(numbers)} | dict(zip(_COLUMNS, columns, strict=True))
+        parameters = dict(zip(_COLUMNS, rows[0], strict=True))
+    else:
+        columns = map(list, zip(*rows, strict=True))
+        parameters = {name: _column(name, values) for name, values in zip(_COLUMNS, columns, strict=True)}
+        numbers = [str(number) for number, addresses in enumerate(recipients, 1) for _ in addresses]
+        parameters["email_numbers"] = array_literal(numbers)
+    # PostgreSQL hashes the addresses, because applications have no right to read the secret key for the hashes.
+    parameters["addresses"] = array_literal(list(chain.from_iterable(recipients)))
+    parameters["publish_in_seconds"] = publish_in_seconds
+    parameters["direct_lanes"] = array_literal(direct_lanes)
+    parameters["relay_tenants"] = array_literal(relay_tenants)
+    return parameters
 
 
 def _row(item: Draft) -> tuple[Any, ...]:
@@ -150,8 +149,8 @@ def _row(item: Draft) -> tuple[Any, ...]:
 
 def octets_of(email: Message) -> int:
     """The approximate size of the content: each character of a non-ASCII text counts as four octets."""
-    octets = sum([len(attachment.content) for attachment in email.attachments])
-    for text in (email.text, email.html, _json(email.template_data)):
+    octets = sum([len(attachment.content) for attachment in email.attachments]) if email.attachments else 0
+    for text in (email.text, email.html, email.template_data and _json(email.template_data)):
         if text:
             octets += len(text) if text.isascii() else 4 * len(text)
     return octets
@@ -198,12 +197,10 @@ def holders(rows: Iterable[Sequence[Any]]) -> Holders:
 
 
 def _recipients(email: Message) -> dict[str, tuple[str, ...]]:
+    if not (email.cc or email.bcc or email.reply_to):
+        return {"to": email.to}
     lists = {"to": email.to, "cc": email.cc, "bcc": email.bcc, "reply_to": email.reply_to}
     return {name: addresses for name, addresses in lists.items() if addresses}
-
-
-def _normalised_recipients(email: Message) -> list[str]:
-    return [normalised(address) for address in email.to + email.cc + email.bcc]
 
 
 def _column(name: str, values: list[Any]) -> list[Any] | str | None:

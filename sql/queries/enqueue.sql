@@ -127,7 +127,7 @@ rule as not materialized (
 -- include: insertion
 
 -- name: enqueue_attachments
--- Inserts the attachments of emails that `enqueue` has just inserted, in the same transaction. No rows.
+-- Inserts the attachments of emails that `enqueue` has just inserted, in the same transaction. A row for each.
 insert into dispatcher.email_attachment (email_id, position, filename, content_type, content)
 select *
 from unnest(
@@ -136,7 +136,8 @@ from unnest(
     %(filenames)b::text[],
     %(content_types)b::text[],
     %(contents)b::bytea[]
-);
+)
+returning true;
 
 -- name: find_by_key
 -- The emails that have these message keys. A row per key that exists and hash that is given for it: the hash, if it is

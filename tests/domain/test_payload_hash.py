@@ -42,6 +42,25 @@ def test_hashes_equal_those_of_the_first_release() -> None:
     assert digest() == "4748277ee73e1b3ea62c0e147e6dc4e27fb8c1ff08a468dc9ab5ccc41b67968a"
 
 
+@pytest.mark.parametrize(
+    ("field", "beginning"),
+    [
+        ({"cc": "c@example.org"}, "19ac92c4d28c5caf"),
+        ({"bcc": "c@example.org"}, "42c08b25d3b5c881"),
+        ({"reply_to": "c@example.org"}, "c08dcd078019e800"),
+        ({"headers": {"X-A": "1"}}, "6b2078900ecc8304"),
+        ({"attachments": [Attachment("a", "a/b", b"1")]}, "7dba036d8e94fec8"),
+        ({"tags": ["a"]}, "74d55879f67e261b"),
+        ({"erase_after_sending": True}, "198657cac8f07c7e"),
+        ({"lane": "bulk"}, "53c7adc7d44c5ffa"),
+    ],
+)
+def test_an_email_with_one_list_has_the_hash_that_tables_contain(field: dict[str, Any], beginning: str) -> None:
+    short = Email(message_key="k", sender="a@example.com", to="b@example.org", subject="Hi", text="Hi", **field)
+
+    assert short.payload_hash().hex()[:16] == beginning
+
+
 def test_erase_after_sending_and_the_tag_of_earlier_releases_have_the_same_payload_hash() -> None:
     assert digest(erase_after_sending=True) == digest(tags=["receipt", "shop", "one_time_code"])
 
