@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping
+from dataclasses import dataclass, field  # applications derive from Attachment
 from datetime import datetime
 from types import MappingProxyType
 from typing import Final
@@ -11,7 +12,7 @@ from uuid import UUID
 
 from dispatcher.domain.filename import plain_name
 from dispatcher.domain.text import name_fault
-from dispatcher.domain.values import dataclass, field, replace, value
+from dispatcher.domain.values import replace, value
 from dispatcher.errors import InvalidEmail
 
 MAX_FILENAME_CHARACTERS: Final = 255

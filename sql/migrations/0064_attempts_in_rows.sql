@@ -17,20 +17,25 @@ select
     email_id, attempt_count, attempt_worker, provider, attempt_started_at, attempt_finished_at, 'accepted', null,
     last_error, null
 from email_log
-where attempt_worker is not null;
+where status = 'sent'
+    and attempt_worker is not null
+    and provider is not null
+    and attempt_started_at between '1970-01-01 00:00+00' and '9999-12-31 00:00+00'
+    and attempt_finished_at between '1970-01-01 00:00+00' and '9999-12-31 00:00+00';
 
-comment on view every_attempt is 'Every attempt, in whichever table it is.';
+comment on view every_attempt is
+    'Every attempt, in whichever table it is. A producer may insert any row, so an attempt that lacks a value, or whose times Python cannot represent, does not count.';
 
 do $$
 declare
     grantee text;
 begin
     for grantee in
-        select distinct acl.grantee::regrole::text
+        select distinct case acl.grantee when 0 then 'public' else acl.grantee::regrole::text end
         from pg_class as c, aclexplode(c.relacl) as acl
         where c.oid = 'email_attempt'::regclass
             and acl.privilege_type = 'SELECT'
-            and acl.grantee not in (0, c.relowner)
+            and acl.grantee <> current_user::text::regrole
     loop
         execute format('grant select on every_attempt to %s', grantee);
     end loop;

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dispatcher import Attachment
 from dispatcher.domain.values import dataclass, field, replace, value
 
 
@@ -65,3 +66,12 @@ def test_other_values_have_no_hash_and_may_have_no_equality() -> None:
     assert len({Node("a"), Node("a")}) == 2
     assert Nothing() == Nothing()
     assert len({Nothing(), Nothing()}) == 1
+
+
+def test_an_attachment_is_frozen_so_that_applications_can_derive_from_it_and_change_no_checked_value() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Pdf(Attachment):
+        pages: int = 1
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Pdf("invoice.pdf", "application/pdf", b"").filename = "../invoice.pdf"  # type: ignore[misc]

@@ -22,6 +22,10 @@ _WAITING: Final[Columns] = {"status": "waiting", "wait_reason": "scheduled", "pu
 _WAITING_FOR_DOMAIN: Final[Columns] = {**_WAITING, "wait_reason": "domain", "wait_domain": "example.org"}
 _EXPIRED: Final[Columns] = {**LEASED, "publish_due_at": None, "locked_until": PAST, "redeliver_seconds": 60}
 _FAILED: Final[Columns] = {"status": "failed", "publish_due_at": None, "dead_letter_due_at": PAST}
+_WITH_ATTEMPT: Final[Columns] = {
+    "status": "sent", "publish_due_at": None, "attempt_count": 1, "attempt_worker": "x", "provider": "smtp",
+    "attempt_finished_at": PAST,
+}
 _LONG: Final = 20_000_000
 """More characters than RabbitMQ 4 takes in a message."""
 
@@ -54,6 +58,8 @@ READ: Final[Mapping[str, Columns]] = {
     **_with_instants({"publish_due_at": None}, "published_at"),
     **_with_instants(_FAILED, "dead_letter_due_at"),
     **_with_instants({**LEASED, "status": "sent", "publish_due_at": None}, "sent_at"),
+    "half an attempt": {"status": "sent", "publish_due_at": None, "attempt_worker": "x"},
+    **_with_instants(_WITH_ATTEMPT, "attempt_started_at"),
     **{
         f"recipient_outcomes: {json}": {**LEASED, "publish_due_at": None, "recipient_outcomes": json}
         for json in ("5", "[]", '"x"', '{"x": null}', '{"1": 5}')
