@@ -19,9 +19,11 @@ else:
         also frozen at runtime takes more than twice the time to create."""
 
         def make(cls: type[T]) -> type[T]:
-            made = dataclasses.dataclass(init="__init__" not in vars(cls), eq=False, repr=False, **options)(cls)
-            made.__repr__ = _repr
-            if eq:
+            own = vars(cls)
+            made = dataclasses.dataclass(init="__init__" not in own, eq=False, repr=False, **options)(cls)
+            if "__repr__" not in own:
+                made.__repr__ = _repr
+            if eq and "__eq__" not in own:
                 key = attrgetter("__class__", *(each.name for each in fields(made) if each.compare))
                 made.__eq__ = lambda a, b: key(a) == key(b) if a.__class__ is b.__class__ else NotImplemented
                 made.__hash__ = (lambda a: hash(key(a))) if frozen else None

@@ -37,6 +37,9 @@ POLL_SECONDS: Final = 2.0
 """How often the relay looks for leases that expire; more often if leases are shorter than eight times this. The relay
 must settle an expired lease within the grace period after which another host may recover the email (see
 `domain.lease_recovery`)."""
+EARLY_SECONDS: Final = 0.1
+"""A search may begin this much before it is due. The relay looks at the ledgers once per second, so a search that is
+due a few milliseconds later would be a second late."""
 POLL_SHARE: Final = 1 / 20
 """The relay spends about this share of its time on the search. While an old transaction is open, the search takes
 longer and longer, because PostgreSQL reads the index entries of all leases since."""
@@ -65,15 +68,14 @@ class FrozenWorkers:
     async def settle_when_due(self, ledgers: Sequence[LivingLedger]) -> None:
         """Calls `settle`, but only at the interval of the search."""
         began_at = time.monotonic()
-        if ledgers and began_at >= self._next_poll_at:
+        if ledgers and began_at >= self._next_poll_at - EARLY_SECONDS:
             self._next_poll_at = began_at + self._poll_seconds
-            # A lease that is not found yet has run for less than a quarter, and is observed in time two polls later.
-            polls = 1 if await self.settle(ledgers) else 2
-            seconds = max(polls * self._poll_seconds, (time.monotonic() - began_at) / POLL_SHARE)
+            await self.settle(ledgers)
+            seconds = max(self._poll_seconds, (time.monotonic() - began_at) / POLL_SHARE)
             self._next_poll_at = began_at + min(seconds, MAX_RECOVERY_INTERVAL_SECONDS)
 
-    async def settle(self, ledgers: Iterable[LivingLedger]) -> bool:
-        """Settles the expired leases of the workers that own these ledgers. Returns whether a lease expires soon.
+    async def settle(self, ledgers: Iterable[LivingLedger]) -> None:
+        """Settles the expired leases of the workers that own these ledgers.
 
         Raises:
             StoreUnavailable: PostgreSQL is unreachable. Call again later.
@@ -94,7 +96,6 @@ class FrozenWorkers:
                 await self._settle(ledger, [lease for lease in expired if lease.worker == worker])
             except StoreBusy as error:  # go on with the other workers; the next round tries this worker again
                 get_log().error("ledger.delayed", file=ledger.path.name, reason=error.message)
-        return bool(found)
 
     async def _settle(self, ledger: LivingLedger, expired: Sequence[FoundLease]) -> None:
         try:

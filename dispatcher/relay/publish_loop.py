@@ -205,7 +205,7 @@ class PublishLoop:
                 notified = notifications.count
                 idle_seconds = await self._find_idle_seconds(outbox) if was_idle else 0.0
                 await _run_due(by_time)
-                if idle_seconds > 0 and notifications.count == notified:
+                if idle_seconds > 0 and notifications.are_on and notifications.count == notified:
                     self._is_idle = True
                     poll_seconds = seconds_to_tick(IDLE_FACTOR * notifications.wait_seconds)
                     waits = [poll_seconds, *(service.wait_seconds for service in by_time)]

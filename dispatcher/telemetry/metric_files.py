@@ -224,14 +224,15 @@ def _open(folder: Path, slot: str) -> None:
         prefix = _PREFIX_OF[meter.kind]
         key = _key_text(meter.name, sample, names, values, meter.about)
         octets = len(key.encode()) + _BESIDE_KEY_OCTETS
-        try:
-            if rooms[prefix] < octets:
-                rooms[prefix] = _make_room(folder / f"{prefix}_{name}.db", octets)
-        except OSError as error:
-            _give_up(folder, error)
-            return _NullValue()
-        rooms[prefix] -= octets
-        return _Value(files[prefix], key)
+        with _writing:
+            try:
+                if rooms[prefix] < octets:
+                    rooms[prefix] = _make_room(folder / f"{prefix}_{name}.db", octets)
+            except OSError as error:
+                _give_up(folder, error)
+                return _NullValue()
+            rooms[prefix] -= octets
+            return _Value(files[prefix], key)
 
     for meter in Meter.declared:
         meter.bind(make_value)

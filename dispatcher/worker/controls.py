@@ -103,7 +103,9 @@ class OperatorControls:
             else:
                 is_failing = False
             await asyncio.sleep(seconds_to_tick(READ_SECONDS))
-            is_busy = self.wanted.is_set() or self._window.emails or self._routes.change_seconds is not None
+            # A message is outstanding while its email is leased, too, however long that takes.
+            is_used = self.wanted.is_set() or self._consumer.outstanding or self._window.emails
+            is_busy = is_used or self._routes.change_seconds is not None
             if is_busy or is_failing or self.current.pauses:
                 busy_at = loop.time()
             elif loop.time() - busy_at >= IDLE_SECONDS:
@@ -113,10 +115,11 @@ class OperatorControls:
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
         """Which of these emails belong to a tenant or lane that was paused after the lease statement was sent: none if
-        `pauses`, read then, have not changed; all if PostgreSQL does not answer, or the statement took so long that
-        this worker no longer reads the controls."""
+        `pauses`, read then, have not changed; all if PostgreSQL does not answer, or no email may be leased now."""
+        if self._window.is_held:
+            return email_ids
         if self.current.pauses == pauses:
-            return email_ids if self._window.is_held else NOTHING
+            return NOTHING
         try:
             return await self._find_paused(email_ids)
         except DispatcherError:

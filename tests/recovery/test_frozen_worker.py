@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +26,7 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_reader import living_ledger
-from dispatcher.recovery.frozen_worker import FrozenWorkers
+from dispatcher.recovery.frozen_worker import POLL_SECONDS, FrozenWorkers
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
@@ -119,6 +121,27 @@ def run_out(books: Books, *leases: Lease) -> None:
 
 def answer(ledger: Ledger, each: Lease, outcome: Outcome) -> None:
     ledger.mark_answered(on_the_wire(ledger, each), outcome, finished_at=1_790_000_001.0)
+
+
+async def test_a_search_is_not_put_off_because_the_relay_looks_some_milliseconds_before_it_is_due(
+    monkeypatch: pytest.MonkeyPatch, relay_pool: Pool, ledger: Ledger
+) -> None:
+    searched_at: list[float] = []
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    expired = FrozenWorkers(settings(), relay_pool, lambda *_: None)
+
+    async def settle(_: object) -> None:
+        searched_at.append(now)
+
+    monkeypatch.setattr(expired, "settle", settle)
+    living = living_ledger(ledger.path)
+    assert living is not None
+    for second in range(20):
+        now = 1000.0 + second + 0.01 * (second % 3 == 0)
+        await expired.settle_when_due([living])
+
+    assert max(after - before for before, after in pairwise(searched_at)) < POLL_SECONDS + 0.1
 
 
 async def test_unsent_emails_are_released_at_once_and_use_no_attempt(

@@ -23,7 +23,11 @@ _WAITING_FOR_DOMAIN: Final[Columns] = {**_WAITING, "wait_reason": "domain", "wai
 _EXPIRED: Final[Columns] = {**LEASED, "publish_due_at": None, "locked_until": PAST, "redeliver_seconds": 60}
 _FAILED: Final[Columns] = {"status": "failed", "publish_due_at": None, "dead_letter_due_at": PAST}
 _WITH_ATTEMPT: Final[Columns] = {
-    "status": "sent", "publish_due_at": None, "attempt_count": 1, "attempt_worker": "x", "provider": "smtp",
+    "status": "sent",
+    "publish_due_at": None,
+    "attempt_count": 1,
+    "attempt_worker": "x",
+    "provider": "smtp",
     "attempt_finished_at": PAST,
 }
 _LONG: Final = 20_000_000

@@ -166,6 +166,31 @@ def test_a_file_grows_when_it_is_full(tmp_path: Path) -> None:
     assert samples(tmp_path)['dispatcher_throttles_total{provider="provider-0"}'] == 2
 
 
+def test_threads_count_new_labels_at_the_same_time(tmp_path: Path) -> None:
+    program = f"""
+import sys, threading
+from pathlib import Path
+from dispatcher.telemetry import metric_files, metrics
+
+metric_files.begin(Path({str(tmp_path)!r}), "w0")
+sys.setswitchinterval(1e-6)
+
+def count(thread):
+    for number in range({MANY}):
+        metrics.THROTTLES.add(1, f"provider-{{thread}}-{{number}}")
+
+threads = [threading.Thread(target=count, args=(number,)) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+    found = samples(tmp_path)
+    assert sum(value for name, value in found.items() if name.startswith("dispatcher_throttles_total")) == 4 * MANY
+
+
 def test_a_full_disk_while_a_file_grows_stops_the_counting_and_not_the_process(tmp_path: Path) -> None:
     with counting(tmp_path, file_octets=FIRST_OCTETS + 4096) as process:
         answers = [process.tell(f"label {number}").split()[0] for number in range(MANY)]

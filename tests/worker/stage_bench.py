@@ -262,6 +262,11 @@ class FakeBroker(Consumer):
         self.settled: dict[int, str] = {}
         self._events = events
 
+    @property
+    def outstanding(self) -> int:
+        """See the real class."""
+        return len(self.open)
+
     def delivered(self, tag: int, email_id: UUID) -> Delivery:
         """Creates a delivery that points to this email."""
         self.open[tag] = email_id

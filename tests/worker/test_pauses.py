@@ -312,7 +312,27 @@ def test_a_worker_goes_on_to_read_the_controls_while_something_is_paused() -> No
     run(scenario)
 
 
-@pytest.mark.parametrize("seconds", [5.5, 30.0], ids=["reads", "no longer reads the controls"])
+def test_messages_behind_a_slow_lease_statement_wait_for_no_further_message() -> None:
+    class Slow(FakeStore):
+        async def lease(
+            self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
+        ) -> list[Lease]:
+            if not self.events:
+                await asyncio.sleep(14)
+            return await super().lease(keys_by_id, lease_seconds, paused_tenants)
+
+    async def scenario(bench: StageBench) -> None:
+        bench.store.__class__ = Slow
+        await bench.pass_time(1)
+        bench.deliver(*bench.enqueue())
+        await bench.turns()
+        bench.deliver(*bench.enqueue(5))
+        await bench.pass_time(30)
+
+    assert run(scenario).statuses() == {Status.SENT: 6}
+
+
+@pytest.mark.parametrize("seconds", [5.5, 30.0])
 def test_emails_that_a_slow_lease_statement_returns_during_a_pause_are_released(seconds: float) -> None:
     class Slow(FakeStore):
         async def lease(
