@@ -55,20 +55,8 @@ select
         )
     ) - extract(epoch from clock_timestamp()))::double precision,
     concat(pg_current_snapshot(), ' ', current_setting('synchronous_standby_names')),
-    array[
-        (select count(*) from dispatcher.pause where until_at is null or until_at > clock_timestamp()),
-        (
-            select coalesce(sum(xmin::text::bigint), 0)
-            from dispatcher.pause
-            where until_at is null or until_at > clock_timestamp()
-        ),
-        (select count(*) from dispatcher.lane_policy),
-        (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.lane_policy),
-        (select count(*) from dispatcher.tenant_limit),
-        (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.tenant_limit),
-        (select count(*) from dispatcher.domain_limit),
-        (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.domain_limit)
-    ]::text;
+-- include: controls_version
+;
 
 -- name: find_next_wake
 -- The seconds until the first waiting email is due; negative if it is overdue. Zero rows: no email waits. Before
@@ -174,3 +162,28 @@ announced as (
 )
 select email_id, correlation_id, previous_status
 from cancelled;
+
+-- name: find_controls_version
+-- A value that is different after each change of pauses, lane policies, tenants' limits or domains' ceilings, and after a
+-- pause has ended. Most of the time nothing has changed, so a process need not read the tables. xmin is the transaction
+-- that wrote the row: each write of a row increases the sum, and a deletion changes the count. Nothing is written for
+-- this, so an operator's open transaction delays no other.
+select
+-- include: controls_version
+;
+
+-- fragment: controls_version
+array[
+    (select count(*) from dispatcher.pause where until_at is null or until_at > clock_timestamp()),
+    (
+        select coalesce(sum(xmin::text::bigint), 0)
+        from dispatcher.pause
+        where until_at is null or until_at > clock_timestamp()
+    ),
+    (select count(*) from dispatcher.lane_policy),
+    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.lane_policy),
+    (select count(*) from dispatcher.tenant_limit),
+    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.tenant_limit),
+    (select count(*) from dispatcher.domain_limit),
+    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.domain_limit)
+]::text

@@ -318,7 +318,7 @@ def test_messages_behind_a_slow_lease_statement_wait_for_no_further_message() ->
             self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
         ) -> list[Lease]:
             if not self.events:
-                await asyncio.sleep(14)
+                await asyncio.sleep(14)  # the bench's clock takes no real time
             return await super().lease(keys_by_id, lease_seconds, paused_tenants)
 
     async def scenario(bench: StageBench) -> None:
