@@ -57,6 +57,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     # The broker contains the client of the management API; dev downloads private servers and waits for them.
     ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
+    ({"api", "client"}, {"msgspec"}),
     # These packages come with the extra `api`. The base install works without this extra.
     ({"api"}, {"fastapi", "starlette", "uvicorn"}),
     ({"telemetry", "monitor"}, {"prometheus_client"}),
