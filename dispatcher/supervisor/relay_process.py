@@ -18,7 +18,7 @@ from dispatcher.events.settlement import ProvenEmails
 from dispatcher.host.lifecycle import set_on_signals, stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, run_tasks
-from dispatcher.maintenance.partitions import Partitions
+from dispatcher.monitor.upkeep import Partitions
 from dispatcher.recovery.ledgers import LedgerRecovery
 from dispatcher.recovery.lost_commits import LostCommits
 from dispatcher.recovery.lost_host import LostHosts

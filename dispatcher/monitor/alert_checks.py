@@ -13,15 +13,15 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from dispatcher.alerts.wording import instant
 from dispatcher.domain.alert import Alert, Kind
 from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.values import dataclass
 from dispatcher.domain.waiting import describe_problem, explain_wait
 from dispatcher.errors import DispatcherError
-from dispatcher.maintenance.alert_state import AlertState
-from dispatcher.maintenance.dlq_depth import Depth
+from dispatcher.monitor.alert_state import AlertState
+from dispatcher.monitor.alert_words import instant
+from dispatcher.monitor.dlq_depth import Depth
 from dispatcher.store.activity import MISSED_REPORTS
 from dispatcher.store.alerts import AlertStore, TableFindings
 from dispatcher.telemetry.log import get_log
