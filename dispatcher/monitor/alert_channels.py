@@ -88,11 +88,8 @@ class WebhookChannel:
 
 
 def channels_of(settings: Settings) -> list[Channel]:
-    """Creates the channels that the settings configure. The log is not one of them. Opens no connection.
-
-    Raises:
-        ConfigurationError: The CA file is not usable.
-    """
+    """Creates the channels that the settings configure, without the log. Raises ConfigurationError for an unusable CA
+    file."""
     channels: list[Channel] = []
     if settings.alert_webhook_url:
         channels.append(

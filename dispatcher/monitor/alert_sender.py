@@ -53,7 +53,7 @@ class AlertSender:
                 pass
 
     async def _send_due(self) -> bool:
-        """Sends all due notices, and returns True. If the channel does not accept a notice, waits and returns False."""
+        """Sends all due notices, and returns True. If the channel does not accept one, waits and returns False."""
         for alert in list(self._checks.alerts.values()):
             age_seconds = self._state.age_seconds(alert.kind, self._channel.name)
             phase = next_phase(

@@ -99,11 +99,8 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
 
 
 def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
-    """The tasks that fetch providers' events from the configured sources: the queue of SES events, the mailbox of
-    bounces, and providers that must be asked, such as Twilio.
-
-    Imports only the code of these sources, because the import of the bounce parser takes 40 ms.
-    """
+    """The tasks that fetch providers' events. Imports only the code of the configured sources, because the import of
+    the bounce parser takes 40 ms."""
     if settings.ses_events_queue_url:
         from dispatcher.events.sqs import QueuePolling
 

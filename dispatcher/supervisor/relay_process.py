@@ -49,12 +49,7 @@ def run_relay(settings: Settings, context: ChildContext) -> int:
 def leader_services(
     settings: Settings, publisher: Publisher, workers_here: Callable[[], Collection[str] | None]
 ) -> Callable[[Outbox], LeaderServices]:
-    """Returns a function that creates the leading relay's services.
-
-    Args:
-        publisher: Reports how many messages are on the send queues.
-        workers_here: Returns the workers whose leases this host's relay settles by their ledgers; None while unknown.
-    """
+    """Returns a function that creates the leading relay's services."""
     return lambda outbox: LeaderServices(
         by_time=(
             LostCommits(outbox),
