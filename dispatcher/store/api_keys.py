@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any
 
-from dispatcher.store.connections import Pool, Session
-from dispatcher.store.statements import Row, Source, fetch, fetch_sync
+from dispatcher.store.connections import Pool
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +61,26 @@ class Grant:
     seconds_left: float
 
 
-def insert_key(connection: Session, values: dict[str, Any]) -> None:
-    """Stores a new key; `values` contains the row's values by column name."""
-    fetch_sync(connection, "insert_api_key", values)
-
-
-def list_keys(connection: Session) -> list[ApiKey]:
-    """All keys, including revoked keys, oldest first."""
-    return [_key(row) for row in fetch_sync(connection, "list_api_keys")]
-
-
-async def find_keys(source: Source) -> list[ApiKey]:
-    """As `list_keys`, on an asynchronous connection."""
-    return [_key(row) for row in await fetch(source, "list_api_keys")]
-
-
-async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) -> bool:
-    """Revokes a key, and adds an audit record. Returns False if the key is unknown or already revoked."""
-    return bool(await fetch(source, "revoke_api_key", {"key_id": key_id, "actor": actor, "reason": reason}))
+@statement
+async def insert_key(
+    source: Source,
+    *,
+    key_id: str,
+    tenant_id: str | None,
+    name: str,
+    secret_hash: bytes,
+    scopes: Collection[str],
+    sender_domains: Collection[str] | None,
+    sender_addresses: Collection[str] | None,
+    requests_per_second: float | None,
+    recipients_per_day: int | None,
+    lane: str | None,
+    allowed_lanes: Collection[str],
+) -> None: ...
+@statement
+async def list_keys(source: Source) -> list[ApiKey]: ...
+@statement
+async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) -> bool: ...
 
 
 class KeyStore:
@@ -91,7 +94,7 @@ class KeyStore:
 
     async def list_keys(self) -> list[ApiKey]:
         """All keys, including revoked keys, oldest first."""
-        return await find_keys(self._pool)
+        return await list_keys(self._pool)
 
     async def take_recipients(self, key_id: str, *, needed: int, wanted: int, quota: int) -> Grant:
         """Takes `wanted` recipients from the key's quota for today, or as many as are left.
@@ -108,23 +111,3 @@ class KeyStore:
     async def return_recipients(self, key_id: str, day: date, returned: int) -> None:
         """Adds unused recipients, which `take_recipients` has taken, to the key's quota for the day again."""
         await fetch(self._pool, "return_recipients", {"key_id": key_id, "day": day, "returned": returned})
-
-
-def _key(row: Row) -> ApiKey:
-    key_id, tenant_id, name, secret_hash, scopes, domains, addresses, *others = row
-    requests_per_second, recipients_per_day, created_at, revoked_at, lane, allowed_lanes = others
-    return ApiKey(
-        key_id,
-        tenant_id,
-        name,
-        bytes(secret_hash),
-        frozenset(scopes),
-        None if domains is None else frozenset(domains),
-        None if addresses is None else frozenset(addresses),
-        requests_per_second,
-        recipients_per_day,
-        created_at,
-        revoked_at,
-        lane,
-        frozenset(allowed_lanes),
-    )

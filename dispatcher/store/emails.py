@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.controls import PauseScope
@@ -18,9 +18,8 @@ from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.queries import ids_within
 from dispatcher.store.recipients import may_read_recipients
-from dispatcher.store.statements import fetch, fetch_records, fetch_sync, from_rows
-
-Record = dict[str, Any]
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Record, Source, fetch, fetch_records, fetch_sync, from_rows
 
 SAMPLE: Final = 1_000
 """The most emails that `sample_pending` reads. This takes some milliseconds."""
@@ -118,7 +117,7 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
     """
     if not (rows := await fetch(session, "find_wait", {"email_id": email_id, "most_ahead": most_ahead})):
         return None
-    ceilings: dict[str, float] = dict(await fetch(session, "list_ceilings"))
+    ceilings = await list_ceilings(session)
     is_blocked = await is_held_by_another(session, RELAY_BLOCKED)
     facts = from_rows(Facts, [(*rows[0], is_blocked, await find_troubles(session), ceilings)])[0]
     if not (pauses := await find_pauses_of(session, email_id)):
@@ -134,38 +133,31 @@ async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
     The function tries to lock the row, to find out whether another session has locked it. A role that may only read
     cannot do this, and gets an empty list.
     """
-    ((may_lock,),) = await fetch(session, "may_lock")
-    if not may_lock or not await fetch(session, "find_locked", ids_within([email_id])):
+    if not await may_lock(session) or not await fetch(session, "find_locked", ids_within([email_id])):
         return []
     return await fetch(session, "find_holders", {"age_seconds": BATCH_LOCK_SECONDS}, into=describe_holder)
 
 
-async def find_ids_by_key(session: AsyncSession, tenant_id: str, message_keys: Collection[str]) -> dict[str, UUID]:
-    """The ids of the emails that have these message keys, by key. Does not contain keys that no email has."""
-    if not message_keys:
-        return {}
-    parameters = {"tenant_id": tenant_id, "message_keys": list(message_keys)}
-    return dict(await fetch(session, "find_ids_by_key", parameters))
-
-
-async def find_tenants_of_key(session: AsyncSession, message_key: str, *, most_tenants: int) -> dict[str, UUID]:
-    """The ids of the emails that have this message key, by tenant.
-
-    Args:
-        most_tenants: Searches only the first tenants in the order of their ids, at most this many.
-    """
-    return dict(await fetch(session, "find_tenants_of_key", {"message_key": message_key, "most_tenants": most_tenants}))
-
-
-async def find_email(session: AsyncSession, email_id: UUID) -> Record | None:
-    """The columns of an email, by name, without private columns; None if the email does not exist."""
-    rows = await fetch_records(session, "find_email", {"email_id": email_id})
-    return rows[0] if rows else None
-
-
-async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """The email's attempts, in order."""
-    return await fetch_records(session, "list_attempts", {"email_id": email_id})
+@statement
+async def find_ids_by_key(source: Source, tenant_id: str, message_keys: Collection[str]) -> dict[str, UUID]: ...
+@statement
+async def find_tenants_of_key(source: Source, message_key: str, *, most_tenants: int) -> dict[str, UUID]: ...
+@statement
+async def find_email(source: Source, email_id: UUID) -> Record | None: ...
+@statement
+async def list_attempts(source: Source, email_id: UUID) -> list[Record]: ...
+@statement
+async def list_acts(source: Source, email_id: UUID) -> list[Record]: ...
+@statement
+async def list_replays_of(source: Source, email_id: UUID) -> list[Record]: ...
+@statement
+async def list_recipients(source: Source, email_id: UUID) -> list[str]: ...
+@statement
+async def list_attachment_names(source: Source, email_id: UUID) -> list[Record]: ...
+@statement
+async def list_ceilings(source: Source) -> dict[str, float]: ...
+@statement
+async def may_lock(source: Source) -> bool: ...
 
 
 async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
@@ -186,20 +178,9 @@ async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
 async def _recipient_positions(session: AsyncSession, email_id: UUID) -> dict[bytes, int]:
     from dispatcher.store.address_hashes import AddressHasher
 
-    may_read = await may_read_recipients(session)
-    rows = await fetch(session, "list_recipients", {"email_id": email_id}) if may_read else []
-    hasher = await AddressHasher.open(session) if rows else None
-    return {} if hasher is None else {hasher.hash(row[0]): at for at, row in reversed([*enumerate(rows, 1)])}
-
-
-async def list_acts(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """The audited operator actions on the email, in order."""
-    return await fetch_records(session, "list_acts", {"email_id": email_id})
-
-
-async def list_replays_of(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """The replays that included the email, in order."""
-    return await fetch_records(session, "list_replays_of", {"email_id": email_id})
+    addresses = await list_recipients(session, email_id) if await may_read_recipients(session) else []
+    hasher = await AddressHasher.open(session) if addresses else None
+    return {} if hasher is None else {hasher.hash(each): at for at, each in reversed([*enumerate(addresses, 1)])}
 
 
 async def reveal_content(session: AsyncSession, email_id: UUID) -> Record | None:
@@ -208,10 +189,7 @@ async def reveal_content(session: AsyncSession, email_id: UUID) -> Record | None
     The caller must audit the call first.
     """
     rows = await fetch_records(session, "reveal_content", {"email_id": email_id})
-    if not rows:
-        return None
-    attachments = await fetch_records(session, "list_attachment_names", {"email_id": email_id})
-    return {**rows[0], "attachments": attachments}
+    return {**rows[0], "attachments": await list_attachment_names(session, email_id)} if rows else None
 
 
 def sample_pending(connection: Session) -> list[OutgoingEmail]:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from dispatcher.domain.provider_event import EventKind
 from dispatcher.domain.suppression import SuppressionReason
+from dispatcher.store.statement import statement
 from dispatcher.store.statements import Row, Source, fetch, from_rows
 from dispatcher.store.suppressions import Suppression
 
@@ -169,9 +170,8 @@ async def list_events(
     return _page(RecentEvent, rows, 3, limit, lambda row: f"{row[1]}.{bytes(row[2]).hex()}")
 
 
-async def count_events(source: Source) -> list[EventCount]:
-    """Counts the newest events of the last day, at most `EXAMINED_ROWS`, by provider, kind and bounce class."""
-    return await fetch(source, "count_recent_events", {"examined": EXAMINED_ROWS}, into=EventCount)
+@statement
+async def count_recent_events(source: Source, *, examined: int = EXAMINED_ROWS) -> list[EventCount]: ...
 
 
 async def list_audit(source: Source, wanted: AuditFilter, *, before: Cursor | None, limit: int) -> ListPage[AuditEntry]:

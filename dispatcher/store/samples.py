@@ -11,9 +11,10 @@ import orjson
 
 from dispatcher.domain.values import dataclass
 from dispatcher.host.process_table import ProcessStatus
-from dispatcher.store.connections import AsyncSession, Session
+from dispatcher.store.connections import AsyncSession
 from dispatcher.store.counts import count_for_monitor
-from dispatcher.store.statements import Source, fetch, fetch_sync
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source, fetch
 from dispatcher.version import VERSION
 
 KEEP_DAYS: Final = 3
@@ -123,20 +124,8 @@ async def report_processes(source: Source, holder: str, host: str, processes: Se
     await fetch(source, "report_processes", parameters)
 
 
-async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attempts]:
-    """The number of attempts by hour or day (in UTC), provider and outcome, oldest first.
-
-    Args:
-        unit: `hour` or `day`.
-        seconds: How far to look back. The first hour or day is counted whole, even if the period begins in the middle
-            of it.
-    """
-    return await fetch(source, "sum_attempts", {"unit": unit, "seconds": seconds}, into=Attempts)
-
-
-def sum_attempts_sync(connection: Session, unit: str, seconds: float) -> list[Attempts]:
-    """As `sum_attempts`, on a synchronous connection."""
-    return fetch_sync(connection, "sum_attempts", {"unit": unit, "seconds": seconds}, into=Attempts)
+@statement
+async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attempts]: ...
 
 
 def _sample(

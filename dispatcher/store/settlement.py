@@ -14,7 +14,8 @@ from dispatcher.domain.values import dataclass, replace
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.leases import limits_in
 from dispatcher.store.queries import ids_with, ids_within
-from dispatcher.store.statements import fetch
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,10 @@ async def terminate_sessions(session: AsyncSession, worker: str) -> int:
     return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
-async def find_leases(session: AsyncSession, worker: str) -> list[FoundLease]:
-    """All leases of a worker, expired or not."""
-    return await fetch(session, "find_leases", {"worker": worker}, into=FoundLease)
-
-
-async def find_recovered(session: AsyncSession, worker: str) -> dict[UUID, int]:
-    """The worker's emails that recovery made `held`, and that have not changed since.
-
-    Returns the token of the lease that the worker lost, by email id.
-    """
-    return dict(await fetch(session, "find_recovered", {"worker": worker}))
+@statement
+async def find_leases(source: Source, worker: str) -> list[FoundLease]: ...
+@statement
+async def find_recovered(source: Source, worker: str) -> dict[UUID, int]: ...
 
 
 async def note_crashes(

@@ -14,6 +14,7 @@ from dispatcher.domain.values import dataclass, field
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.queries import ids_within
+from dispatcher.store.statement import statement
 from dispatcher.store.statements import Row, Source, fetch
 
 _LISTS: Final = ("to", "cc", "bcc")
@@ -102,8 +103,7 @@ class SuppressionReader:
             masked: The masked address of each recipient (see `Recipient.masked`), by the hash of the address.
         """
         for address_hash, text in masked.items():
-            parameters = {"email_id": email_id, "address_hash": address_hash, "masked": text}
-            await fetch(self._pool, "insert_unsubscribe", parameters)
+            await insert_unsubscribe(self._pool, email_id, address_hash, text)
 
 
 def _read(rows: Sequence[Row]) -> SuppressionsRead:
@@ -200,65 +200,26 @@ async def insert_suppressions(
     return int(count)
 
 
-async def insert_unsubscribe(session: AsyncSession, email_id: UUID, address_hash: bytes, masked: str) -> bool:
-    """Suppresses a recipient who has unsubscribed, for the email's tenant. Idempotent.
-
-    Returns:
-        Whether the email exists.
-    """
-    parameters = {"email_id": email_id, "address_hash": address_hash, "masked": masked}
-    return bool(await fetch(session, "insert_unsubscribe", parameters))
-
-
-async def opt_out(source: Source, address_hash: bytes, masked: str, message_id: str) -> None:
-    """Suppresses a phone number for every tenant that sent one of the last 1,000 SMS to the number.
-
-    If there is no such tenant, suppresses the number for the tenant `default`. Idempotent: another call with the same
-    `message_id` changes nothing.
-    """
-    parameters = {"address_hash": address_hash, "masked": masked, "message_id": message_id}
-    await fetch(source, "opt_out", parameters)
-
-
-async def opt_in(source: Source, address_hash: bytes, message_id: str) -> None:
-    """Removes a phone number's entries with the reason `unsubscribe`, for all tenants.
-
-    Idempotent: another call with the same `message_id` changes nothing.
-    """
-    await fetch(source, "opt_in", {"address_hash": address_hash, "message_id": message_id})
-
-
+@statement
+async def insert_unsubscribe(source: Source, email_id: UUID, address_hash: bytes, masked: str) -> bool: ...
+@statement
+async def opt_out(source: Source, address_hash: bytes, masked: str, message_id: str) -> None: ...
+@statement
+async def opt_in(source: Source, address_hash: bytes, message_id: str) -> None: ...
+@statement
 async def delete_suppressions(
-    session: AsyncSession, tenant_id: str, address_hashes: Sequence[bytes], *, actor: str, reason: str
-) -> int:
-    """Removes entries, and adds audit records. Returns how many entries were removed."""
-    parameters = {"tenant_id": tenant_id, "address_hashes": list(address_hashes), "actor": actor, "reason": reason}
-    return len(await fetch(session, "delete_suppressions", parameters))
-
-
+    source: Source, tenant_id: str, address_hashes: Sequence[bytes], *, actor: str, reason: str
+) -> list[tuple[int, str]]: ...
+@statement
 async def list_suppressions(
-    session: AsyncSession,
+    source: Source,
     tenant_id: str,
     *,
     reason: SuppressionReason | None = None,
     address_hashes: Sequence[bytes] | None = None,
     before: int | None = None,
     limit: int,
-) -> list[Suppression]:
-    """A page of a tenant's entries, newest first. Expired entries are listed, too.
-
-    Args:
-        address_hashes: Only entries with these hashes; None for all entries.
-        before: Only entries with a lower id than this.
-    """
-    parameters = {
-        "tenant_id": tenant_id,
-        "reason": reason and reason.value,
-        "address_hashes": None if address_hashes is None else list(address_hashes),
-        "before": before,
-        "limit": limit,
-    }
-    return await fetch(session, "list_suppressions", parameters, into=Suppression)
+) -> list[Suppression]: ...
 
 
 async def list_stopped(
