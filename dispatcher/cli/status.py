@@ -179,7 +179,7 @@ def take_snapshot(settings: Settings) -> Snapshot:
     from dispatcher.store.domains import count_domain_waits_sync
     from dispatcher.store.old_transactions import find_oldest_transaction
     from dispatcher.store.providers import find_troubles
-    from dispatcher.store.retention import Retention, count_expiring_sync
+    from dispatcher.store.retention import Retention, count_expiring
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
@@ -189,7 +189,8 @@ def take_snapshot(settings: Settings) -> Snapshot:
         workers, latency = list_workers.sync(connection), measure_latency.sync(connection)
         longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
         silent = {host: age for host, _, age in list_presences.sync(connection) if age > longest_seconds}
-        expiring = count_expiring_sync(connection, Retention.of(settings))
+        undecided = Retention.of(settings).expiring
+        expiring = count_expiring.sync(connection, **undecided) if undecided else None
     queues, fault = None, None
     try:
         queues = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))

@@ -200,7 +200,7 @@ class AlertStore:
         session = await self._open()
         oldest = await find_oldest_dead_letters(session, limit=MAX_CORRELATION_IDS)
         due_seconds = await find_longest_due_dead_letter(session)
-        expiring = await count_expiring(session, self._retention)
+        expiring = await count_expiring(session, **undecided) if (undecided := self._retention.expiring) else None
         hour, emails, due, email_id = await find_flow(session, limit=MAX_DUE_COUNT)
         return TableFindings(
             tuple(row[0] for row in oldest if row[0]),

@@ -12,7 +12,7 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass, replace
 from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder, problems_with_pauses
-from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool, Session, session
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Session
 from dispatcher.store.controls import find_pauses_of
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.providers import find_troubles
@@ -56,60 +56,7 @@ class EmailRow:
     recipient_outcomes: Mapping[str, str | None] | None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
-    """One completed attempt."""
-
-    attempt_number: int
-    provider: str
-    started_at: datetime
-    finished_at: datetime
-    outcome: str
-    error_type: str | None
-    error: str | None
-    provider_code: str | None
-
-
-class EmailStore:
-    """Reads a tenant's emails. Each method raises StoreUnavailable if the same call might succeed later."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-
-    async def find(self, tenant_id: str, email_id: UUID) -> EmailRow | None:
-        """The tenant's email with this id; None if there is no such email."""
-        parameters = {"tenant_id": tenant_id, "email_id": email_id}
-        return next(iter(await fetch(self._pool, "find_tenant_email", parameters, into=EmailRow)), None)
-
-    async def find_by_key(self, tenant_id: str, message_key: str) -> EmailRow | None:
-        """The tenant's email with this message key; None if there is no such email."""
-        parameters = {"tenant_id": tenant_id, "message_key": message_key}
-        return next(iter(await fetch(self._pool, "find_tenant_email_by_key", parameters, into=EmailRow)), None)
-
-    async def list_attempts(self, email_id: UUID) -> list[AttemptRow]:
-        """The email's attempts, in order."""
-        return await fetch(self._pool, "list_email_attempts", {"email_id": email_id}, into=AttemptRow)
-
-    async def list_events(self, email_id: UUID) -> list[Record]:
-        """What providers reported about the email, as rows. See the function `list_events` in this module."""
-        async with session(self._pool) as connection:
-            return await list_events(connection, email_id)
-
-    async def find_wait(self, email_id: UUID) -> Facts | None:
-        """The facts that show why an email waits. None if the email is not pending, waiting or sending.
-
-        Does not count the emails ahead of this email, because the count can take long.
-        """
-        async with session(self._pool) as connection:
-            return await find_facts(connection, email_id, most_ahead=0)
-
-    async def list_decisions(self, email_id: UUID) -> tuple[list[Record], list[Record]]:
-        """The audited operator actions on the email, and the replays that included the email."""
-        async with session(self._pool) as connection:
-            return await list_acts(connection, email_id), await list_replays_of(connection, email_id)
-
-
-async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int = MAX_AHEAD_COUNT) -> Facts | None:
+async def find_facts(session: Source, email_id: UUID, *, most_ahead: int = MAX_AHEAD_COUNT) -> Facts | None:
     """The facts that show why an email waits. None if the email is not pending, waiting or sending.
 
     Args:
@@ -139,6 +86,10 @@ async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
 
 
 @statement
+async def find_tenant_email(
+    source: Source, tenant_id: str, *, email_id: UUID | None = None, message_key: str | None = None
+) -> EmailRow | None: ...
+@statement
 async def find_ids_by_key(source: Source, tenant_id: str, message_keys: Collection[str]) -> dict[str, UUID]: ...
 @statement
 async def find_tenants_of_key(source: Source, message_key: str, *, most_tenants: int) -> dict[str, UUID]: ...
@@ -160,7 +111,7 @@ async def list_ceilings(source: Source) -> dict[str, float]: ...
 async def may_lock(source: Source) -> bool: ...
 
 
-async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
+async def list_events(session: Source, email_id: UUID) -> list[Record]:
     """What providers reported about the email, ordered by the providers' clocks.
 
     The value of `recipient` is a number, not an address: the recipient's position in To, Cc and Bcc, counted from 1.
@@ -175,7 +126,7 @@ async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
     return events
 
 
-async def _recipient_positions(session: AsyncSession, email_id: UUID) -> dict[bytes, int]:
+async def _recipient_positions(session: Source, email_id: UUID) -> dict[bytes, int]:
     from dispatcher.store.address_hashes import AddressHasher
 
     addresses = await list_recipients(session, email_id) if await may_read_recipients(session) else []

@@ -18,8 +18,9 @@ from typing import Final
 from dispatcher.config import Settings
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
-from dispatcher.store.connections import AsyncSession, Session, disable_statement_timeout
-from dispatcher.store.statements import fetch, fetch_sync
+from dispatcher.store.connections import AsyncSession, disable_statement_timeout
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source, fetch
 
 LOCK_NAME: Final = "prune"
 """The named lock of the session that prunes (see `named_locks`)."""
@@ -88,18 +89,8 @@ class ExpiringEmails:
     first_in_seconds: float | None
 
 
-async def count_expiring(session: AsyncSession, retention: Retention) -> ExpiringEmails | None:
-    """Counts the undecided emails that can be pruned within WARN_DAYS; None if undecided emails are kept for ever."""
-    if not (parameters := retention.expiring):
-        return None
-    return (await fetch(session, "count_expiring", parameters, into=ExpiringEmails))[0]
-
-
-def count_expiring_sync(connection: Session, retention: Retention) -> ExpiringEmails | None:
-    """As `count_expiring`."""
-    if not (parameters := retention.expiring):
-        return None
-    return fetch_sync(connection, "count_expiring", parameters, into=ExpiringEmails)[0]
+@statement
+async def count_expiring(source: Source, *, undecided_days: int, warn_days: int) -> ExpiringEmails: ...
 
 
 @dataclass(frozen=True, slots=True)

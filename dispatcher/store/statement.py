@@ -75,7 +75,7 @@ def statement(stub: Stub[P, R]) -> Statement[P, R]:
     - any other T: the only row
 
     A dataclass, a named tuple or a tuple gets all columns of a row, and a `Record` also their names. Any other type is
-    the type of a row's only column. A parameter with a default is a constant of the statement.
+    the type of a row's only column. A keyword with a default is a constant of the statement.
     """
     found = Statement(stub)
     STATEMENTS.append(found)

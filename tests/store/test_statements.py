@@ -76,6 +76,7 @@ def test_a_signature_fits_its_statement(connection: psycopg.Connection, statemen
     names = list(dict.fromkeys(re.findall(r"%\((\w+)\)[sbt]", text)))
     _, *parameters = inspect.signature(statement.stub).parameters
     assert sorted(names) == sorted(parameters)
+    assert not statement.stub.__defaults__, "only a keyword can have a default"
 
     if (preparing := prepared(statement.name, text)) is None:
         return
