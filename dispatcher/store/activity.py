@@ -24,7 +24,6 @@ class WorkerSeen:
         name: The host, the slot, the process id and a random number, separated by colons.
         age_seconds: Seconds since the worker started. None if the worker has no session; recovery then takes over
             its emails.
-        in_flight: Number of emails under the worker's leases.
         leases_end_in_seconds: Seconds until the worker's last lease expires, negative if it has expired; None if the
             worker has no leases.
     """
@@ -47,7 +46,6 @@ class VanishedHost:
     It has probably lost its power, its network or its only worker.
 
     Attributes:
-        in_flight: Number of emails under the host's leases.
         leases_end_in_seconds: Seconds until the host's last lease expires, negative if it has expired; None if the host
             has no leases.
         silent_seconds: Seconds since the host's monitor last reported, if that is too long ago. None if the monitor
@@ -63,12 +61,7 @@ class VanishedHost:
 def find_vanished_hosts(
     workers: Iterable[WorkerSeen], silent_seconds: Mapping[str, float] = MappingProxyType({})
 ) -> list[VanishedHost]:
-    """Hosts that have leases but no worker with a session, and hosts that do not report.
-
-    Args:
-        silent_seconds: The hosts whose monitor has not reported for too long, each with the seconds since its last
-            report.
-    """
+    """Hosts that have leases but no worker with a session, and hosts that do not report."""
     by_host: dict[str, list[WorkerSeen]] = {}
     for worker in workers:
         by_host.setdefault(worker.host, []).append(worker)

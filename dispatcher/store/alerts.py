@@ -40,7 +40,6 @@ class AnnouncedAlert:
     """An active alert about which a channel has sent a notice.
 
     Attributes:
-        raised_at: When the alert was raised.
         age_seconds: Seconds since the channel last sent a notice about the alert.
     """
 
@@ -55,21 +54,14 @@ class TableFindings:
     """What a check found in PostgreSQL: about dead letters, sending, providers, hosts, webhooks and pauses.
 
     Attributes:
-        correlation_ids: The correlation ids of the oldest failed and held emails that have a correlation id.
         oldest_age_seconds: Age of the oldest failed or held email; None if there is none.
         dead_letter_due_seconds: How long the oldest unpublished dead letter has waited for the relay to publish it;
             None if all are published.
-        expiring: Number of failed and held emails that will soon lose their content.
         mark: A value that changes whenever a provider accepts an email. If two checks read the same value, no email was
             accepted between them.
         due: Number of emails that are due or in their first lease, and not paused; counted up to `MAX_DUE_COUNT`.
         waiting: The facts that explain why one of the `due` emails is not sent yet; None if `due` is 0.
-        troubles: Providers that at least one worker cannot use now.
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
-        shared_names: The names that several hosts with a connected monitor have.
-        webhooks: The disabled webhooks.
-        pauses: The operators' pauses that are in force.
-        impossible_events: Rows of the query `find_impossible_events`.
     """
 
     correlation_ids: tuple[str, ...]
@@ -108,12 +100,9 @@ class AlertStore:
         """Opens no connection yet.
 
         Args:
-            queue: The name of the DLQ.
             holder: This monitor's name, which does not change when the monitor restarts.
-            host: The monitor's host.
             idle_seconds: PostgreSQL ends the session, and so releases the lock, after this time without a statement.
                 This monitor's host is then probably frozen, and another monitor must alert.
-            answer_seconds: How long to wait for PostgreSQL to answer.
         """
         self._database_url = database_url
         self._queue = queue
@@ -180,7 +169,6 @@ class AlertStore:
 
         Args:
             depth: Number of messages on the DLQ; None if `fault` says why RabbitMQ did not report the number.
-            alerts: The active alerts.
         """
         shown = [
             {

@@ -16,16 +16,11 @@ class ApiKey:
     """A key of the HTTP API, with its rights and limits.
 
     Attributes:
-        key_id: The public identifier; not a secret.
         tenant_id: The tenant that the key acts for; None if it acts for every tenant.
         secret_hash: SHA-256 of the secret.
         scopes: What the key may do: values of `domain.api_key.Scope`.
         sender_domains: Domains that the key may send from. If both `sender_domains` and `sender_addresses` are None,
             the key may send from any address.
-        sender_addresses: Addresses that the key may send from.
-        requests_per_second: The most requests per second; None for no limit.
-        recipients_per_day: The daily quota of recipients; None for no quota.
-        revoked_at: When the key was revoked; None while it is valid.
         lane: The lane of emails that do not set a lane. If None, an operator's lane rule for the sender decides;
             without such a rule, the lane is `normal`.
         allowed_lanes: The lanes that an email may set, besides `lane`.
@@ -51,9 +46,7 @@ class Grant:
     """Recipients taken from a key's daily quota.
 
     Attributes:
-        day: The day of the quota, in UTC and by PostgreSQL's clock.
         recipients: Number of recipients taken; 0 if the quota had fewer recipients left than the call needed.
-        seconds_left: Seconds until the day ends.
     """
 
     day: date

@@ -47,10 +47,8 @@ class MonitorCounts(Counts):
     Attributes:
         sent_last_hour: Approximate number of emails sent in the last 60 minutes, from counts per clock hour. Example:
             at 10:15, this is the count since 10:00, and three quarters of the count from 9:00 to 10:00.
-        sent_last_day: As `sent_last_hour`, for the last 24 hours.
         webhook_lag_seconds: For each active webhook, by id: the age of the oldest event that was not delivered; 0 if
             every event was. Refused events that were stored for a retry do not count.
-        pauses: The operators' pauses that are in force.
         is_blocked: Whether RabbitMQ blocks the leading relay's messages because of a memory or disk alarm.
     """
 

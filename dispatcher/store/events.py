@@ -69,11 +69,9 @@ class StoredEvents:
     """What `store_events` did with the events that have the same provider, kind, bounce class and mailbox provider.
 
     Attributes:
-        mailbox: The recipient's mailbox provider (see `mailbox_provider_of`).
         given: The number of events that the caller passed, including duplicates.
         new: The number of events that were not stored before, without impossible events.
         impossible: The number of new events whose email no worker can have sent through the provider.
-        unknown: The number of events whose email does not exist.
         delivery_seconds: For each new event about a delivery: the seconds between acceptance and delivery.
         settleable: The emails that `settle_proven` can settle now: an event of this call proves their acceptance, and
             no worker has leased them. Each StoredEvents of one call has the whole list.
@@ -102,11 +100,7 @@ class StoredEvents:
 
 @dataclass(frozen=True, slots=True)
 class SettledEmail:
-    """An email whose status an event changed.
-
-    Attributes:
-        proven_by: The provider that reported the event.
-    """
+    """An email whose status an event changed."""
 
     email_id: UUID
     correlation_id: str | None
@@ -119,9 +113,6 @@ async def store_events(source: Source, rows: Sequence[EventRow], rules: Suppress
     """Stores events, marks the emails whose acceptance the events prove, and suppresses recipients, in one commit.
 
     Idempotent.
-
-    Args:
-        rows: At least one event.
     """
     ordered = sorted(rows, key=_ORDER)
     parameters: dict[str, Any] = {

@@ -84,8 +84,6 @@ class Criteria:
 
     Attributes:
         recipient: The hash of an address, and the address's domain.
-        below_id: Only emails with a lower id than this.
-        from_id: Only emails with this id or a higher one.
     """
 
     recipient: tuple[bytes, str] | None = None

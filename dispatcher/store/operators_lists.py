@@ -33,7 +33,6 @@ class Cursor:
     """The row after which a page starts.
 
     Attributes:
-        at: The row's instant.
         tie: The row's place among the rows with the same instant: an id, or an email's id and an event's key.
     """
 
@@ -98,11 +97,7 @@ class RecentEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventCount:
-    """The number of recent events that have the same provider, kind and bounce class (see `count_events`).
-
-    Attributes:
-        since: When the oldest of these events arrived.
-    """
+    """The number of recent events that have the same provider, kind and bounce class (see `count_recent_events`)."""
 
     provider: str
     kind: str
@@ -250,10 +245,6 @@ def _page(
 
     If the page is full, its last row gives the cursor of the next page. Otherwise, the last `bound` columns of each row
     give this cursor: the instant, and one or two parts of the tie (see `Cursor`). On the last page, they are null.
-
-    Args:
-        tie: Returns the tie of a row.
-        at: The index of the column that contains a row's instant.
     """
     found = [row[:-bound] for row in rows if row[0] is not None]
     if len(found) == limit:

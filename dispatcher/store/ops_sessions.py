@@ -16,7 +16,6 @@ class OpsSession:
     Attributes:
         key_id: The API key with which the operator signed in; the rights are those of the key. None after a sign-in
             with OpenID Connect; in this case, `name`, `tenant_id` and `may_act` are the operator's name and rights.
-        idle_seconds: Seconds since the session was last used.
         seconds_left: Seconds until the session expires if it is not used again.
     """
 

@@ -41,7 +41,6 @@ class ProviderRate:
 
     Attributes:
         per_second: Emails per second that all hosts together may send now.
-        was_throttled: Whether the provider throttled us in the last minute.
     """
 
     provider: str
@@ -54,7 +53,6 @@ class HostReport:
     """A monitor's last report about its host.
 
     Attributes:
-        version: The host's release; None if that release does not report its version.
         processes: The host's processes (see `samples.report_processes`); None if the host's release does not report
             processes.
     """
@@ -81,9 +79,7 @@ class AlertCheck:
     """The last check of the DLQ.
 
     Attributes:
-        host: The host whose monitor checked.
         depth: The number of messages on the DLQ; None if the number could not be read.
-        fault: Why the number could not be read; None if it was read.
     """
 
     host: str

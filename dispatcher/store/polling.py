@@ -25,8 +25,6 @@ class PolledRow(NamedTuple):
     """A message that is sent or held.
 
     Attributes:
-        since: When the message became sent or held.
-        message_id: The provider's id of the message; None if unknown.
         is_open: Whether to ask the provider: no event has reported the final result, and the message is held or has a
             provider's id.
     """

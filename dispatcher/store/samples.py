@@ -27,7 +27,6 @@ class QueueDepth:
 
     Attributes:
         messages: The number of ready messages. Messages that workers have received do not count.
-        workers: The number of workers, on all hosts, that consume from the queue.
     """
 
     messages: int

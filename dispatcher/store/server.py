@@ -23,13 +23,7 @@ class Server:
     """A PostgreSQL server and its settings.
 
     Attributes:
-        version: For display, such as `15.4`.
-        version_number: For comparisons, such as 150004.
         synchronous_commit: The server's default; the dispatcher's sessions set their own value.
-        fsync: The value of the setting `fsync`: whether PostgreSQL flushes writes to the disk.
-        max_connections: The most connections of all clients together.
-        standby_count: The number of standbys that stream from the server.
-        has_synchronous_standby: Whether commits wait for a standby.
     """
 
     version: str

@@ -25,10 +25,8 @@ class FoundLease:
     Attributes:
         token: A number that PostgreSQL increments with every lease of the email. Every write under this lease names
             this token, so PostgreSQL recognises a write under an earlier lease.
-        worker: The worker that owns the lease.
         expired_at: When the lease ends or ended. `token` and `expired_at` together show whether the lease has changed
             since the relay read it.
-        has_run_out: Whether the lease has expired by PostgreSQL's clock.
         attempt_base: The number of attempts before the email's last replay or redelivery.
         pinned_seconds: How long the email has been pinned to its provider; None if it is not pinned.
         limits: The email's own retry limits; None if the email has no limits of its own and redelivery is off, or if
@@ -51,7 +49,6 @@ class CrashedEmail:
 
     Attributes:
         status: `pending`; `failed` or `held` if the email has crashed too many workers.
-        crash_count: The number of workers that died while they rendered the email.
     """
 
     email_id: UUID
@@ -81,9 +78,6 @@ async def note_crashes(
 
     If `most_crashes` workers have died while they rendered the email, the email does not become pending. It becomes
     held if an earlier attempt may have been accepted, and failed otherwise.
-
-    Args:
-        tokens: The lease token by email id.
 
     Returns:
         The changed emails, without those whose rows another transaction has locked.
@@ -133,11 +127,7 @@ async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> 
 
 
 def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
-    """Parameters for a statement that changes each lease only if it has not changed since the relay read it.
-
-    Args:
-        leases: At least one lease.
-    """
+    """Parameters for a statement that changes each lease only if it has not changed since the relay read it."""
     by_id = {lease.email_id: lease for lease in leases}
     parameters = ids_within(by_id)
     ordered = [by_id[email_id] for email_id in parameters["email_ids"]]

@@ -26,7 +26,6 @@ class SuppressedHashes:
 
     Attributes:
         numbers: The first eight bytes of each hash as a number (see `number_of`), in ascending order.
-        has_domains: Whether at least one hash is the hash of a domain.
     """
 
     numbers: array[int]
@@ -68,11 +67,7 @@ class SuppressionReader:
         return _read(await fetch(self._pool, "read_suppressions"))
 
     async def read_changed(self, since: str) -> SuppressionsRead:
-        """The entries that were added or changed after an earlier read. Can contain entries that were read before.
-
-        Args:
-            since: `until` of the earlier read.
-        """
+        """The entries that were added or changed after an earlier read. Can contain entries that were read before."""
         return _read(await fetch(self._pool, "read_changed_suppressions", {"since": since}))
 
     async def find(
@@ -119,12 +114,7 @@ def _read(rows: Sequence[Row]) -> SuppressionsRead:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A recipient to suppress.
-
-    Attributes:
-        masked: The recipient as operators see it (see `Recipient.masked`).
-        expires_at: When the entry expires; None if never.
-    """
+    """A recipient to suppress."""
 
     address_hash: bytes
     is_domain: bool
@@ -160,7 +150,6 @@ class Suppression:
         masked: `j•••@example.com`, or the domain.
         source_email_id: The email whose event suppressed the recipient; None if no event did: an operator, an
             application or an import added the entry.
-        expires_at: When the entry expires; None if never.
     """
 
     suppression_id: int
@@ -225,10 +214,6 @@ async def list_suppressions(
 async def list_stopped(
     session: AsyncSession, tenant_id: str, *, after: UUID | None, limit: int
 ) -> list[tuple[UUID, list[str]]]:
-    """A tenant's emails that failed because all their recipients are suppressed, with these recipients; oldest first.
-
-    Args:
-        after: Only emails with a higher id than this.
-    """
+    """A tenant's emails that failed because all their recipients are suppressed, and these recipients; oldest first."""
     rows = await fetch(session, "list_stopped", {"tenant_id": tenant_id, "after": after, "limit": limit})
     return [(email_id, [each for name in _LISTS for each in lists.get(name, ())]) for email_id, lists in rows]

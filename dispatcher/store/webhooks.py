@@ -30,12 +30,9 @@ class Webhook:
 
     Attributes:
         tenant_id: The tenant whose events the webhook gets; None for all tenants.
-        with_recipients: Whether the webhook's events contain addresses.
         failing_since: The time since which the receiver has accepted no event; None if the receiver accepts events.
-        next_attempt_at: No event is posted before this instant.
         lag_seconds: The age of the oldest event that was neither delivered nor stored for a retry; None if there is no
             such event.
-        retries: The number of refused events that wait for another attempt.
         given_up: The number of events that the receiver refused at every attempt, while it accepted other events.
     """
 
@@ -63,7 +60,6 @@ class DueWebhook:
         secrets: The secrets, newest first. After a rotation, also the previous secret.
         position: The position of the last event of the feed that was delivered or stored as refused.
         revision: Changes whenever an operator changes the webhook; see `save_deliveries`.
-        retries: How many refused events wait for another attempt, counted up to `MAX_RETRIES`.
     """
 
     webhook_id: int
@@ -107,11 +103,7 @@ class RefusedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Deliveries:
-    """The results of one round of deliveries to a webhook.
-
-    Attributes:
-        position: The webhook's new cursor: the last event of the feed that was delivered or stored as refused.
-    """
+    """The results of one round of deliveries to a webhook."""
 
     position: Position
     state: WebhookState
