@@ -104,8 +104,6 @@ async def list_replays_of(source: Source, email_id: UUID) -> list[Record]: ...
 @statement
 async def list_recipients(source: Source, email_id: UUID) -> list[str]: ...
 @statement
-async def list_attachment_names(source: Source, email_id: UUID) -> list[Record]: ...
-@statement
 async def list_ceilings(source: Source) -> dict[str, float]: ...
 @statement
 async def may_lock(source: Source) -> bool: ...
@@ -140,7 +138,9 @@ async def reveal_content(session: AsyncSession, email_id: UUID) -> Record | None
     The caller must audit the call first.
     """
     rows = await fetch_records(session, "reveal_content", {"email_id": email_id})
-    return {**rows[0], "attachments": await list_attachment_names(session, email_id)} if rows else None
+    attachments = await fetch(session, "find_attachments", {"email_id": email_id})
+    named = [{"filename": name, "content_type": kind, "length": octets} for _, name, kind, octets in attachments]
+    return {**rows[0], "attachments": named} if rows else None
 
 
 def sample_pending(connection: Session) -> list[OutgoingEmail]:

@@ -37,9 +37,8 @@ class Statement(Generic[P, R]):
 
     async def __call__(self, source: Source, /, *args: P.args, **given: P.kwargs) -> R:
         parameters = self._parameters(args, given)
-        if self.returns in (Record, list[Record], Record | None):
-            records = await fetch_records(source, self.name, parameters)
-            return records if self.returns == list[Record] else next(iter(records), None)  # type: ignore[return-value]
+        if Record in (self.returns, *get_args(self.returns)):
+            return self._convert([(record,) for record in await fetch_records(source, self.name, parameters)])
         return self._convert(await fetch(source, self.name, parameters))
 
     def sync(self, connection: Session, /, *args: P.args, **given: P.kwargs) -> R:
@@ -90,7 +89,7 @@ def _conversion(kind: Any) -> Callable[[Sequence[Row]], Any]:
         return lambda rows: bool(rows) and all(value is not False for value in rows[0])
     if origin in (list, set):
         return lambda rows: origin(_values(parts[0], rows))
-    if origin is dict:
+    if origin is dict and kind != Record:
         return lambda rows: dict(
             zip(_values(parts[0], rows), _values(parts[1], [row[1:] for row in rows]), strict=True)
         )
