@@ -100,11 +100,7 @@ async def list_samples(source: Source, minutes: int) -> list[MinuteSample]:
     """The samples of the last `minutes` minutes, oldest first."""
     rows = await fetch(source, "list_samples", {"minutes": minutes})
     return [
-        MinuteSample(
-            *figures,
-            queues=queues and {name: QueueDepth(**depth) for name, depth in queues.items()},
-            attempts=attempts,
-        )
+        MinuteSample(*[*figures, queues and {name: QueueDepth(**depth) for name, depth in queues.items()}, attempts])
         for *figures, queues, attempts in rows
     ]
 
