@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Match, Mount, Route
 
 from dispatcher.api import (
+    batch_face,
     enqueue_operations,
     feed_operations,
     openapi,
@@ -23,13 +24,13 @@ from dispatcher.api import (
     pause_operations,
     status_operations,
     suppression_operations,
-    unsent_operations,
     webhook_operations,
 )
 from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
+from dispatcher.api.face import ActionEndpoints
 from dispatcher.api.fast_routes import Endpoint, FastRoutes
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.operation import Operation
@@ -39,7 +40,6 @@ from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.suppression_endpoints import SuppressionEndpoints
-from dispatcher.api.unsent_endpoints import UnsentEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.store.connections import Pool
@@ -71,7 +71,7 @@ def make_app(
         events: None if no provider posts events.
         ops: The operators' page; None if it is off.
     """
-    unsent = UnsentEndpoints(access, operators.bodies, operators.sessions)
+    actions = ActionEndpoints(access, operators.bodies, operators.sessions)
     pauses = PauseEndpoints(access, operators.bodies, operators.sessions)
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
     enqueues: list[tuple[str, str, Endpoint, Operation]] = [
@@ -85,10 +85,6 @@ def make_app(
         ("GET", "/v1/emails", status.list, status_operations.LIST),
         ("GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY),
         ("GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET),
-        ("POST", "/v1/emails/{email_id:uuid}/cancel", unsent.cancel, unsent_operations.CANCEL),
-        ("POST", "/v1/emails/{email_id:uuid}/reschedule", unsent.reschedule, unsent_operations.RESCHEDULE),
-        ("POST", "/v1/emails/cancel", unsent.cancel_selected, unsent_operations.CANCEL_SELECTED),
-        ("POST", "/v1/emails/reschedule", unsent.reschedule_selected, unsent_operations.RESCHEDULE_SELECTED),
         ("POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operator_operations.CONFIRM),
         ("POST", "/v1/held/{email_id:uuid}/release", operators.release, operator_operations.RELEASE),
         ("POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY),
@@ -110,6 +106,8 @@ def make_app(
         ("GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES),
         ("POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE),
         ("DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE),
+        *batch_face.routes(actions),
+        *actions.routes(),
         *posts,
     ]
     unsubscribe = "/v1/unsubscribe/{token}"

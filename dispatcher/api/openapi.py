@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from dispatcher.api import (
+    batch_face,
     email_schema,
     enqueue_operations,
     event_operations,
+    face,
     feed_operations,
     operation,
     operator_operations,
     pause_operations,
     status_operations,
     suppression_operations,
-    unsent_operations,
     webhook_operations,
 )
 from dispatcher.api.operation import Operation
@@ -40,7 +41,6 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **event_operations.SCHEMAS,
     **suppression_operations.SCHEMAS,
     **pause_operations.SCHEMAS,
-    **unsent_operations.SCHEMAS,
     **operation.SCHEMAS,
 }
 
@@ -59,7 +59,7 @@ def document(operations: Iterable[Described], *, needs_key: bool) -> dict[str, A
         "openapi": "3.1.0",
         "info": {"title": "Email Dispatcher", "description": _ABOUT, "version": VERSION},
         "paths": paths,
-        "components": {"schemas": _SCHEMAS},
+        "components": {"schemas": {**_SCHEMAS, **face.schemas(), **batch_face.schemas()}},
     }
     if needs_key:
         description = "An API key from `dispatcher keys create`, sent as `Authorization: Bearer …`."
