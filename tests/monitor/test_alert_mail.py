@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from dispatcher.alerts.contract import NotDelivered
-from dispatcher.alerts.mail import MailChannel
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_sink import SmtpSink
-from dispatcher.domain.alert import Notice
+from dispatcher.domain.alert import NotDelivered, Notice
+from dispatcher.monitor.alert_mail import MailChannel
 from tests.waiting import Overtime
 
 TO = ("ops@example.com", "night@example.com")

@@ -43,10 +43,8 @@ IDLE_SECONDS: Final = 900.0
 
 
 class MessagePolling:
-    """Asks one provider, at intervals, what became of sent and held messages.
-
-    Runs in each monitor whose host has this provider configured. Of the monitors of one database, only one asks.
-    """
+    """Asks one provider, at intervals, what became of sent and held messages. Of the monitors of one database that have
+    this provider configured, only one asks."""
 
     interval_seconds = INTERVAL_SECONDS
 
@@ -60,7 +58,6 @@ class MessagePolling:
         self._backoff = Backoff(base_seconds=INTERVAL_SECONDS, cap_seconds=MOST_WAIT_SECONDS)
 
     async def run(self) -> None:
-        """Asks the provider about messages, in rounds, until cancelled. Then closes the session and the provider."""
         try:
             await Periodic(self).run()
         finally:
@@ -74,14 +71,8 @@ class MessagePolling:
             await session.close()
 
     async def run_once(self) -> float | None:
-        """Asks the provider about the messages whose age has reached one of AGES_SECONDS, unless another host does so.
-
-        Returns the seconds until the next round; None for the usual interval.
-
-        Raises:
-            StoreUnavailable: PostgreSQL is unreachable, and perhaps some events were not stored. A later round asks
-                about the messages of these events again.
-        """
+        """Asks about the messages whose age has reached one of AGES_SECONDS, unless another host does so. If PostgreSQL
+        becomes unreachable, some events may not be stored: a later round asks about their messages again."""
         try:
             session = await self._leading()
             if session is None:
@@ -110,10 +101,8 @@ class MessagePolling:
         return self._session
 
     async def _ask_all(self, session: AsyncSession, age: float, next_age: float) -> bool:
-        """Asks about the messages whose age in seconds is between `age` and `next_age`.
-
-        Returns whether the next round must ask about more of these messages.
-        """
+        """Asks about messages between these ages in seconds. Returns whether the next round must ask about more of
+        them."""
         rows = await find_polled(
             session,
             self._provider.name,
@@ -137,11 +126,8 @@ class MessagePolling:
     async def _ask(
         self, session: AsyncSession, rows: Iterable[PolledRow]
     ) -> tuple[list[ProviderEvent], datetime | None, PollRefused | None]:
-        """Asks about messages, until the provider refuses to answer.
-
-        Returns the events; the `since` of the row after which the next round continues (None if the next round must ask
-        about the same rows again); and the refusal (None if the provider answered all requests).
-        """
+        """Asks until the provider refuses. Returns the events; the `since` of the row after which the next round
+        continues (None for the same rows again); and the refusal."""
         events: list[ProviderEvent] = []
         last: datetime | None = None
         for row in rows:
@@ -166,10 +152,8 @@ class MessagePolling:
         return await self._provider.find_event(OpenMessage(row.email_id, message_id, traits))
 
     async def _wait_after(self, error: PollRefused) -> float:
-        """Logs the first refusal of an outage. Returns the seconds until the next round.
-
-        Closes the database session, so that another host can ask in the meantime: its network may be better.
-        """
+        """Logs the first refusal of an outage, and lets another host ask: its network may be better. Returns the
+        seconds to wait."""
         is_first = not self._backoff.failures
         wait = self._backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
         seconds = min(max(wait, error.retry_after or 0.0), MOST_WAIT_SECONDS)
@@ -181,7 +165,7 @@ class MessagePolling:
 
 
 def _up_to(requests: int, rows: list[PolledRow]) -> list[PolledRow]:
-    """The first rows that together need at most `requests` requests. Only a row that `is_open` needs a request."""
+    """The first rows that need at most `requests` requests. Only a row that `is_open` needs one."""
     for at, row in enumerate(rows):
         if row.is_open and not requests:
             return rows[:at]

@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from dispatcher.alerts.contract import NotDelivered
-from dispatcher.domain.alert import Notice
+from dispatcher.domain.alert import NotDelivered, Notice
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.maintenance.alert_checks import AlertChecks
-from dispatcher.maintenance.alert_sender import AlertSender
-from dispatcher.maintenance.alert_state import AlertState
+from dispatcher.monitor.alert_checks import AlertChecks
+from dispatcher.monitor.alert_sender import AlertSender
+from dispatcher.monitor.alert_state import AlertState
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.retention import Retention
 from tests.waiting import until

@@ -21,24 +21,18 @@ DLQ: Final = "dlq"
 
 
 class MinuteSampling:
-    """Writes the figures that the operators' page shows: one sample per minute, which is updated every 10 seconds.
-
-    A service of each monitor. In each interval, the monitor whose round begins first writes the sample.
-    """
+    """Writes the figures that the operators' page shows: one sample per minute, updated every 10 seconds. In each
+    interval, the monitor whose round begins first writes it."""
 
     interval_seconds = SAMPLE_SECONDS
 
     def __init__(self, pool: Pool, settings: Settings, queues: Callable[[], dict[str, FoundQueue] | None]) -> None:
-        """
-        Args:
-            queues: Returns the queues as last read from RabbitMQ; None if RabbitMQ could not be read.
-        """
+        """`queues` returns None if RabbitMQ could not be read."""
         self._pool = pool
         self._names = {settings.queue_of(lane): lane for lane in settings.lanes} | {settings.dlq: DLQ}
         self._queues = queues
 
     async def run_once(self) -> float:
-        """Writes the sample of this minute if it is due. Returns the seconds until the next round."""
         began_at = time.monotonic()
         found = self._queues()
         depths = (
@@ -55,14 +49,13 @@ class MinuteSampling:
 
 
 class HostReporting:
-    """A service of each monitor: records which processes run on its host. So it also checks that PostgreSQL commits."""
+    """Records which processes run on a monitor's host. So it also checks that PostgreSQL commits."""
 
     interval_seconds = SAMPLE_SECONDS
 
     def __init__(
         self, pool: Pool, processes: Callable[[], Sequence[ProcessStatus]], commit: Wait, *, holder: str, host: str
     ) -> None:
-        """`commit` measures how long the monitor has waited until a commit succeeded."""
         self._pool = pool
         self._commit = commit
         self._processes = processes
@@ -70,7 +63,6 @@ class HostReporting:
         self._host = host
 
     async def run_once(self) -> None:
-        """Records which processes run on this host now."""
         async with session(self._pool) as opened:
             self._commit.begin()
             await report_processes(opened, self._holder, self._host, self._processes())

@@ -7,8 +7,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from dispatcher.alerts.wording import payload, subject, text
 from dispatcher.domain.alert import Kind, Notice, Phase
+from dispatcher.monitor.alert_words import payload, subject, text
 
 
 @pytest.mark.parametrize("kind", Kind)

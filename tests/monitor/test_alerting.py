@@ -15,11 +15,11 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.alerts.wording import summary
 from dispatcher.domain.alert import Kind
 from dispatcher.domain.email_id import lowest_id_at
+from dispatcher.monitor.alert_words import summary
 from tests.broker.proxy import Proxy
-from tests.maintenance.hosts import DLQ, UNDECIDED_DAYS, Depth, Host, RecordingChannel, accepts, host
+from tests.monitor.hosts import DLQ, UNDECIDED_DAYS, Depth, Host, RecordingChannel, accepts, host
 from tests.store.pausing import pause, resume
 from tests.waiting import until, until_answer
 

@@ -12,7 +12,7 @@ import pytest
 from psycopg import errors as pg
 from structlog.testing import capture_logs
 
-from dispatcher.maintenance.recipient_summaries import LOCK_NAME, RecipientSummaries
+from dispatcher.monitor.upkeep import RecipientSummaries
 from dispatcher.store.connections import connect_async
 from dispatcher.store.named_locks import named_lock
 
@@ -130,7 +130,10 @@ def test_the_last_pages_of_a_new_partition_have_no_summary_that_an_enqueue_would
 async def test_one_host_at_a_time_checks_the_summaries(recipients: psycopg.Connection, database_url: str) -> None:
     forget_summaries(recipients)
 
-    async with await connect_async(database_url, name="other host") as other, named_lock(other, LOCK_NAME) as is_its:
+    async with (
+        await connect_async(database_url, name="other host") as other,
+        named_lock(other, RecipientSummaries.lock_name) as is_its,
+    ):
         assert is_its
         await RecipientSummaries(database_url).run_once()
 

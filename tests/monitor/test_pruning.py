@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.maintenance.pruning import (
+from dispatcher.monitor.upkeep import (
     BUSY_SECONDS,
     LOCK_WAIT_SECONDS,
     PRUNE_SECONDS,

@@ -30,12 +30,8 @@ class _Entry(NamedTuple):
 
 
 class AlertState:
-    """The notices that each channel has sent. All calls must come from one event loop.
-
-    Attributes:
-        is_alone: Whether PostgreSQL does not answer, so that this monitor sends alerts without an agreement with the
-            other monitors.
-    """
+    """The notices that each channel has sent. All calls must come from one event loop. While PostgreSQL does not
+    answer, `is_alone`: this monitor sends alerts without an agreement with the others."""
 
     def __init__(self, store: AlertStore) -> None:
         self.is_alone = False
@@ -47,10 +43,8 @@ class AlertState:
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> bool:
-        """Reads the shared state. Returns whether this monitor must make the checks and send the alerts.
-
-        Always returns True while PostgreSQL is unreachable.
-        """
+        """Reads the shared state. Returns whether this monitor must make the checks and send the alerts, which is
+        always so while PostgreSQL is unreachable."""
         async with self._lock:
             try:
                 await self._save_all()
@@ -69,26 +63,17 @@ class AlertState:
             return is_ours
 
     def age_seconds(self, kind: Kind, channel: str) -> float | None:
-        """Seconds since a channel last sent a notice about an active alert.
-
-        None if the channel sent no notice, or if its last notice said that the alert is resolved.
-        """
+        """Seconds since a channel last sent a notice about an active alert; None if there is none since it was last
+        resolved."""
         entry = self._sent.get((kind, channel))
         return None if entry is None else entry.age_seconds
 
     def raised_at(self, kind: Kind) -> datetime | None:
-        """When the active alert of this kind was raised, according to the notices that channels have sent about it.
-
-        None if no channel has sent a notice about it.
-        """
+        """When the active alert of this kind was raised, by the notices about it; None if there are none."""
         return min((entry.raised_at for (one, _), entry in self._sent.items() if one is kind), default=None)
 
     async def record(self, kind: Kind, channel: str, raised_at: datetime | None) -> None:
-        """Records that a channel has just sent a notice.
-
-        Args:
-            raised_at: When the alert was raised; None if the notice says that the alert is resolved.
-        """
+        """Records that a channel has just sent a notice. `raised_at` is None if it says that the alert is resolved."""
         entry = None if raised_at is None else _Entry(raised_at, time.monotonic())
         self._set(kind, channel, entry)
         self._unsaved[kind, channel] = entry

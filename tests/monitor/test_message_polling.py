@@ -26,12 +26,12 @@ from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events.intake import EventIntake
 from dispatcher.events.twilio import parse_status
-from dispatcher.maintenance.message_polling import AGES_SECONDS, INTERVAL_SECONDS, MAX_REQUESTS, MessagePolling
-from dispatcher.processes.monitor import _event_sources
+from dispatcher.monitor.message_polling import AGES_SECONDS, INTERVAL_SECONDS, MAX_REQUESTS, MessagePolling
 from dispatcher.providers.contract import Attempt, PollRefused
 from dispatcher.providers.twilio import TwilioProvider, TwilioSettings
 from dispatcher.store.connections import Pool
 from dispatcher.store.leases import LeaseStore
+from dispatcher.supervisor.monitor_process import _event_sources
 from tests.providers.twilio_place import ACCOUNT, TOKEN, TwilioPlace, twilio_place
 from tests.store.books import Books
 from tests.store.results import result

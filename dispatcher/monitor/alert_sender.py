@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import uuid4
 
-from dispatcher.alerts.contract import Channel, NotDelivered
-from dispatcher.domain.alert import Alert, Kind, Notice, Phase, next_phase
+from dispatcher.domain.alert import Alert, Channel, Kind, NotDelivered, Notice, Phase, next_phase
 from dispatcher.domain.backoff import Backoff
-from dispatcher.maintenance.alert_checks import AlertChecks
-from dispatcher.maintenance.alert_state import AlertState
+from dispatcher.monitor.alert_checks import AlertChecks
+from dispatcher.monitor.alert_state import AlertState
 from dispatcher.telemetry.log import get_log
 
 FIRST_WAIT_SECONDS: Final = 1.0
@@ -54,7 +53,7 @@ class AlertSender:
                 pass
 
     async def _send_due(self) -> bool:
-        """Sends all due notices, and returns True. If the channel does not accept a notice, waits and returns False."""
+        """Sends all due notices, and returns True. If the channel does not accept one, waits and returns False."""
         for alert in list(self._checks.alerts.values()):
             age_seconds = self._state.age_seconds(alert.kind, self._channel.name)
             phase = next_phase(

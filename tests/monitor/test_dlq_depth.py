@@ -14,7 +14,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import load
 from dispatcher.dev.servers import Servers
 from dispatcher.errors import BrokerUnavailable, TopologyError
-from dispatcher.maintenance.dlq_depth import Depth, by_management, depth_of_dlq
+from dispatcher.monitor.dlq_depth import Depth, by_management, depth_of_dlq
 from tests.broker.rabbit import Rabbit
 from tests.providers.listeners import listening
 from tests.waiting import until_answer

@@ -28,13 +28,8 @@ Depth = Callable[[], Awaitable[int]]
 
 
 def depth_of_dlq(settings: Settings) -> Depth:
-    """A function that reads the depth of the DLQ: from the management API if it is configured, otherwise by AMQP.
-
-    If the management API is not configured, logs a warning.
-
-    Raises:
-        ConfigurationError: The management API's URL is not usable.
-    """
+    """A function that reads the depth of the DLQ: from the management API if it is configured, otherwise by AMQP, after
+    a warning in the log. Raises ConfigurationError if the API's URL is not usable."""
     if settings.rabbitmq_management_url:
         management = Management(
             settings.rabbitmq_management_url,
@@ -54,11 +49,8 @@ def depth_of_dlq(settings: Settings) -> Depth:
 
 
 def by_management(management: Management, queue: str, *, lag_seconds: float) -> Depth:
-    """A function that reads the number of messages on a queue from the management API.
-
-    Args:
-        lag_seconds: If the figures are missing, the returned function tries once more after this time.
-    """
+    """A function that reads the depth from the management API. If figures are missing, it tries again after
+    `lag_seconds`."""
     # Do not use the loop's default executor. When the process exits, the loop would wait for a call that hangs.
     thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
 

@@ -12,10 +12,9 @@ from typing import Final
 
 import aiosmtplib
 
-from dispatcher.alerts.contract import NotDelivered
-from dispatcher.alerts.wording import subject, text
 from dispatcher.config.values import SmtpServer
-from dispatcher.domain.alert import Notice
+from dispatcher.domain.alert import NotDelivered, Notice
+from dispatcher.monitor.alert_words import subject, text
 from dispatcher.transport.destination import cause_of
 from dispatcher.transport.smtp_connection import default_ehlo_name
 from dispatcher.transport.tls import client_context
@@ -27,7 +26,10 @@ _WHOLE_LINES: Final = SMTP.clone(max_line_length=900)
 
 
 class MailChannel:
-    """An alert channel that emails each notice to all configured recipients."""
+    """Emails each notice to all configured recipients. Succeeds if the server accepts at least one of them.
+
+    Trusts the certificates of `ca_file` instead of the system's. `total_seconds` includes the time to connect.
+    """
 
     name = "email"
 
@@ -40,12 +42,6 @@ class MailChannel:
         ca_file: Path | None = None,
         total_seconds: float = TOTAL_SECONDS,
     ) -> None:
-        """Opens no connection: each `send` opens one.
-
-        Args:
-            ca_file: A PEM file of certificates to trust instead of the system's.
-            total_seconds: The longest time for one notice, including the time to connect.
-        """
         self._server = server
         self._sender = sender
         self._recipients = list(recipients)
@@ -53,7 +49,6 @@ class MailChannel:
         self._total_seconds = total_seconds
 
     async def send(self, notice: Notice) -> str:
-        """See `Channel.send`. Succeeds if the server accepts at least one recipient."""
         try:
             async with asyncio.timeout(self._total_seconds):
                 refused = await self._send(self._message(notice))
@@ -65,7 +60,7 @@ class MailChannel:
         return f"the SMTP server accepted the alert for {taken} of {len(self._recipients)} recipients"
 
     async def _send(self, message: EmailMessage) -> int:
-        """Sends the message. Returns the number of refused recipients. If all are refused, raises an SMTPException."""
+        """Returns the number of refused recipients. If all are refused, raises an SMTPException."""
         server = self._server
         client = aiosmtplib.SMTP(
             hostname=server.host,

@@ -11,7 +11,6 @@ from typing import Final
 
 import uvloop
 
-from dispatcher.alerts.channels import LogChannel, channels_of
 from dispatcher.config import Settings
 from dispatcher.events.intake import EventIntake
 from dispatcher.events.suppression_rules import suppression_rules
@@ -19,15 +18,15 @@ from dispatcher.events.webhook_delivery import WebhookDelivery
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, Task, run_tasks
-from dispatcher.maintenance.alert_checks import AlertChecks
-from dispatcher.maintenance.alert_sender import AlertSender
-from dispatcher.maintenance.alert_state import AlertState
-from dispatcher.maintenance.dlq_depth import depth_of_dlq
-from dispatcher.maintenance.message_polling import MessagePolling
-from dispatcher.maintenance.pruning import OneTimeCodePruning, PruningService
-from dispatcher.maintenance.recipient_summaries import RecipientSummaries
-from dispatcher.maintenance.samples import HostReporting, MinuteSampling
+from dispatcher.monitor.alert_channels import LogChannel, channels_of
+from dispatcher.monitor.alert_checks import AlertChecks
+from dispatcher.monitor.alert_sender import AlertSender
+from dispatcher.monitor.alert_state import AlertState
+from dispatcher.monitor.dlq_depth import depth_of_dlq
+from dispatcher.monitor.message_polling import MessagePolling
 from dispatcher.monitor.pages import pages_of, poll_of_queues
+from dispatcher.monitor.samples import HostReporting, MinuteSampling
+from dispatcher.monitor.upkeep import OneTimeCodePruning, PruningService, RecipientSummaries
 from dispatcher.providers.contract import PollableProvider
 from dispatcher.providers.registry import class_of, open_provider
 from dispatcher.store.alerts import AlertStore
@@ -73,7 +72,7 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     slot = context.process_slot
     slot.mark_up()
     try:
-        maintenance = [
+        upkeep = [
             Periodic(OneTimeCodePruning(pool, retention)),
             Periodic(PruningService(settings.database_url, retention)),
             Periodic(RecipientSummaries(settings.database_url)),
@@ -90,7 +89,7 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             Periodic(HostReporting(pool, processes.statuses, slot.commit, holder=holder, host=settings.host_name)),
         ]
         pages = pages_of(settings, pages_pool, processes, queues)
-        tasks = [*alerting, *maintenance, webhooks, *_event_sources(settings, pool), queues, *reporting, *pages]
+        tasks = [*alerting, *upkeep, webhooks, *_event_sources(settings, pool), queues, *reporting, *pages]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
@@ -100,11 +99,8 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
 
 
 def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
-    """The tasks that fetch providers' events from the configured sources: the queue of SES events, the mailbox of
-    bounces, and providers that must be asked, such as Twilio.
-
-    Imports only the code of these sources, because the import of the bounce parser takes 40 ms.
-    """
+    """The tasks that fetch providers' events. Imports only the code of the configured sources, because the import of
+    the bounce parser takes 40 ms."""
     if settings.ses_events_queue_url:
         from dispatcher.events.sqs import QueuePolling
 

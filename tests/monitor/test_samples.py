@@ -10,12 +10,12 @@ from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings, load
 from dispatcher.errors import StoreUnavailable
 from dispatcher.host.process_table import ProcessTable
-from dispatcher.maintenance.samples import SAMPLE_SECONDS, HostReporting, MinuteSampling
+from dispatcher.monitor.samples import SAMPLE_SECONDS, HostReporting, MinuteSampling
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.retention import Retention
 from dispatcher.store.samples import QueueDepth, list_samples
-from tests.maintenance.hosts import Depth, RecordingChannel, host
+from tests.monitor.hosts import Depth, RecordingChannel, host
 from tests.store.books import Books
 from tests.store.test_outgoing_events import disk_full
 

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from dispatcher.alerts.contract import NotDelivered
-from dispatcher.alerts.webhook import WebhookChannel
-from dispatcher.domain.alert import Notice
+from dispatcher.domain.alert import NotDelivered, Notice
 from dispatcher.errors import ConfigurationError
+from dispatcher.monitor.alert_channels import WebhookChannel
 from dispatcher.transport.destination import MAX_ADDRESSES
 from dispatcher.transport.signed_post import MAX_HEAD_OCTETS, MAX_INFORMATIONAL
-from tests.alerts.receiver import SECRET, Receiver, receiving_raw
+from tests.monitor.receiver import SECRET, Receiver, receiving_raw
 from tests.waiting import DEADLINE_SECONDS, Overtime, until
 
 

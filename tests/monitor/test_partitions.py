@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.maintenance.partitions import LOCK_NAME, Partitions
+from dispatcher.monitor.upkeep import Partitions
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.named_locks import named_lock
 
@@ -35,7 +35,7 @@ async def test_one_relay_at_a_time_creates_the_missing_partitions(
     with capture_logs() as logs:
         async with (
             await connect_async(database_url, name="other relay") as other,
-            named_lock(other, LOCK_NAME) as is_its,
+            named_lock(other, Partitions.lock_name) as is_its,
         ):
             assert is_its
             await Partitions(pool).run_once()

@@ -18,7 +18,7 @@ from dispatcher.events.settlement import ProvenEmails
 from dispatcher.host.lifecycle import set_on_signals, stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, run_tasks
-from dispatcher.maintenance.partitions import Partitions
+from dispatcher.monitor.upkeep import Partitions
 from dispatcher.recovery.ledgers import LedgerRecovery
 from dispatcher.recovery.lost_commits import LostCommits
 from dispatcher.recovery.lost_host import LostHosts
@@ -49,12 +49,7 @@ def run_relay(settings: Settings, context: ChildContext) -> int:
 def leader_services(
     settings: Settings, publisher: Publisher, workers_here: Callable[[], Collection[str] | None]
 ) -> Callable[[Outbox], LeaderServices]:
-    """Returns a function that creates the leading relay's services.
-
-    Args:
-        publisher: Reports how many messages are on the send queues.
-        workers_here: Returns the workers whose leases this host's relay settles by their ledgers; None while unknown.
-    """
+    """Returns a function that creates the leading relay's services."""
     return lambda outbox: LeaderServices(
         by_time=(
             LostCommits(outbox),

@@ -13,15 +13,15 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from dispatcher.alerts.wording import instant
 from dispatcher.domain.alert import Alert, Kind
 from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.values import dataclass
 from dispatcher.domain.waiting import describe_problem, explain_wait
 from dispatcher.errors import DispatcherError
-from dispatcher.maintenance.alert_state import AlertState
-from dispatcher.maintenance.dlq_depth import Depth
+from dispatcher.monitor.alert_state import AlertState
+from dispatcher.monitor.alert_words import instant
+from dispatcher.monitor.dlq_depth import Depth
 from dispatcher.store.activity import MISSED_REPORTS
 from dispatcher.store.alerts import AlertStore, TableFindings
 from dispatcher.telemetry.log import get_log
@@ -36,12 +36,8 @@ _OF_DEAD_LETTERS: Final = frozenset({Kind.DEAD_LETTERS, Kind.DEAD_LETTERS_UNPUBL
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The state of one kind of alert.
-
-    Attributes:
-        is_firing: Whether the alert is active. None if this is unknown, because the condition already existed at the
-            first check, and may have begun long before.
-    """
+    """The state of one kind of alert. `is_firing` is None if the condition already existed at the first check: it may
+    have begun long before."""
 
     is_firing: bool | None
     count: int | None = None
@@ -52,9 +48,8 @@ class _State:
 class AlertChecks:
     """Raises and resolves alerts. A service of each monitor, but only one monitor at a time makes the checks.
 
-    Attributes:
-        alerts: The result of the last check: one alert, active or resolved, for each kind whose state is known. Empty
-            while another monitor makes the checks.
+    `alerts` is the result of the last check: one alert, active or resolved, for each kind whose state is known. Empty
+    while another monitor makes the checks.
     """
 
     def __init__(
@@ -70,13 +65,8 @@ class AlertChecks:
         reminder_seconds: float = math.inf,
         providers: Collection[str] = (),
     ) -> None:
-        """
-        Args:
-            after_seconds: An alert is raised if no email is sent, a provider is unusable or a host is silent for longer
-                than this.
-            reminder_seconds: An alert is raised if a pause without an end is in force for longer than this.
-            providers: The configured providers.
-        """
+        """`after_seconds` without a sent email, a usable provider or a host's report raise an alert; so does a pause
+        without an end after `reminder_seconds`."""
         self.alerts: dict[Kind, Alert] = {}
         self.interval_seconds = interval_seconds
         self._queue = queue
@@ -150,7 +140,7 @@ class AlertChecks:
         return states | self._timed_states(tables)
 
     async def _publish(self, probe: _State) -> None:
-        """Stores the result of the check, for the operators' page: the DLQ's depth or the error, and active alerts."""
+        """Stores the result of the check, for the operators' page."""
         active = [alert for alert in self.alerts.values() if alert.is_firing]
         if not self._alert_state.is_alone:
             with suppress(DispatcherError):
@@ -161,11 +151,8 @@ class AlertChecks:
         return pause.until is None and age_seconds >= self._reminder_seconds
 
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
-        """The states of the alerts that are raised only if a condition has lasted for some time.
-
-        The time for `NOTHING_SENT` starts again whenever a provider accepts an email. The time for `HOST_VANISHED`
-        starts again whenever the host reports.
-        """
+        """The states of the alerts for a condition that lasts. For `NOTHING_SENT`, the time starts again whenever a
+        provider accepts an email; for `HOST_VANISHED`, whenever the host reports."""
         paused = {pause.name for pause in tables.pauses if pause.scope is PauseScope.PROVIDER}
         can_send = not self._providers or not paused.issuperset(self._providers)
         idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due and can_send else []
@@ -226,41 +213,29 @@ class AlertChecks:
 
 
 class StateDurations:
-    """Measures how long the states that the checks find have lasted, such as "provider ses is unusable".
-
-    A state begins with the first check that finds it, and ends with the first check that does not.
-    """
+    """Measures how long the states that the checks find have lasted, such as "provider ses is unusable": from the first
+    check that finds it to the first that does not. `has_lasted` means at least `seconds`."""
 
     def __init__(self, seconds: float) -> None:
-        """
-        Args:
-            seconds: How long a state must last until `has_lasted` returns True.
-        """
         self._seconds = seconds
         self._began_at: float | None = None
         self._since: dict[Hashable, float] = {}
 
     def record(self, states: Collection[Hashable]) -> None:
-        """Records the states that a check found."""
         now = time.monotonic()
         if self._began_at is None:
             self._began_at = now
         self._since = {state: self._since.get(state, now) for state in states}
 
     def clear(self) -> None:
-        """Deletes all states.
-
-        Call this when a check could not be made, or another monitor made it: a state may have ended and begun again in
-        the meantime.
-        """
+        """Deletes all states, because a check was not made here: a state may have ended and begun again in the
+        meantime."""
         self._began_at = None
         self._since = {}
 
     def has_lasted(self, states: Collection[Hashable]) -> bool | None:
-        """Whether at least one of these states has lasted long enough.
-
-        None if that is unknown, because the oldest of these states already existed at the first check.
-        """
+        """Whether at least one of these states has lasted long enough. None if that is unknown, because the oldest of
+        these states already existed at the first check."""
         since = [self._since[state] for state in states if state in self._since]
         if since and time.monotonic() - min(since) >= self._seconds:
             return True
