@@ -57,7 +57,9 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
     # These packages come with the extra `api`. The base install works without this extra.
-    ({"api"}, {"fastapi", "starlette", "uvicorn"}),
+    ({"api"}, {"starlette", "uvicorn"}),
+    # Only an example uses it.
+    (set(), {"fastapi"}),
     ({"telemetry", "monitor"}, {"prometheus_client"}),
     ({"host", "transport"}, {"h11"}),
     # These packages come with the extra `oidc`.

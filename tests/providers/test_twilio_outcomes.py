@@ -19,8 +19,7 @@ from dispatcher.domain.echo import without_echo
 from dispatcher.domain.outcome import Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.twilio import TwilioSettings
-from dispatcher.providers.twilio.request import form_of
+from dispatcher.providers.twilio import TwilioSettings, form_of
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, SOON_SECONDS, send
 from tests.providers.outcome_table import (
