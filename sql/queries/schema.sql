@@ -190,10 +190,28 @@ select
     );
 
 -- name: list_migrations
--- The applied migrations, oldest first.
+-- The applied migrations, oldest first; without the mark of replace_old_record.
 select number, name, checksum
 from dispatcher.dispatcher_migration
+where number > 0
 order by number;
+
+-- name: replace_old_record
+-- Removes what a database of commit bb5680df has beside the baseline: functions for programs before it, and the record of
+-- its migrations. A program of that commit that starts afterwards refuses the number 0, which it does not know; without
+-- this mark, it would take the baseline for an edited file. No rows.
+drop function if exists
+    dispatcher.dead_emails(text, text, text, text, text, double precision, double precision, uuid[], boolean),
+    dispatcher.find_dead_emails(text, text, text, text, text, double precision, double precision, uuid[], boolean),
+    dispatcher.find_dead_emails(
+        text, text, text, text, text, double precision, double precision, uuid[], boolean, text
+    ),
+    dispatcher.email_partition_prune(text, timestamptz);
+comment on column dispatcher.host_presence.processes is
+    'The processes of the host''s `dispatcher run`, as its monitor last reported them. Null: not reported yet.';
+delete from dispatcher.dispatcher_migration;
+insert into dispatcher.dispatcher_migration (number, name, checksum)
+values (0, 'one_baseline', '');
 
 -- name: record_migration
 -- Records that a migration was applied, in the transaction that applied it. No rows.
