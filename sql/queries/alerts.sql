@@ -140,10 +140,7 @@ with paused as (
         and (until_at is null or until_at > clock_timestamp())
 )
 select
-    accepted.hour,
-    accepted.emails,
-    waiting.emails,
-    waiting.email_id
+    accepted.hour, accepted.emails, waiting.emails, waiting.email_id
 from (
     select max(hour) as hour, sum(email_count) as emails
     from dispatcher.email_hourly
