@@ -84,14 +84,11 @@ begin
         as $$
         begin
             return array(
-                select pg_catalog.substring(
-                    pg_catalog.sha256(
-                        d.address_key_outer operator(pg_catalog.||) pg_catalog.sha256(
-                            d.address_key_inner operator(pg_catalog.||) pg_catalog.convert_to(a.address, 'UTF8')
-                        )
-                    ),
-                    1, 6
-                )
+                select pg_catalog.substring(pg_catalog.sha256(
+                    d.address_key_outer operator(pg_catalog.||) pg_catalog.sha256(
+                        d.address_key_inner operator(pg_catalog.||) pg_catalog.convert_to(a.address, 'UTF8')
+                    )
+                ), 1, 6)
                 from %I.dispatcher_database as d
                 cross join pg_catalog.unnest(addresses) as a (address)
             );
@@ -346,9 +343,7 @@ begin
         and k.created_at > clock_timestamp() - interval '1 day'
         and not exists (
             select from email_log as e
-            where e.email_id = k.email_id
-                and e.tenant_id = k.tenant_id
-                and e.message_key = k.message_key
+            where e.email_id = k.email_id and e.tenant_id = k.tenant_id and e.message_key = k.message_key
         );
     return query
     select k.tenant_id, k.message_key, k.email_id, case when k.payload_hash = asked.payload_hash then asked.payload_hash end
@@ -649,9 +644,7 @@ begin
             name := parent || to_char(week, '"_p"YYYYMMDD');
             if to_regclass(quote_ident(name)) is null then
                 perform email_partition_make(
-                    parent,
-                    name,
-                    email_id_lowest_at(week at time zone 'UTC'),
+                    parent, name, email_id_lowest_at(week at time zone 'UTC'),
                     email_id_lowest_at((week + interval '1 week') at time zone 'UTC')
                 );
                 return next name;
@@ -677,9 +670,7 @@ create function email_partitions_ended(parent text, before_at timestamptz)
 returns table (partition text, from_id uuid, until_id uuid)
 language sql stable set search_path from current as $$
     select
-        name,
-        email_id_lowest_at(week at time zone 'UTC'),
-        email_id_lowest_at((week + interval '1 week') at time zone 'UTC')
+        name, email_id_lowest_at(week at time zone 'UTC'), email_id_lowest_at((week + interval '1 week') at time zone 'UTC')
     from (
         select c.relname::text as name, to_date(substring(c.relname from '_p(\d{8})$'), 'YYYYMMDD')::timestamp as week
         from pg_inherits as i
@@ -698,21 +689,17 @@ $$;
 -- its week. Two questions, because each can use the index of unfinished emails.
 create function email_log_must_stay(from_id uuid, until_id uuid, undecided_since timestamptz) returns boolean
 language sql stable set search_path from current as $$
-    select
-        exists (
-            select from email_log
-            where email_id >= from_id
-                and email_id < until_id
-                and status in ('pending', 'sending', 'waiting')
-        )
-        or exists (
-            select from email_log
-            where email_id >= from_id
-                and email_id < until_id
-                and status in ('failed', 'held')
-                and dead_letter_discarded_at is null
-                and greatest(created_at, due_since) >= undecided_since
-        )
+    select exists (
+        select from email_log
+        where email_id >= from_id and email_id < until_id
+            and status in ('pending', 'sending', 'waiting')
+    ) or exists (
+        select from email_log
+        where email_id >= from_id and email_id < until_id
+            and status in ('failed', 'held')
+            and dead_letter_discarded_at is null
+            and greatest(created_at, due_since) >= undecided_since
+    )
 $$;
 
 -- Whether an email of a range of ids was enqueued since an instant: by this database's clock, because a producer whose clock
@@ -862,11 +849,7 @@ begin
     return query
     delete from operator_audit
     where audit_id in (
-        select audit_id
-        from operator_audit
-        where acted_at < before_at
-        order by acted_at
-        limit at_most
+        select audit_id from operator_audit where acted_at < before_at order by acted_at limit at_most
     )
     returning audit_id;
     perform set_config('dispatcher.prune_audit', 'off', true);
@@ -1189,10 +1172,7 @@ language sql stable security definer set search_path from current as $$
     (
         select l.pid
         from named_lock as l
-        join pg_locks as h
-            on h.pid = l.pid
-            and h.classid = l.pid::oid
-            and h.objid = l.key::oid
+        join pg_locks as h on h.pid = l.pid and h.classid = l.pid::oid and h.objid = l.key::oid
         where l.name = lock_name
             and h.locktype = 'advisory'
             and h.database = (select oid from pg_database where datname = current_database())
