@@ -60,12 +60,7 @@ class Certificates:
     def __init__(
         self, fetch: Fetch, clock: Callable[[], float], source: Source | None, retry_seconds: float = RETRY_SECONDS
     ) -> None:
-        """
-        Args:
-            clock: Returns the current Unix time.
-            source: Where proven certificates are stored; None to store none.
-            retry_seconds: The shortest time between two fetches of one certificate.
-        """
+        """`source`: where proven certificates are stored; None to store none."""
         self._fetch = fetch
         self._clock = clock
         self._source = source
@@ -77,7 +72,7 @@ class Certificates:
         self._waiting = 0
 
     async def load(self) -> None:
-        """Reads the proven certificates from the database. Raises StoreUnavailable."""
+        """Reads the proven certificates from the database."""
         if self._source is not None:
             for url, pem in await list_sns_certificates(self._source, MAX_CERTIFICATES):
                 with suppress(EventsRefused, SourceUnavailable):  # of a damaged row: the certificate is fetched again

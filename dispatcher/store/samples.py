@@ -100,8 +100,8 @@ async def list_samples(source: Source, minutes: int) -> list[MinuteSample]:
     """The samples of the last `minutes` minutes, oldest first."""
     rows = await fetch(source, "list_samples", {"minutes": minutes})
     return [
-        MinuteSample(*row[:6], row[6] and {name: QueueDepth(**depth) for name, depth in row[6].items()}, row[7])
-        for row in rows
+        MinuteSample(*[*figures, queues and {name: QueueDepth(**depth) for name, depth in queues.items()}, attempts])
+        for *figures, queues, attempts in rows
     ]
 
 
