@@ -1,8 +1,6 @@
 """Applies the numbered files of `sql/migrations/`. Migrations only go forward and, once released, are never edited.
 
-Migrations name tables and functions without a schema; `migrate` sets the search_path to our schema. Sessions that call
-a function later have a different search_path. So a function that reads tables either stores our search_path (`set
-search_path from current`), or has a body that PostgreSQL parses when it creates the function (`begin atomic`).
+The heading of `0001_baseline.sql` says how a migration names tables and functions.
 """
 
 from __future__ import annotations
