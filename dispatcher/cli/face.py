@@ -34,9 +34,12 @@ def group(subject: ModuleType) -> click.Group:
 
 def command(action: type[Action[Any]]) -> click.Command:
     """The command of an action: fields in the path are arguments, the others options."""
-    arguments = [each for name in action.path_names() for each in [action.fields[name]]]
+    arguments = [action.fields[name] for name in action.argument_names()]
     parameters: list[click.Parameter] = [
-        click.Argument([each.name], metavar=each.kind.metavar, required=each.is_required) for each in arguments
+        click.Argument([each.name], metavar=f"{each.kind.metavar}...", required=each.is_required, nargs=-1)
+        if each.kind.is_list
+        else click.Argument([each.name], metavar=each.kind.metavar, required=each.is_required)
+        for each in arguments
     ]
     parameters += [option(action, each) for each in action.fields.values() if each not in arguments]
     if issubclass(action, Change):
@@ -93,9 +96,10 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
 
 def read_options(action: type[A], given: Mapping[str, Any]) -> A:
     """The action that the options say; a usage error with all mistakes of the command line."""
-    given = {name: text for name, text in given.items() if text not in (None, False)}
+    lists = {name: list(items) for name, items in given.items() if isinstance(items, tuple) and items}
+    texts = {name: text for name, text in given.items() if text not in (None, False, ()) and name not in lists}
     with in_words(action):
-        return read(action, {}, {name: "true" if text is True else text for name, text in given.items()})
+        return read(action, lists, {name: "true" if text is True else text for name, text in texts.items()})
 
 
 @contextmanager
@@ -125,7 +129,7 @@ def words_of(action: type[Action[Any]], mistake: Mistake) -> str:
             rule = re.sub(rf"\b{name}\b", each.flag, rule)
         return f"The command line {rule}."
     name = mistake.field
-    shown = action.fields[name].kind.metavar if name in action.path_names() else action.fields[name].flag
+    shown = action.fields[name].kind.metavar if name in action.argument_names() else action.fields[name].flag
     place = f" (item {int(mistake.path) + 1})" if mistake.path.isdigit() else ""
     return f"Invalid value for '{shown}'{place}: it {mistake.rule}."
 
