@@ -28,11 +28,10 @@ FLOORS: Final = (
     {"transport"},  # how an email leaves a process
     {"telemetry"},
     {"host"},  # what the processes of one host share
-    {"store", "broker", "providers", "alerts"},  # these do not import each other
+    {"store", "broker", "providers"},  # these do not import each other
     {"routing", "events"},
-    {"worker", "relay", "recovery", "maintenance", "producers"},
+    {"worker", "relay", "recovery", "producers"},
     {"monitor"},
-    {"processes"},
     {FACADE},  # what an application imports
     {"supervisor", "ops"},
     {"actions"},
@@ -49,7 +48,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"providers"}, {"sendgrid", "python_http_client"}),
     ({"providers", "events"}, {"boto3", "botocore"}),
     ({"events"}, {"cryptography"}),
-    ({"alerts"}, {"aiosmtplib"}),
+    ({"monitor"}, {"aiosmtplib"}),
     ({"client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
     ({"transport"}, {"aiohappyeyeballs"}),
     # Only tests use it, to verify our signatures.
@@ -57,6 +56,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     # The broker contains the client of the management API; dev downloads private servers and waits for them.
     ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
+    ({"api", "client"}, {"msgspec"}),
     # These packages come with the extra `api`. The base install works without this extra.
     ({"api"}, {"starlette", "uvicorn"}),
     # Only an example uses it.

@@ -71,7 +71,7 @@ def make_app(
         events: None if no provider posts events.
         ops: The operators' page; None if it is off.
     """
-    actions = ActionEndpoints(access, operators.bodies, operators.sessions)
+    actions = ActionEndpoints(access, operators.bodies, operators.sessions, webhooks.settings)
     pauses = PauseEndpoints(access, operators.bodies, operators.sessions)
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
     enqueues: list[tuple[str, str, Endpoint, Operation]] = [
