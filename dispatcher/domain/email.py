@@ -25,6 +25,7 @@ class Email(Message):
 
     __slots__ = ()
     channel: ClassVar[str] = EMAIL_CHANNEL
+    already_read: ClassVar[tuple[str, ...]] = ("headers",)
 
     def __init__(
         self,
@@ -62,7 +63,9 @@ class Email(Message):
         Raises:
             InvalidEmail: An argument is invalid. The error contains the first such argument's name.
         """
-        self._keep(locals(), headers=rules.headers(headers, allowed_headers))
+        given = locals()
+        given["headers"] = rules.headers(headers, allowed_headers)
+        self._keep(given)
         if (recipients := len(self.to) + len(self.cc) + len(self.bcc)) == 0:
             raise InvalidEmail("to", "has no recipient; give at least one in to, cc or bcc")
         if recipients > rules.MAX_RECIPIENTS:

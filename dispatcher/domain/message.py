@@ -82,7 +82,7 @@ _TEMPLATE: Final = Kind(rules.template, text_schema(100, 1, pattern="^[A-Za-z0-9
 _TEMPLATE_DATA: Final = Kind(checked_data, {"type": "object"}, encode=dict)
 _HEADER: Final = text_schema(rules.MAX_LINE_CHARACTERS)
 _HEADERS: Final = Kind(
-    lambda _, value: rules.headers(value, ()),  # `Email` itself reads them, because it knows which are allowed
+    lambda _, value: rules.headers(value, ()),  # `Email` reads them itself, because it knows which are allowed
     {"type": "object", "maxProperties": rules.MAX_HEADERS, "additionalProperties": _HEADER},
     encode=dict,
 )
@@ -143,10 +143,14 @@ class Message:
 
     channel: ClassVar[str]
     """The kind of the message: `email`, `sms`, or the name that a package gave to its own channel."""
+    already_read: ClassVar[tuple[str, ...]] = ()
+    """The arguments that the constructor itself reads, before it calls `_keep`."""
     by_json_name: ClassVar[Mapping[str, Stated]]
     """The fields that this class accepts, by their names in JSON."""
     required: ClassVar[Mapping[str, str]]
     """The arguments without defaults, and their names in JSON."""
+    _accepted: ClassVar[tuple[tuple[str, Any, Any, Any], ...]]
+    _absent: ClassVar[tuple[tuple[Any, Any], ...]]
 
     message_key: str = stated_as(
         _KEY,
@@ -224,18 +228,23 @@ class Message:
 
     def __init_subclass__(cls) -> None:
         code, optional = cls.__init__.__code__, cls.__init__.__kwdefaults__ or {}
-        accepted = code.co_varnames[1 : 1 + code.co_kwonlyargcount]
-        cls.by_json_name = {each.json: each for each in FIELDS if each.name in accepted}
-        cls.required = {each.name: json for json, each in cls.by_json_name.items() if each.name not in optional}
+        arguments = code.co_varnames[1 : 1 + code.co_kwonlyargcount]
+        accepted = [each for each in FIELDS if each.name in arguments]
+        cls.by_json_name = {each.json: each for each in accepted}
+        cls.required = {each.name: each.json for each in accepted if each.name not in optional}
+        cls._accepted = tuple(
+            (each.name, each.default, None if each.name in cls.already_read else each.kind.read, each.put)
+            for each in accepted
+        )
+        cls._absent = tuple((each.put, each.default) for each in FIELDS if each not in accepted)
 
-    def _keep(self, given: Mapping[str, Any], **read: Any) -> None:
-        """Sets all fields: those of `read` as they are, the others as their kinds read them."""
-        for name, default, reader, put in _STEPS:
-            if name in read:
-                put(self, read[name])
-            else:
-                value = given.get(name, default)
-                put(self, value if value is default else reader(name, value))
+    def _keep(self, given: Mapping[str, Any]) -> None:
+        """Sets all fields, as their kinds read the arguments of the constructor."""
+        for name, default, reader, put in self._accepted:
+            value = given[name]
+            put(self, value if value is default or reader is None else reader(name, value))
+        for put, default in self._absent:
+            put(self, default)
         if ERASE_TAG in self.tags:
             object.__setattr__(self, "erase_after_sending", True)
         if self.send_at is not None and self.expires_at is not None and self.expires_at <= self.send_at:
@@ -296,12 +305,8 @@ class Message:
             schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
             properties[name] = {**schema, "description": each.about}
         properties |= instead
-        return {
-            "type": "object",
-            "additionalProperties": False,
-            "required": list(required),
-            "properties": properties,
-        }
+        fixed = {"type": "object", "additionalProperties": False}
+        return {**fixed, "required": list(required), "properties": properties}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -325,7 +330,6 @@ FIELDS: Final[tuple[Stated, ...]] = tuple(
     for each in fields(Message)
 )
 """All fields of messages."""
-_STEPS: Final = tuple((each.name, each.default, each.kind.read, each.put) for each in FIELDS)
 
 
 class TextMessage(Message):
@@ -336,6 +340,7 @@ class TextMessage(Message):
     """
 
     __slots__ = ()
+    already_read: ClassVar[tuple[str, ...]] = ("to", "sender", "text")
     text: str
     max_characters: ClassVar[int] = 1600
 
@@ -357,12 +362,11 @@ class TextMessage(Message):
         lane: str | None = None,
     ) -> None:
         """Raises InvalidEmail with the name of the first invalid argument."""
-        self._keep(
-            locals(),
-            to=(self.checked_recipient(rules.string("to", to)),),
-            sender=self.checked_sender(rules.string("sender", sender)) if sender else "",
-            text=self.checked_text(rules.string("text", text)),
-        )
+        given = locals()
+        given["to"] = (self.checked_recipient(rules.string("to", to)),)
+        given["sender"] = self.checked_sender(rules.string("sender", sender)) if sender else ""
+        given["text"] = self.checked_text(rules.string("text", text))
+        self._keep(given)
 
     @classmethod
     def checked_recipient(cls, value: str) -> str:
