@@ -33,7 +33,9 @@ FLOORS: Final = (
     {"worker", "relay", "recovery", "producers"},
     {"monitor"},
     {FACADE},  # what an application imports
-    {"supervisor", "client", "ops"},
+    {"supervisor", "ops"},
+    {"actions"},
+    {"client"},
     {"api"},
     {"dev"},
     {"cli"},
@@ -54,8 +56,11 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     # The broker contains the client of the management API; dev downloads private servers and waits for them.
     ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
+    ({"api", "client"}, {"msgspec"}),
     # These packages come with the extra `api`. The base install works without this extra.
-    ({"api"}, {"fastapi", "starlette", "uvicorn"}),
+    ({"api"}, {"starlette", "uvicorn"}),
+    # Only an example uses it.
+    (set(), {"fastapi"}),
     ({"telemetry", "monitor"}, {"prometheus_client"}),
     ({"host", "transport"}, {"h11"}),
     # These packages come with the extra `oidc`.

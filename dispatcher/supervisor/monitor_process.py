@@ -12,8 +12,7 @@ from typing import Final
 import uvloop
 
 from dispatcher.config import Settings
-from dispatcher.events.intake import EventIntake
-from dispatcher.events.suppression_rules import suppression_rules
+from dispatcher.events.intake import EventIntake, suppression_rules
 from dispatcher.events.webhook_delivery import WebhookDelivery
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext

@@ -14,7 +14,7 @@ import uvloop
 from dispatcher.broker.publisher import WINDOW, Publisher
 from dispatcher.config import Settings
 from dispatcher.errors import StoreUnavailable
-from dispatcher.events.settlement import ProvenEmails
+from dispatcher.events.intake import ProvenEmails
 from dispatcher.host.lifecycle import set_on_signals, stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, run_tasks

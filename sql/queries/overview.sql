@@ -127,19 +127,8 @@ from (
 -- name: count_paused
 -- How many of the first `limit` pending emails are stopped by a pause of everything, of a lane or of a tenant; and how
 -- many emails were read.
-select
-    count(*) filter (
-        where exists (
-            select from dispatcher.pause as p
-            where (p.until_at is null or p.until_at > clock_timestamp())
-                and (
-                    p.scope = 'all'
-                    or (p.scope = 'lane' and p.name = e.lane)
-                    or (p.scope = 'tenant' and p.name = e.tenant_id)
-                )
-        )
-    ),
-    count(*)
+with {paused}
+select count(*) filter (where {is_paused}), count(*)
 from (
     select lane, tenant_id
     from dispatcher.email_log
@@ -153,8 +142,10 @@ from (
 -- `limit` emails that were enqueued before the oldest pending email. The second group is needed because, during a
 -- backlog, the newest emails are not sent yet.
 select
-    count(*),
-    percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - since))
+    count(*) as emails,
+    percentile_cont(0.5) within group (order by extract(epoch from sent_at - since)) as p50_seconds,
+    percentile_cont(0.95) within group (order by extract(epoch from sent_at - since)) as p95_seconds,
+    percentile_cont(0.99) within group (order by extract(epoch from sent_at - since)) as p99_seconds
 from (
     select sent_at, coalesce(due_since, created_at) as since
     from (
@@ -185,7 +176,8 @@ from (
         and isfinite(coalesce(due_since, created_at))
     order by sent_at desc
     limit 1000
-) as newest;
+) as newest
+having count(*) > 0;
 
 -- name: sum_attempts
 -- Attempts by hour or day (`unit`, in UTC), provider and outcome, for the last `seconds`, oldest first. The first

@@ -10,7 +10,7 @@ from dispatcher.email_log
 where status <> 'sent'
 group by status;
 
--- name: count_for_monitor
+-- name: count_monitored
 -- As count_unfinished, without `cancelled`, and fast even if millions of emails wait. If more than 100,000 emails wait,
 -- their number is an estimate from the last vacuum of their index.
 select status, count(*)
@@ -48,18 +48,30 @@ select coalesce(sum(email_count), 0)::bigint
 from dispatcher.email_hourly
 where outcome = 'accepted';
 
+-- part: paused
+paused as (
+    select scope, name
+    from dispatcher.pause
+    where scope <> 'provider'
+        and (until_at is null or until_at > clock_timestamp())
+)
+
+-- part: is_paused
+-- Whether a pause of everything, of its lane or of its tenant stops the email e. Needs paused.
+exists (
+    select from paused as p
+    where p.scope = 'all'
+        or (p.scope = 'lane' and p.name = e.lane)
+        or (p.scope = 'tenant' and p.name = e.tenant_id)
+)
+
 -- name: find_oldest_pending
 -- The longest time that a pending email has waited since it could first be sent, and the longest time that an email has
 -- been due, both in seconds. Emails that are stopped by a pause of everything, of a lane or of a tenant do not count.
 -- Null if no email is pending or due, or if the first `limit` emails are paused. The pending email with the lowest id
 -- has not always waited longest: it may be a scheduled email that has just become pending. So the first emails by id
 -- are compared. overview.sql explains `between`.
-with paused as (
-    select scope, name
-    from dispatcher.pause
-    where scope <> 'provider'
-        and (until_at is null or until_at > clock_timestamp())
-)
+with {paused}
 select
     (
         select extract(epoch from clock_timestamp() - min(coalesce(first.due_since, first.created_at)))::double precision
@@ -72,12 +84,7 @@ select
                 order by status, email_id
                 limit %(limit)s
             ) as e
-            where not exists (
-                select from paused as p
-                where p.scope = 'all'
-                    or (p.scope = 'lane' and p.name = e.lane)
-                    or (p.scope = 'tenant' and p.name = e.tenant_id)
-            )
+            where not {is_paused}
                 and isfinite(coalesce(e.due_since, e.created_at))
             limit 10000
         ) as first
@@ -92,12 +99,7 @@ select
             order by publish_due_at
             limit %(limit)s
         ) as e
-        where not exists (
-            select from paused as p
-            where p.scope = 'all'
-                or (p.scope = 'lane' and p.name = e.lane)
-                or (p.scope = 'tenant' and p.name = e.tenant_id)
-        )
+        where not {is_paused}
         limit 1
     );
 
@@ -142,10 +144,12 @@ order by worker;
 
 -- name: measure_latency
 -- The latency of the newest sent emails: their number, and the 50th, 95th and 99th percentile in seconds. The latency
--- is the time from when an email could first be sent until a provider accepted it.
+-- is the time from when an email could first be sent until a provider accepted it. Zero rows: no email was sent.
 select
-    count(*),
-    percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - created_at))
+    count(*) as emails,
+    percentile_cont(0.5) within group (order by extract(epoch from sent_at - created_at)) as p50_seconds,
+    percentile_cont(0.95) within group (order by extract(epoch from sent_at - created_at)) as p95_seconds,
+    percentile_cont(0.99) within group (order by extract(epoch from sent_at - created_at)) as p99_seconds
 from (
     select sent_at, coalesce(due_since, created_at) as created_at
     from dispatcher.email_log
@@ -155,4 +159,5 @@ from (
         and email_id > dispatcher.email_id_lowest_at(statement_timestamp() - interval '10 minutes')
     order by email_id desc
     limit 1000
-) as newest;
+) as newest
+having count(*) > 0;

@@ -1,12 +1,14 @@
+-- part: suppressed_hashes
+-- A tenant, the first eight bytes of each hash, in ascending order and joined; whether at least one entry is a domain; and
+-- the oldest transaction that is still running, from which read_changed_suppressions continues.
+s.tenant_id,
+coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),
+coalesce(bool_or(s.is_domain), false),
+pg_snapshot_xmin(pg_current_snapshot())::text
+
 -- name: read_suppressions
--- All entries that have not expired; a row per tenant. Returns the first eight bytes of each hash, in ascending order
--- and joined; whether at least one entry is a domain; and the oldest transaction that is still running, from which
--- read_changed_suppressions continues. If there are no entries, returns one row without a tenant.
-select
-    s.tenant_id,
-    coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),
-    coalesce(bool_or(s.is_domain), false),
-    pg_snapshot_xmin(pg_current_snapshot())::text
+-- All entries that have not expired; a row per tenant. If there are no entries, returns one row without a tenant.
+select {suppressed_hashes}
 from (values (true)) as always
 left join dispatcher.suppression as s on s.expires_at is null or s.expires_at > now()
 group by s.tenant_id;
@@ -16,16 +18,19 @@ group by s.tenant_id;
 -- can contain entries that were read before. If the database was restored from a dump, entries may contain ids of
 -- transactions that this server has not reached yet. Such entries are left out, because read_suppressions has read
 -- them.
-select
-    s.tenant_id,
-    coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),
-    coalesce(bool_or(s.is_domain), false),
-    pg_snapshot_xmin(pg_current_snapshot())::text
+select {suppressed_hashes}
 from (values (true)) as always
 left join dispatcher.suppression as s
     on s.changed_in >= %(since)s::text::xid8
     and s.changed_in < pg_snapshot_xmax(pg_current_snapshot())
 group by s.tenant_id;
+
+-- part: new_suppression
+-- What replaces an old entry: every column of the new one. Columns that the statement does not set are null.
+(masked, reason, source_email_id, source_event_key, note, created_at, expires_at, changed_in) = (
+    excluded.masked, excluded.reason, excluded.source_email_id, excluded.source_event_key, excluded.note,
+    excluded.created_at, excluded.expires_at, excluded.changed_in
+)
 
 -- name: find_suppressed
 -- The given recipients that are suppressed for their email's tenant, and the reason. Leaves out emails with
@@ -68,15 +73,7 @@ written as (
     from input
     order by address_hash
     on conflict (tenant_id, address_hash) do update
-    set
-        masked = excluded.masked,
-        reason = excluded.reason,
-        source_email_id = null,
-        source_event_key = null,
-        note = excluded.note,
-        created_at = excluded.created_at,
-        expires_at = excluded.expires_at,
-        changed_in = excluded.changed_in
+    set {new_suppression}
     where s.expires_at is not null
         and (excluded.expires_at is null or excluded.expires_at > s.expires_at)
     returning s.suppression_id
@@ -160,15 +157,7 @@ suppressed as (
     select tenant_id, %(address_hash)s, false, %(masked)s, 'unsubscribe', email_id
     from email
     on conflict (tenant_id, address_hash) do update
-    set
-        masked = excluded.masked,
-        reason = excluded.reason,
-        source_email_id = excluded.source_email_id,
-        source_event_key = null,
-        note = null,
-        created_at = excluded.created_at,
-        expires_at = null,
-        changed_in = excluded.changed_in
+    set {new_suppression}
     where s.expires_at is not null
 )
 
@@ -208,15 +197,7 @@ select tenant_id, %(address_hash)s, false, %(masked)s, 'unsubscribe'
 from senders
 where exists (select from received)
 on conflict (tenant_id, address_hash) do update
-set
-    masked = excluded.masked,
-    reason = excluded.reason,
-    source_email_id = null,
-    source_event_key = null,
-    note = null,
-    created_at = excluded.created_at,
-    expires_at = null,
-    changed_in = excluded.changed_in
+set {new_suppression}
 where s.expires_at is not null;
 
 -- name: opt_in

@@ -55,7 +55,7 @@ select
         )
     ) - extract(epoch from clock_timestamp()))::double precision,
     concat(pg_current_snapshot(), ' ', current_setting('synchronous_standby_names')),
--- include: controls_version
+{controls_version}
 ;
 
 -- name: find_next_wake
@@ -87,8 +87,7 @@ set
     wait_until = null,
     published_at = null,
     publish_due_at = clock_timestamp()
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
+where {is_given}
     and (status = 'waiting' and wait_until <= now()) is true
 returning email_id;
 
@@ -113,8 +112,7 @@ for no key update skip locked;
 with free as (
     select email_id, status
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and (status in ('pending', 'waiting', 'held') and expires_at <= now() and proven_by is null) is true
     order by email_id
     for no key update skip locked
@@ -169,10 +167,10 @@ from cancelled;
 -- that wrote the row: each write of a row increases the sum, and a deletion changes the count. Nothing is written for
 -- this, so an operator's open transaction delays no other.
 select
--- include: controls_version
+{controls_version}
 ;
 
--- fragment: controls_version
+-- part: controls_version
 array[
     (select count(*) from dispatcher.pause where until_at is null or until_at > clock_timestamp()),
     (

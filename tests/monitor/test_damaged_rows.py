@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dispatcher.store.activity import list_workers
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import connect_async
 from dispatcher.store.counts import count_for_monitor
-from dispatcher.store.overview import list_workers, measure_recent_latency
+from dispatcher.store.overview import measure_recent_latency
 from dispatcher.store.retention import Retention
 from tests.store.books import Books
 from tests.store.damaged_rows import insert_damaged
