@@ -30,9 +30,10 @@ from dispatcher.ops import replaying, verdicts
 from dispatcher.ops.acts import Act
 from dispatcher.ops.verdicts import Verdict
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.emails import EmailStore
+from dispatcher.store.emails import find_tenant_email
 from dispatcher.store.failures import Selection
 from dispatcher.store.replays import Replay, ReplayState
+from dispatcher.store.statements import Source
 
 MAX_BODY_BYTES: Final = 256 * 1024
 """The largest body. A thousand ids need 40 KB."""
@@ -133,7 +134,7 @@ class OperatorEndpoints:
 
     access: AccessControl
     bodies: BodyReader
-    emails: EmailStore
+    source: Source
     sessions: FairSessions
     jobs: OperatorJobs
 
@@ -215,7 +216,8 @@ class OperatorEndpoints:
     ) -> Response:
         async with operator_request(self.access, self.bodies, request, DECISION) as (caller, given):
             email_id: UUID = request.path_params["email_id"]
-            if await self.emails.find(caller.tenant(given.get("tenant_id")), email_id) is None:
+            tenant_id = caller.tenant(given.get("tenant_id"))
+            if await find_tenant_email(self.source, tenant_id, email_id=email_id) is None:
                 raise Problem("not-found", "The tenant has no email with this id.")
             async with self.sessions.of(caller.share) as connection:
                 verdict = await decide(connection, email_id, act_of(caller, given["reason"]))

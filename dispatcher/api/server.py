@@ -45,7 +45,6 @@ from dispatcher.providers.capabilities import capabilities_of
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.drafts import DraftStore
-from dispatcher.store.emails import EmailStore
 from dispatcher.supervisor.run_dir import make_run_dir
 from dispatcher.telemetry import log, metric_files, scrape
 from dispatcher.telemetry.tracing import TRACER
@@ -231,7 +230,6 @@ async def serve(
         )
         status = StatusEndpoints(
             access,
-            EmailStore(read_sessions),
             FairTurns(CONCURRENT_LISTS),
             settings.lease_seconds,
             read_sessions,
@@ -240,7 +238,7 @@ async def serve(
         jobs = OperatorJobs(settings)
         opened.push_async_callback(jobs.stop)
         tenant_sessions = FairSessions(operator_sessions)
-        operators = OperatorEndpoints(access, operator_bodies, EmailStore(read_sessions), tenant_sessions, jobs)
+        operators = OperatorEndpoints(access, operator_bodies, read_sessions, tenant_sessions, jobs)
         feed = FeedEndpoints(access, read_sessions, FairTurns(CONCURRENT_LISTS))
         webhooks = WebhookEndpoints(access, operator_bodies, tenant_sessions, settings)
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
