@@ -69,6 +69,8 @@ class ListSuppressions(
     """List suppressed recipients, newest first. Addresses are masked. Entries that have ended are listed, too."""
 
     key: ClassVar = {"created_at": datetime, "id": int}
+    stops = "recipient"
+    constants: ClassVar = {"examined": 20_000}
     tenant_id: str | None = field(TENANT, _OWN, default=None)
     kind: SuppressionReason | None = field(KIND, "Only entries of this kind.", default=None)
     since: datetime | None = field(SINCE, "Only entries made since this time.", default=None)

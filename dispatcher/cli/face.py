@@ -61,7 +61,14 @@ def option(action: type[Action[Any]], field: Field) -> click.Option:
     is_required = field.is_required or (field.name == "reason" and issubclass(action, Change) and action.needs_reason)
     kind = click.Choice(list(field.kind.choices)) if field.kind.choices else click.STRING
     metavar = None if field.kind.choices else field.kind.metavar
-    return click.Option([field.flag, field.name], type=kind, metavar=metavar, help=field.about, required=is_required)
+    return click.Option(
+        [field.flag, field.name],
+        type=kind,
+        metavar=metavar,
+        help=field.about + (" Repeatable." if field.kind.is_list else ""),
+        required=is_required,
+        multiple=field.kind.is_list,
+    )
 
 
 def help_of(about: str, examples: Iterable[str]) -> str:
@@ -83,8 +90,8 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
         )
     if as_json:
         print_json(document(action, result))
-    elif action.is_list:
-        _show(action, result)
+    elif action.is_list or not issubclass(action, Change):
+        _show(action, result if action.is_list else [result])
     else:
         if action.secret:
             print_data(getattr(result, action.secret))
@@ -96,10 +103,14 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
 
 def read_options(action: type[A], given: Mapping[str, Any]) -> A:
     """The action that the options say; a usage error with all mistakes of the command line."""
-    lists = {name: list(items) for name, items in given.items() if isinstance(items, tuple) and items}
-    texts = {name: text for name, text in given.items() if text not in (None, False, ()) and name not in lists}
+    given = {name: text for name, text in given.items() if text not in (None, False, ())}
+    lists = {
+        name: [item for each in given.pop(name) for item in action.fields[name].kind.parse(each)]
+        for name, each in action.fields.items()
+        if name in given and each.kind.is_list and isinstance(given[name], tuple)
+    }
     with in_words(action):
-        return read(action, lists, {name: "true" if text is True else text for name, text in texts.items()})
+        return read(action, lists, {name: "true" if text is True else text for name, text in given.items()})
 
 
 @contextmanager

@@ -122,18 +122,41 @@ suppression_id as id, masked as recipient, is_domain, reason as kind, created_at
 tenant_id
 
 -- name: list_suppressions
--- A page of one tenant's entries, newest first. Includes entries that have ended.
-select {suppression}
-from dispatcher.suppression
-where tenant_id = %(tenant_id)s
-    and (%(kind)s::text is null or reason = %(kind)s)
-    and (%(since)s::timestamptz is null or created_at >= %(since)s)
-    and (
-        %(after_id)s::bigint is null
-        or (created_at, suppression_id) < (%(after_created_at)s::timestamptz, %(after_id)s)
-    )
-order by created_at desc, suppression_id desc
-limit %(limit)s;
+-- A page of one tenant's entries, newest first. Includes entries that have ended. Reads at most `examined` entries,
+-- whatever the filters. If the search should continue, the last row is the last entry that was read, without recipient.
+with examined as (
+    select {suppression}
+    from dispatcher.suppression
+    where tenant_id = %(tenant_id)s
+        and (%(since)s::timestamptz is null or created_at >= %(since)s)
+        and (
+            %(after_id)s::bigint is null
+            or (created_at, suppression_id) < (%(after_created_at)s::timestamptz, %(after_id)s)
+        )
+    order by created_at desc, suppression_id desc
+    limit %(examined)s
+),
+wanted as (
+    select *
+    from examined
+    where %(kind)s::text is null or kind = %(kind)s
+    order by created_at desc, id desc
+    limit %(limit)s
+),
+bound as (
+    select *
+    from examined
+    where (select count(*) from examined) = %(examined)s
+        and (select count(*) from wanted) < %(limit)s
+    order by created_at, id
+    limit 1
+)
+select *
+from wanted
+union all
+select id, null, is_domain, kind, created_at, expires_at, source_email_id, note, tenant_id
+from bound
+order by created_at desc, id desc, recipient nulls last;
 
 -- name: find_suppressions
 -- The entries of one tenant with the given hashes, newest first.
