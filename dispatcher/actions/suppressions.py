@@ -56,7 +56,9 @@ _NOTE: Final = Kind(
     {"type": "string", "maxLength": MAX_NOTE_CHARACTERS},
     _note,
 )
-_OWN: Final = "The tenant. Each tenant has its own suppressed recipients."
+_OWN: Final = (
+    "The tenant; by default the tenant of the key, or `default`. Each tenant has its own suppressed recipients."
+)
 
 
 class ListSuppressions(
@@ -74,7 +76,7 @@ class ListSuppressions(
     tenant_id: str | None = field(TENANT, _OWN, default=None)
     kind: SuppressionReason | None = field(KIND, "Only entries of this kind.", default=None)
     since: datetime | None = field(SINCE, "Only entries made since this time.", default=None)
-    limit: int = field(whole(1, 1000), "The most entries per page.", default=50)
+    limit: int = field(whole(1, 1000), "The most entries per page.  [default: 50]", default=50)
 
     nothing = "No such recipient is suppressed."
     missing: ClassVar = {"expires_at": "for ever"}
