@@ -42,9 +42,8 @@ EVENTS: Final = MappingProxyType(
         "email_id, correlation_id, previous_status, reason (expired).",
         "message.duplicated": "A worker acknowledged a message without sending its email, because the email was "
         "already finished, not due, or leased by another worker. Fields: email_id, status (of the email).",
-        "message.returned": "A worker received a dead letter that an operator had moved to the send queue. Fields: "
-        "email_id, verdict (replayed: the email is due again; refused: the dead letter goes back to the DLQ; stale: "
-        "the dead letter is about an earlier failure, and is removed).",
+        "message.returned": "A worker received a dead letter that an operator had moved to a send queue, and returned "
+        "it to the DLQ. Fields: email_id, remedy (the command that sends the email again).",
         "message.rejected": "A worker rejected a message that points to no email, and RabbitMQ moved the message to "
         "the DLQ. Fields: reason, and octets (the size of an unreadable message) or email_id.",
         # Events about RabbitMQ, PostgreSQL, providers and operators' controls.

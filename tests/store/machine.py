@@ -39,7 +39,7 @@ from dispatcher.store.failures import (
     release_held,
     republish_dead_letters,
 )
-from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore
+from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
 from dispatcher.store.settlement import (
@@ -618,10 +618,6 @@ class Machine(RuleBasedStateMachine):
         self.publish(1 - number, is_late=False)
         if known.is_dead:
             self._replay(known, include_held=include_held)
-            attempts = known.attempts
-            verdict = known.dead_letter_verdict(attempts)
-            moved = self.run(self.stores[WORKERS[0]].replay_dead_letters({known.email_id: attempts}))
-            assert moved == {known.email_id: verdict}
         if is_cancelled:
             self._cancel_expired()
         if known.leases:
@@ -788,18 +784,6 @@ class Machine(RuleBasedStateMachine):
     @rule(number=NUMBER, status=STATUS, is_in_doubt=st.booleans(), include_held=st.booleans())
     def replay(self, number: int, status: Status, is_in_doubt: bool, include_held: bool) -> None:
         self._replay(self._prepared_after_doubt(number, status, is_in_doubt), include_held=include_held)
-
-    @rule(number=NUMBER, status=STATUS, is_in_doubt=st.booleans(), fewer=st.sampled_from([0, 0, 1]))
-    def move_a_dead_letter_back(self, number: int, status: Status, is_in_doubt: bool, fewer: int) -> None:
-        known = self._prepared_after_doubt(number, status, is_in_doubt)
-        attempts = known.attempts - fewer
-        verdict = known.dead_letter_verdict(attempts)
-        assert self.run(self.stores[WORKERS[0]].replay_dead_letters({known.email_id: attempts})) == {
-            known.email_id: verdict
-        }
-        if verdict is DeadLetterVerdict.REPLAYED:
-            known.letter_replays += 1
-            known.replay(self._now())
 
     @rule(number=NUMBER, status=STATUS)
     def discard_a_dead_letter(self, number: int, status: Status) -> None:

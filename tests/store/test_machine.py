@@ -66,9 +66,6 @@ MUTANTS: Final = {
     "wake_that_is_not_due": Mutant("wake", "publish_due_at = clock_timestamp()", "publish_due_at = null"),
     "expiry_that_keeps_the_due_mark": Mutant("cancel_expired", "        publish_due_at = null,\n"),
     "replay_after_the_expiry": Mutant("replay_next", "            when s.is_expired then 'expired'\n"),
-    "dead_letter_moved_back_after_the_expiry": Mutant(
-        "replay_dead_letters", "may_have_arrived or is_expired", "may_have_arrived"
-    ),
     "settlement_that_leaves_cancelled_emails": Mutant("find_proven", "'held', 'cancelled'", "'held'"),
     "lease_of_a_proven_email": Mutant("lease", "        and e.proven_by is null\n"),
     "record_that_retries_a_proven_email": Mutant(
@@ -229,20 +226,6 @@ MUTANTS: Final = {
         "replay_next", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"
     ),
     "replay_that_counts_old_attempts": Mutant("replay_next", "        attempt_base = e.attempt_count,\n"),
-    "dead_letter_of_an_older_failure": Mutant(
-        "replay_dead_letters",
-        "(e.email_id, e.attempt_count) in (\n            select w.email_id, w.attempts",
-        "(e.email_id) in (\n            select w.email_id",
-    ),
-    "dead_letter_of_an_email_that_is_not_dead": Mutant(
-        "replay_dead_letters", "\n        and e.status in ('failed', 'held')"
-    ),
-    "dead_letter_of_an_email_that_may_have_arrived": Mutant(
-        "replay_dead_letters", "may_have_arrived or is_expired", "is_expired"
-    ),
-    "dead_letter_of_a_failed_uncertain_email": Mutant(
-        "replay_dead_letters", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"
-    ),
     "discard_of_an_email_that_is_not_dead": Mutant("discard_dead", "        and status in ('failed', 'held')\n"),
     "discard_twice": Mutant("discard_dead", "\n        and dead_letter_discarded_at is null"),
     "republished_after_a_change": Mutant(
