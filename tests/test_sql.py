@@ -76,6 +76,13 @@ def uses() -> set[str]:
     found = set()
     for module in modules():
         taking = takers(module)
+        found |= {
+            function.name
+            for function in ast.walk(module)
+            if isinstance(function, Function)
+            for decorator in function.decorator_list
+            if isinstance(decorator, ast.Name) and decorator.id == "statement"
+        }
         inside = {
             id(node)
             for function in ast.walk(module)

@@ -362,9 +362,9 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
 def _check_breakers(connection: Session) -> Iterator[Finding]:
     """Names each provider that workers cannot use now. `check_providers` may find that it accepts our credentials."""
     from dispatcher.domain.waiting import describe_problem
-    from dispatcher.store.providers import find_troubles_sync
+    from dispatcher.store.providers import find_troubles
 
-    for each in find_troubles_sync(connection):
+    for each in find_troubles.sync(connection):
         state = f"{each.provider}: {each.state.replace('_', ' ')} in {counted(each.workers, 'worker')}"
         yield Finding("circuit breaker", CheckState.WARNING, f"{state}; {describe_problem(each)}")
 

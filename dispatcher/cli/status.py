@@ -178,13 +178,13 @@ def take_snapshot(settings: Settings) -> Snapshot:
     from dispatcher.store.counts import count_emails
     from dispatcher.store.domains import count_domain_waits_sync
     from dispatcher.store.old_transactions import find_oldest_transaction
-    from dispatcher.store.providers import find_troubles_sync
+    from dispatcher.store.providers import find_troubles
     from dispatcher.store.retention import Retention, count_expiring_sync
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
         old = find_oldest_transaction(connection)
-        troubles, pauses = find_troubles_sync(connection), list_pauses_sync(connection)
+        troubles, pauses = find_troubles.sync(connection), list_pauses_sync(connection)
         domains = [each for each in count_domain_waits_sync(connection) if each.waiting]
         workers, latency = list_workers(connection), measure_latency(connection)
         longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)

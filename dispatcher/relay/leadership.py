@@ -109,5 +109,5 @@ class Leadership:
 
     async def _release(self, name: str) -> None:
         if name in self._locks:
-            await named_locks.release(self._session, name)
+            await named_locks.release_named_lock(self._session, name)
             self._locks.remove(name)

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.statements import fetch
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source
 
 RELAY_BLOCKED: Final = "relay_blocked"
 """The lock that the leading relay holds while RabbitMQ blocks its messages because of a memory or disk alarm."""
@@ -31,7 +32,7 @@ async def named_lock(
         for_readers: Whether roles that only read the emails take this lock, too. It is then an advisory lock. While a
             session of any other role has it, every session gets the lock, so use it only to keep an order.
     """
-    take, give_back = (_acquire_reading, _release_reading) if for_readers else (acquire, release)
+    take, give_back = (try_reading_lock, release_reading_lock) if for_readers else (acquire, release_named_lock)
     give_up_at = asyncio.get_running_loop().time() + within_seconds
     is_ours = await take(session, name)
     while not is_ours and asyncio.get_running_loop().time() < give_up_at:
@@ -52,25 +53,19 @@ async def acquire(session: AsyncSession, name: str) -> bool:
 
 async def acquire_free(session: AsyncSession, names: Sequence[str]) -> set[str]:
     """Takes those of the named locks that are free, until the session ends. Returns their names."""
-    rows = await fetch(session, "take_named_locks", {"names": list(names)})
-    for name in (name for name, is_ours in rows if not is_ours):
-        await release(session, name)
-    return {name for name, is_ours in rows if is_ours}
+    taken = await take_named_locks(session, names)
+    for name in (name for name, is_ours in taken.items() if not is_ours):
+        await release_named_lock(session, name)
+    return {name for name, is_ours in taken.items() if is_ours}
 
 
-async def release(session: AsyncSession, name: str) -> None:
-    """Releases a named lock. Idempotent."""
-    await fetch(session, "release_named_lock", {"name": name})
-
-
-async def is_held_by_another(session: AsyncSession, name: str) -> bool:
-    """Whether another session holds the named lock."""
-    return bool(await fetch(session, "find_other_lock_holder", {"name": name}))
-
-
-async def _acquire_reading(session: AsyncSession, name: str) -> bool:
-    return bool((await fetch(session, "try_reading_lock", {"name": name}))[0][0])
-
-
-async def _release_reading(session: AsyncSession, name: str) -> None:
-    await fetch(session, "release_reading_lock", {"name": name})
+@statement
+async def release_named_lock(source: Source, name: str) -> None: ...
+@statement
+async def is_held_by_another(source: Source, name: str) -> bool: ...
+@statement
+async def try_reading_lock(source: Source, name: str) -> bool: ...
+@statement
+async def release_reading_lock(source: Source, name: str) -> None: ...
+@statement
+async def take_named_locks(source: Source, names: Sequence[str]) -> dict[str, bool]: ...

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dispatcher.domain.waiting import ProviderProblem
-from dispatcher.store.connections import Pool, Session
-from dispatcher.store.statements import Source, fetch, fetch_sync
+from dispatcher.store.connections import Pool
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source, fetch
 
 
 class ProviderStore:
@@ -64,11 +65,5 @@ class ProviderStore:
         await fetch(self._pool, "delete_provider_states", {"slot": self._slot})
 
 
-async def find_troubles(source: Source) -> list[ProviderProblem]:
-    """The providers that at least one worker cannot use now, by name."""
-    return await fetch(source, "list_troubles", into=ProviderProblem)
-
-
-def find_troubles_sync(connection: Session) -> list[ProviderProblem]:
-    """As `find_troubles`, on a synchronous connection."""
-    return fetch_sync(connection, "list_troubles", into=ProviderProblem)
+@statement
+async def find_troubles(source: Source) -> list[ProviderProblem]: ...

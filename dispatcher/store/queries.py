@@ -20,9 +20,9 @@ from uuid import UUID
 from dispatcher.errors import ConfigurationError
 
 _NUMBER: Final = attrgetter("int")
-_HEADING: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
-_FRAGMENT: Final = re.compile(r"^-- fragment: (\w+)$", re.MULTILINE)
-"""Heads a part of several statements of the file, which include it. Fragments are at the end of the file."""
+_HEADING: Final = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
+_PART: Final = re.compile(r"\{(\w+)\}")
+"""The place of a part that several statements have in common, such as `{insertion}`. Parts may be in other files."""
 _DEFAULT_SCHEMA: Final = "dispatcher"
 _SCHEMA_NAME: Final = re.compile(rb"(?<=\bschema )dispatcher\b|\bdispatcher(?=\.)")
 
@@ -71,21 +71,18 @@ def _sections() -> Mapping[str, str]:
     """Every named statement with its comments; read from the package once.
 
     Raises:
-        ValueError: Two statements have the same name.
+        ValueError: Two statements or two parts have the same name.
     """
-    found: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {"name": {}, "part": {}}
     for resource in sorted(files("dispatcher.sql.queries").iterdir(), key=lambda item: item.name):
-        if not resource.name.endswith(".sql"):
-            continue
-        statements, *fragments = _FRAGMENT.split(resource.read_text(encoding="utf-8"))
-        for name, text in zip(fragments[::2], fragments[1::2], strict=True):
-            statements = statements.replace(f"-- include: {name}\n", text)
-        parts = _HEADING.split(statements)
-        for name, text in zip(parts[1::2], parts[2::2], strict=True):
-            if name in found:
-                raise ValueError(f"{resource.name}: another statement has the name {name}")
-            found[name] = text
-    return found
+        if resource.name.endswith(".sql"):
+            _, *sections = _HEADING.split(resource.read_text(encoding="utf-8"))
+            for kind, name, text in zip(sections[::3], sections[1::3], sections[2::3], strict=True):
+                if name in found[kind]:
+                    raise ValueError(f"{resource.name}: another {kind} is {name}")
+                found[kind][name] = text
+    parts = {name: _without_comments(text).decode() for name, text in found["part"].items()}
+    return {name: _PART.sub(lambda place: parts.get(place[1], place[0]), text) for name, text in found["name"].items()}
 
 
 def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:

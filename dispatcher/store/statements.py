@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
 from functools import cache
-from typing import Any, TypeAlias, TypeVar, get_type_hints, overload
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
 
 from psycopg import AsyncConnection, DataError
 
@@ -17,6 +17,8 @@ from dispatcher.store.queries import query
 T = TypeVar("T")
 
 Row = tuple[Any, ...]
+Record = dict[str, Any]
+"""A row with the columns' names."""
 Source: TypeAlias = "Pool | AsyncSession"
 """Where to execute a statement: on one session, or on any session of a pool."""
 
@@ -57,9 +59,9 @@ async def fetch(
     return rows if into is None else from_rows(into, rows)
 
 
-async def fetch_records(session: AsyncSession, name: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """As `fetch`, but each row is a dictionary with the columns' names."""
-    async with session_of(session) as connection:
+async def fetch_records(source: Source, name: str, parameters: Mapping[str, Any] | None = None) -> list[Record]:
+    """As `fetch`, but each row has the columns' names."""
+    async with session_of(source) as connection:
         cursor = await connection.execute(query(name), parameters)
         try:
             rows = await cursor.fetchall()
@@ -104,14 +106,20 @@ async def _same(connection: AsyncSession) -> AsyncIterator[AsyncSession]:
 
 
 def from_rows(kind: Callable[..., T], rows: Sequence[Row]) -> list[T]:
-    """Calls `kind` with the columns of each row, in order. Converts texts to StrEnum where a field has such a type."""
-    if not (enums := _enum_fields(kind)):
+    """Calls `kind` with the columns of each row, in order. Converts a text to the field's StrEnum, and an array to the
+    field's frozenset."""
+    if not (made := _converted_fields(kind)):
         return [kind(*row) for row in rows]
-    return [kind(*[enums[at](value) if at in enums else value for at, value in enumerate(row)]) for row in rows]
+    return [kind(*[made[at](value) if at in made else value for at, value in enumerate(row)]) for row in rows]
 
 
 @cache
-def _enum_fields(kind: Callable[..., Any]) -> dict[int, type[StrEnum]]:
-    """The fields whose type is a StrEnum: each field's position and type."""
-    hints = get_type_hints(kind).values()
-    return {at: hint for at, hint in enumerate(hints) if isinstance(hint, type) and issubclass(hint, StrEnum)}
+def _converted_fields(kind: Callable[..., Any]) -> dict[int, Callable[[Any], Any]]:
+    """The position of each field whose column is converted, and what converts it."""
+    found: dict[int, Callable[[Any], Any]] = {}
+    for at, hint in enumerate(get_type_hints(kind).values()):
+        if isinstance(hint, type) and issubclass(hint, StrEnum):
+            found[at] = hint
+        elif any(get_origin(each) is frozenset for each in (hint, *get_args(hint))):
+            found[at] = lambda array: None if array is None else frozenset(array)
+    return found

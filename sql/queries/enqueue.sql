@@ -72,7 +72,7 @@ rule as materialized (
     select sender, lane
     from dispatcher.lane_rule
 ),
--- include: insertion
+{insertion}
 
 -- name: enqueue_one
 -- As enqueue, for one email, whose values are scalars. psycopg sends a scalar several times as fast as a list of one value,
@@ -124,7 +124,7 @@ rule as not materialized (
     select sender, lane
     from dispatcher.lane_rule
 ),
--- include: insertion
+{insertion}
 
 -- name: enqueue_attachments
 -- Inserts the attachments of emails that `enqueue` has just inserted, in the same transaction. A row for each.
@@ -146,7 +146,7 @@ returning true;
 select tenant_id, message_key, email_id, payload_hash
 from dispatcher.find_keys(%(tenant_ids)b::text[], %(message_keys)b::text[], %(payload_hashes)b::bytea[]);
 
--- fragment: insertion
+-- part: insertion
 -- What enqueue and enqueue_one do with input, content, recipient and rule.
 claimed as (
     insert into dispatcher.email_idempotency (tenant_id, message_key, email_id, payload_hash)

@@ -42,7 +42,7 @@ select
     end
 from released;
 
--- name: find_other_lock_holder
+-- name: is_held_by_another
 -- A row: another session has the named lock.
 select 1
 where dispatcher.named_lock_holder(%(name)s) <> pg_backend_pid();

@@ -86,7 +86,7 @@ where slot = %(slot)s
     and resumed_at is not null
 returning provider;
 
--- name: list_troubles
+-- name: find_troubles
 -- Providers that at least one worker cannot use now, by name. Returns the worst reported state (of equal states, the
 -- state that lasts longest), how many workers report a problem, the reason, and how many seconds the state lasts (null:
 -- unknown). A running worker reports again when a state ends. So a report comes from a dead worker, and is ignored, if

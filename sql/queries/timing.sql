@@ -55,7 +55,7 @@ select
         )
     ) - extract(epoch from clock_timestamp()))::double precision,
     concat(pg_current_snapshot(), ' ', current_setting('synchronous_standby_names')),
--- include: controls_version
+{controls_version}
 ;
 
 -- name: find_next_wake
@@ -169,10 +169,10 @@ from cancelled;
 -- that wrote the row: each write of a row increases the sum, and a deletion changes the count. Nothing is written for
 -- this, so an operator's open transaction delays no other.
 select
--- include: controls_version
+{controls_version}
 ;
 
--- fragment: controls_version
+-- part: controls_version
 array[
     (select count(*) from dispatcher.pause where until_at is null or until_at > clock_timestamp()),
     (

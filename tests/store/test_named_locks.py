@@ -16,7 +16,7 @@ from dispatcher.relay import leadership
 from dispatcher.store import named_locks, retention
 from dispatcher.store.connections import AsyncSession, connect_async, connected
 from dispatcher.store.migrations import migrate
-from dispatcher.store.named_locks import acquire, acquire_free, is_held_by_another, named_lock, release
+from dispatcher.store.named_locks import acquire, acquire_free, is_held_by_another, named_lock, release_named_lock
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.queries import query
 from tests.store.books import Books, UrlOf
@@ -83,12 +83,12 @@ async def test_a_released_lock_is_free_and_leaves_no_row(
     assert await acquire_free(session, ["relay", "relay_ready"]) == {"relay", "relay_ready"}
     assert await acquire_free(other, ["relay", "relay_ready", "webhooks"]) == {"webhooks"}
 
-    await release(session, "relay")
+    await release_named_lock(session, "relay")
 
     assert await acquire_free(other, ["relay", "relay_ready"]) == {"relay"}
-    await release(other, "relay")
-    await release(session, "relay_ready")
-    await release(other, "webhooks")
+    await release_named_lock(other, "relay")
+    await release_named_lock(session, "relay_ready")
+    await release_named_lock(other, "webhooks")
     assert books.select("select name from named_lock") == []
     assert books.select(LOCKS, 2) == []
 
@@ -152,7 +152,7 @@ async def test_a_stranger_cannot_keep_a_named_lock_from_us(
         assert not await is_held_by_another(session, name)
         assert await acquire(session, name)
         assert not await acquire(other, name)
-        await release(session, name)
+        await release_named_lock(session, name)
         async with named_lock(other, name) as is_ours:
             assert is_ours
 
@@ -224,7 +224,7 @@ async def test_relays_of_two_releases_see_that_the_other_is_ready(session: Async
         others = LOCKS.encode()
         assert old.execute(others, [1]).fetchall()
 
-        await release(session, name)
+        await release_named_lock(session, name)
 
         assert old.execute(others, [1]).fetchall() == []
         assert await is_held_by_another(session, name)
