@@ -155,7 +155,7 @@ with wanted as (
     where replay_id = %(replay_id)s
         and outcome is null
 )
-select r.replay_id, r.actor, r.reason, r.per_second, count(*) as emails
+select r.replay_id as id, r.actor, r.reason, r.per_second, count(*) as emails
 from dispatcher.email_replay as r
 join dispatcher.email_replay_item as i using (replay_id)
 join wanted as w using (email_id)
@@ -201,7 +201,7 @@ join dispatcher.email_replay as r
     )
 where mine.replay_id = %(replay_id)s;
 
--- name: find_unfinished_replay
+-- name: has_emails_left
 -- A row: the replay is running and has emails left.
 select r.replay_id
 from dispatcher.email_replay as r
@@ -255,22 +255,34 @@ from resumed
 returning replay_id;
 
 -- name: list_replays
--- The latest replays of all tenants or of one tenant, or one replay. Includes the number of emails by outcome, and
--- whether a session is running the replay now. `before`: only replays with lower ids.
+-- The latest replays of all tenants or of one tenant, or one replay. `before`: only replays with lower ids. A replay is
+-- interrupted if emails are left and no session runs it, and stopping while a session still runs it.
 select
-    r.replay_id, r.state, r.source, r.selection, r.include_held, r.per_second, r.actor, r.reason, r.created_at,
-    r.changed_at, coalesce(r.paced_with, array[]::bigint[]),
-    (
-        select coalesce(jsonb_object_agg(o.outcome, o.emails), jsonb_build_object())
-        from (
-            select coalesce(i.outcome, 'waiting') as outcome, count(*) as emails
-            from dispatcher.email_replay_item as i
-            where i.replay_id = r.replay_id
-            group by 1
-        ) as o
-    ),
-    dispatcher.named_lock_holder('replay ' || r.replay_id) is not null
+    r.replay_id as id,
+    case
+        when r.state = 'running' and not a.is_active then 'interrupted'
+        when r.state = 'stopped' and a.is_active then 'stopping'
+        else r.state
+    end as state,
+    a.is_active, o.total, o.waiting, o.outcomes, r.include_held, r.per_second,
+    coalesce(r.paced_with, array[]::bigint[]) as paced_with, r.reason, r.created_at, r.changed_at, r.source, r.selection,
+    r.actor
 from dispatcher.email_replay as r
+cross join lateral (
+    select dispatcher.named_lock_holder('replay ' || r.replay_id) is not null as is_active
+) as a
+cross join lateral (
+    select
+        coalesce(sum(emails), 0)::bigint as total,
+        coalesce(sum(emails) filter (where outcome is null), 0)::bigint as waiting,
+        coalesce(jsonb_object_agg(outcome, emails) filter (where outcome is not null), jsonb_build_object()) as outcomes
+    from (
+        select i.outcome, count(*) as emails
+        from dispatcher.email_replay_item as i
+        where i.replay_id = r.replay_id
+        group by i.outcome
+    ) as by_outcome
+) as o
 where (%(replay_id)s::bigint is null or r.replay_id = %(replay_id)s)
     and (%(before)s::bigint is null or r.replay_id < %(before)s)
     and (%(tenant_id)s::text is null or r.selection ->> 'tenant_id' = %(tenant_id)s)
@@ -288,7 +300,7 @@ limit %(limit)s;
 
 -- name: count_replayed_by_status
 -- The number of replayed emails of a replay by their current status; counts at most `limit` emails.
-select l.status, count(*)
+select l.status, count(*) as emails
 from (
     select i.email_id
     from dispatcher.email_replay_item as i
@@ -299,10 +311,3 @@ from (
 join dispatcher.email_log as l using (email_id)
 group by l.status
 order by count(*) desc, l.status;
-
--- name: has_running_replay
--- A row: at least one replay is running.
-select replay_id
-from dispatcher.email_replay
-where state = 'running'
-limit 1;
