@@ -34,7 +34,9 @@ FLOORS: Final = (
     {"monitor"},
     {"processes"},
     {FACADE},  # what an application imports
-    {"supervisor", "client", "ops"},
+    {"supervisor", "ops"},
+    {"actions"},
+    {"client"},
     {"api"},
     {"dev"},
     {"cli"},

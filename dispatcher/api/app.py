@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match
 
 from dispatcher.api import (
+    batch_face,
     enqueue_operations,
     feed_operations,
     openapi,
@@ -20,13 +21,13 @@ from dispatcher.api import (
     pause_operations,
     status_operations,
     suppression_operations,
-    unsent_operations,
     webhook_operations,
 )
 from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
+from dispatcher.api.face import ActionEndpoints
 from dispatcher.api.fast_routes import Endpoint, FastRoutes
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.operation import Operation
@@ -36,7 +37,6 @@ from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.suppression_endpoints import SuppressionEndpoints
-from dispatcher.api.unsent_endpoints import UnsentEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.store.connections import Pool
@@ -93,11 +93,6 @@ def make_app(
     _add(app, "GET", "/v1/emails", status.list, status_operations.LIST)
     _add(app, "GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY)
     _add(app, "GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET)
-    unsent = UnsentEndpoints(access, operators.bodies, operators.sessions)
-    _add(app, "POST", "/v1/emails/{email_id:uuid}/cancel", unsent.cancel, unsent_operations.CANCEL)
-    _add(app, "POST", "/v1/emails/{email_id:uuid}/reschedule", unsent.reschedule, unsent_operations.RESCHEDULE)
-    _add(app, "POST", "/v1/emails/cancel", unsent.cancel_selected, unsent_operations.CANCEL_SELECTED)
-    _add(app, "POST", "/v1/emails/reschedule", unsent.reschedule_selected, unsent_operations.RESCHEDULE_SELECTED)
     _add(app, "POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operator_operations.CONFIRM)
     _add(app, "POST", "/v1/held/{email_id:uuid}/release", operators.release, operator_operations.RELEASE)
     _add(app, "POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY)
@@ -120,6 +115,9 @@ def make_app(
     _add(app, "GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES)
     _add(app, "POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE)
     _add(app, "DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE)
+    actions = ActionEndpoints(access, operators.bodies, operators.sessions)
+    for method, path, endpoint, operation in (*batch_face.routes(actions), *actions.routes()):
+        _add(app, method, path, endpoint, operation)
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.ask, methods=["GET"], include_in_schema=False)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.unsubscribe, methods=["POST"], include_in_schema=False)

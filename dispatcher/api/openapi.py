@@ -8,16 +8,17 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from dispatcher.api import (
+    batch_face,
     email_schema,
     enqueue_operations,
     event_operations,
+    face,
     feed_operations,
     operation,
     operator_operations,
     pause_operations,
     status_operations,
     suppression_operations,
-    unsent_operations,
     webhook_operations,
 )
 
@@ -36,7 +37,6 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **event_operations.SCHEMAS,
     **suppression_operations.SCHEMAS,
     **pause_operations.SCHEMAS,
-    **unsent_operations.SCHEMAS,
     **operation.SCHEMAS,
 }
 
@@ -51,7 +51,7 @@ def document(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
         title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
     )
     components = whole.setdefault("components", {})
-    components["schemas"] = _SCHEMAS
+    components["schemas"] = {**_SCHEMAS, **face.schemas(), **batch_face.schemas()}
     if needs_key:
         description = "An API key from `dispatcher keys create`, sent as `Authorization: Bearer …`."
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": description}}

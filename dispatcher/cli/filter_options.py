@@ -18,7 +18,6 @@ from dispatcher.errors import InvalidEmail
 if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
     from dispatcher.store.failures import Selection
-    from dispatcher.store.unsent import UnsentFilter
 
 T = TypeVar("T")
 
@@ -145,25 +144,6 @@ _TENANT_OR_KEYS: Final = click.option(
 )
 
 
-_UNSENT_OPTIONS: Final = {
-    "status": click.option(
-        "--status",
-        type=click.Choice(["pending", "waiting"]),
-        help="Only this status: pending (due) or waiting (not due yet).  [default: both]",
-    ),
-    "tenant_id": _TENANT_OR_KEYS,
-    "lane": click.option("--lane", type=NonBlankText(), metavar="NAME", help="Only emails of this lane."),
-    "correlation_id": click.option(
-        "--correlation-id", type=NonBlankText(), metavar="ID", help="Only emails with this correlation id."
-    ),
-    "tag": _OPTIONS["tag"],
-    "channel": _OPTIONS["channel"],
-    "older_than": _OPTIONS["older_than"],
-    "newer_than": _OPTIONS["newer_than"],
-}
-"""Like `_OPTIONS`, but for pending and waiting emails."""
-
-
 def filter_options(*, takes_keys: bool = True, **fixed: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """A decorator that adds the filter options to a command. The command gets the filter as one parameter, `selection`.
 
@@ -179,17 +159,6 @@ def filter_options(*, takes_keys: bool = True, **fixed: Any) -> Callable[[Callab
         return Selection(**(fixed | values))
 
     return _with_options({name: option for name, option in options.items() if name not in fixed}, select)
-
-
-def unsent_filter_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Like `filter_options`, for a filter that selects pending and waiting emails."""
-
-    def select(values: dict[str, Any]) -> UnsentFilter:
-        from dispatcher.store.unsent import UnsentFilter
-
-        return UnsentFilter(**values)
-
-    return _with_options(_UNSENT_OPTIONS, select)(command)
 
 
 def _with_options(
@@ -215,15 +184,13 @@ def held_filter_options(*, takes_keys: bool) -> Callable[[Callable[..., T]], Cal
     return filter_options(takes_keys=takes_keys, status=Status.HELD, discarded=None)
 
 
-def filters_of(selection: Selection | UnsentFilter) -> set[str]:
+def filters_of(selection: Selection) -> set[str]:
     """The names of the filters that the command line sets."""
     is_of_held = selection.status is Status.HELD and getattr(selection, "discarded", None) is None
     return selection.filters.keys() - ({"status"} if is_of_held else set())
 
 
-def require_names_or_filter(
-    names: Sequence[str], selection: Selection | UnsentFilter, ways: str, *, is_chosen: bool = False
-) -> None:
+def require_names_or_filter(names: Sequence[str], selection: Selection, ways: str, *, is_chosen: bool = False) -> None:
     """Checks that the command line selects emails by names (ids or message keys) or by a filter, not by both.
 
     If the command line has names, `--tenant` is not a filter: it says which tenant the message keys belong to.

@@ -17,7 +17,7 @@ class LazyGroup(click.Group):
 
     Args:
         parts: The commands in the order of `--help`: for each name, where its function is (`module:function` in this
-            package), and a summary.
+            package) or the module with its actions, and a summary.
         uncollected: The names of commands that start without garbage collection, because imports create many objects
             and almost no garbage. `run` enables it before the first fork. The other commands end soon.
     """
@@ -40,7 +40,12 @@ class LazyGroup(click.Group):
         if cmd_name in self._uncollected:
             gc.disable()
         module, _, function = self.parts[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(f"dispatcher.cli.{module}"), function)
+        command: click.Command
+        if function:
+            command = getattr(import_module(f"dispatcher.cli.{module}"), function)
+        else:
+            subject = import_module(f"dispatcher.{module}")
+            command = import_module("dispatcher.cli.batch_face").command_of(subject, cmd_name)
         add_env_file_option(command)
         return command
 

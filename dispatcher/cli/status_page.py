@@ -16,11 +16,10 @@ from dispatcher.store.activity import VanishedHost, find_vanished_hosts
 from dispatcher.store.instants import AHEAD_SECONDS
 
 if TYPE_CHECKING:
-    from dispatcher.domain.controls import Pause
+    from dispatcher.domain.controls import LimitedDomain, Pause
     from dispatcher.domain.waiting import ProviderProblem
     from dispatcher.store.activity import Latency, WorkerSeen
     from dispatcher.store.counts import Counts
-    from dispatcher.store.domains import LimitedDomain
     from dispatcher.store.old_transactions import OldTransaction
     from dispatcher.store.retention import ExpiringEmails
 
@@ -87,7 +86,7 @@ class Snapshot:
             },
             "old_transaction": self.old_transaction and asdict(self.old_transaction),
             "pauses": [asdict(pause) for pause in self.pauses],
-            "domains": [{**asdict(each.limit), "waiting": each.waiting} for each in self.domains],
+            "domains": [asdict(each) for each in self.domains],
             "vanished_hosts": [
                 {
                     "name": host.name,

@@ -16,6 +16,7 @@ from pyreqwest.client import ClientBuilder, SyncClient, SyncClientBuilder
 from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.request import RequestBuilder, SyncRequestBuilder
 
+from dispatcher.actions.action import Action
 from dispatcher.client.calls import (
     ApiCall,
     ApiResponse,
@@ -32,6 +33,7 @@ from dispatcher.client.calls import (
     send,
     send_many,
 )
+from dispatcher.client.face import call_of
 from dispatcher.client.results import EmailPage, EmailStatus, EventPage, FeedEvent, NoResponse, Receipt, Refused
 from dispatcher.domain.email import Email
 from dispatcher.domain.sms import Sms
@@ -195,6 +197,14 @@ class Client(_BaseClient):
         """
         return _result(self._request(reschedule(email_id, send_at, reason)))
 
+    def run(self, action: Action[T]) -> T:
+        """Carries out an operator action, such as `SetTenant(tenant_id="acme", weight=2, reason="contract")`.
+
+        Raises:
+            ApiProblem: The API refused the action.
+        """
+        return _result(self._request(call_of(action)))
+
     def events(self, *, after: str | None = None) -> Events:
         """Returns an iterator over the tenant's events, oldest first.
 
@@ -263,6 +273,10 @@ class AsyncClient(_BaseClient):
     async def reschedule(self, email_id: UUID, send_at: datetime, *, reason: str) -> Status:
         """See `Client.reschedule`."""
         return await self._request(reschedule(email_id, send_at, reason))
+
+    async def run(self, action: Action[T]) -> T:
+        """As `Client.run`."""
+        return await self._request(call_of(action))
 
     def events(self, *, after: str | None = None) -> AsyncEvents:
         """See `Client.events`."""

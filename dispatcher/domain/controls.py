@@ -24,6 +24,8 @@ MAX_LIMIT: Final = 1_000_000
 contain both limits, too."""
 MAX_CONCURRENT: Final = 100_000
 """The highest number of attempts at the same time that an operator can set for a recipient domain."""
+MOST_WAITING: Final = 10_000
+"""The emails that wait for a domain's ceiling are counted up to this number."""
 LIMITED_PROVIDER: Final = "smtp"
 """The provider to which the ceilings of recipient domains apply. Other providers choose their own pace for each
 domain."""
@@ -132,6 +134,11 @@ class TenantLimit:
     weight: float = 1.0
     per_second: float | None = None
 
+    def describe(self) -> str:
+        """A sentence such as `Tenant acme: weight 2, at most 50 emails per second.`"""
+        ceiling = "no ceiling" if self.per_second is None else f"at most {self.per_second:g} emails per second"
+        return f"Tenant {self.tenant_id}: weight {self.weight:g}, {ceiling}."
+
 
 ASSUMED_SECONDS: Final = 1.0
 """The assumed length of an attempt at a recipient domain, until the first attempt was measured."""
@@ -167,6 +174,23 @@ class DomainLimit:
         most = "" if self.concurrent is None else f"{self.concurrent:,}{'' if rate else f' email{_s(self.concurrent)}'}"
         slots = f"{most} at the same time" if most else ""
         return f"{self.domain} may get {', '.join(filter(None, (rate, slots)))}"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedDomain(DomainLimit):
+    """A domain that has ceilings, and the emails that wait for them.
+
+    Attributes:
+        waiting: The number of emails that wait for these ceilings, counted up to `MOST_WAITING`.
+    """
+
+    waiting: int = 0
+
+    def describe(self) -> str:
+        """A sentence such as `12 emails wait: example.org may get 5 emails per second.`"""
+        more = " or more" if self.waiting >= MOST_WAITING else ""
+        wait = "email waits" if self.waiting == 1 else "emails wait"
+        return f"{self.waiting:,}{more} {wait}: {DomainLimit.describe(self)}."
 
 
 def _s(count: float) -> str:

@@ -1,4 +1,4 @@
-"""For operators: reads and sets lanes' weights and policies, senders' lanes, and tenants' limits. Audits every change.
+"""For operators: reads and sets lanes' weights and policies, and senders' lanes. Audits every change.
 
 All hosts apply a change within two seconds. Policies and senders' lanes apply to emails that are enqueued afterwards.
 """
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from dispatcher.config import Settings
-from dispatcher.domain.controls import Controls, LanePolicy, LaneRule, TenantLimit
+from dispatcher.domain.controls import Controls, LanePolicy, LaneRule
 from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
@@ -27,7 +27,7 @@ MOST_DUE_TENANTS: Final = 100
 
 
 class NothingSet(DispatcherError):
-    """Nothing is set for this lane, sender or tenant."""
+    """Nothing is set for this lane or sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,6 @@ async def find_controls(session: AsyncSession) -> Controls:
 async def list_rules(session: AsyncSession) -> list[LaneRule]:
     """The lanes that operators set for senders, ordered by sender."""
     return await store.list_rules(session)
-
-
-async def list_limits(session: AsyncSession) -> list[TenantLimit]:
-    """The limits that operators set, one per tenant."""
-    return list((await read_controls(session)).tenants.values())
 
 
 async def count_due(session: AsyncSession) -> list[Due]:
@@ -138,24 +133,6 @@ async def unset_rule(session: AsyncSession, sender: str, act: Act) -> None:
     _require(sender, was_set=await store.unset_rule(session, sender, asdict(act)))
 
 
-async def set_limit(session: AsyncSession, tenant_id: str, values: Mapping[str, Any], act: Act) -> TenantLimit:
-    """Sets the given limits of a tenant, and returns all its limits.
-
-    Args:
-        values: The new `weight` and `per_second`. For each, None keeps the present limit.
-    """
-    return await store.set_limit(session, tenant_id, values, asdict(act))
-
-
-async def unset_limit(session: AsyncSession, tenant_id: str, act: Act) -> None:
-    """Deletes a tenant's limits. The tenant then has weight 1 and no ceiling.
-
-    Raises:
-        NothingSet: nothing was set for the tenant.
-    """
-    _require(f"tenant {tenant_id}", was_set=await store.unset_limit(session, tenant_id, asdict(act)))
-
-
 def describe_policy(policy: LanePolicy) -> str:
     """A sentence such as `Lane bulk: weight 5, no redelivery.` Leaves out what is not set."""
     parts = [f"weight {policy.weight:g}"]
@@ -168,14 +145,6 @@ def describe_policy(policy: LanePolicy) -> str:
     return f"Lane {policy.lane}: {', '.join(parts)}."
 
 
-def describe_limit(limit: TenantLimit) -> str:
-    """A sentence such as `Tenant acme: weight 2, at most 50 emails per second.`"""
-    ceiling = "no ceiling" if limit.per_second is None else f"at most {limit.per_second:g} emails per second"
-    return f"Tenant {limit.tenant_id}: weight {limit.weight:g}, {ceiling}."
-
-
 def _require(subject: str, *, was_set: bool) -> None:
     if not was_set:
-        raise NothingSet(
-            f"Nothing is set for {subject}.", remedy="See `dispatcher lanes list` and `dispatcher tenants list`."
-        )
+        raise NothingSet(f"Nothing is set for {subject}.", remedy="See `dispatcher lanes list`.")

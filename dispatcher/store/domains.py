@@ -5,15 +5,13 @@ A token allows a worker to send one email. A slot allows a worker to make one at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from dispatcher.domain.controls import DomainLimit
-from dispatcher.domain.values import dataclass
+from dispatcher.domain.controls import MOST_WAITING, LimitedDomain
 from dispatcher.store.connections import Pool, Session
-from dispatcher.store.lanes import Author
-from dispatcher.store.statements import Source, fetch, fetch_sync
+from dispatcher.store.statements import fetch, fetch_sync
 
 BURST_SECONDS: Final = 0.5
 """A domain's token bucket contains at most the tokens of this many seconds. The relay wakes waiting emails more often
@@ -23,8 +21,6 @@ SLOT_SECONDS: Final = 15.0
 this time."""
 NEW_SHARE: Final = 0.1
 """The weight of the newest attempt in the mean length of attempts."""
-MOST_WAITING: Final = 10_000
-"""The emails that wait for a domain's ceiling are counted up to this number."""
 
 
 class Claim(NamedTuple):
@@ -39,24 +35,6 @@ class Claim(NamedTuple):
     tokens: int | None
     slots: int | None
     attempt_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LimitedDomain:
-    """A domain that has ceilings, and the emails that wait for them.
-
-    Attributes:
-        waiting: The number of emails that wait for these ceilings, counted up to `MOST_WAITING`.
-    """
-
-    limit: DomainLimit
-    waiting: int
-
-    def describe(self) -> str:
-        """A sentence such as `12 emails wait: example.org may get 5 emails per second.`"""
-        more = " or more" if self.waiting >= MOST_WAITING else ""
-        wait = "email waits" if self.waiting == 1 else "emails wait"
-        return f"{self.waiting:,}{more} {wait}: {self.limit.describe()}."
 
 
 class DomainStore:
@@ -98,30 +76,6 @@ class DomainStore:
         return next(iter(await fetch(self._pool, "claim_domain", parameters, into=Claim)), None)
 
 
-async def set_limit(source: Source, domain: str, values: Mapping[str, Any], author: Author) -> DomainLimit:
-    """Sets the given ceilings of a domain, and adds an audit record. Returns all ceilings of the domain.
-
-    Args:
-        values: `per_second` and `concurrent`; None leaves a ceiling unchanged.
-    """
-    (limit,) = await fetch(source, "set_domain_limit", {"domain": domain, **values, **author}, into=DomainLimit)
-    return limit
-
-
-async def remove_limit(source: Source, domain: str, author: Author) -> bool:
-    """Deletes the ceilings of a domain, and adds an audit record. Returns False if the domain has none."""
-    return bool(await fetch(source, "remove_domain_limit", {"domain": domain, **author}))
-
-
-async def count_domain_waits(source: Source) -> list[LimitedDomain]:
-    """The domains that have ceilings, sorted by name, each with the number of emails that wait for its ceilings."""
-    return await fetch(source, "count_domain_waits", {"most": MOST_WAITING}, into=_limited)
-
-
 def count_domain_waits_sync(connection: Session) -> list[LimitedDomain]:
-    """As `count_domain_waits`, on a synchronous connection."""
-    return fetch_sync(connection, "count_domain_waits", {"most": MOST_WAITING}, into=_limited)
-
-
-def _limited(waiting: int, *limit: Any) -> LimitedDomain:
-    return LimitedDomain(DomainLimit(*limit), waiting)
+    """The domains that have ceilings, sorted by name, each with the number of emails that wait for its ceilings."""
+    return fetch_sync(connection, "count_domain_waits", {"most": MOST_WAITING}, into=LimitedDomain)

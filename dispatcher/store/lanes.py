@@ -1,11 +1,11 @@
-"""Reads and writes what operators set for lanes, senders and tenants. Each change is audited in the same statement."""
+"""Reads and writes what operators set for lanes and senders. Each change is audited in the same statement."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from dispatcher.domain.controls import LanePolicy, LaneRule, TenantLimit
+from dispatcher.domain.controls import LanePolicy, LaneRule
 from dispatcher.store.statements import Source, fetch
 
 Author = Mapping[str, str]
@@ -44,21 +44,6 @@ async def set_rule(source: Source, rule: LaneRule, author: Author) -> None:
 async def unset_rule(source: Source, sender: str, author: Author) -> bool:
     """Deletes the rule for a sender. Returns False if there is no such rule."""
     return bool(await fetch(source, "unset_lane_rule", {"sender": sender, **author}))
-
-
-async def set_limit(source: Source, tenant_id: str, values: Mapping[str, Any], author: Author) -> TenantLimit:
-    """Changes the limits of a tenant. A None in `values` keeps the current value. Returns the new limits.
-
-    Args:
-        values: `weight` and `per_second`.
-    """
-    (limit,) = await fetch(source, "set_tenant_limit", {"tenant_id": tenant_id, **values, **author}, into=TenantLimit)
-    return limit
-
-
-async def unset_limit(source: Source, tenant_id: str, author: Author) -> bool:
-    """Deletes the limits of a tenant. Returns False if the tenant had no limits."""
-    return bool(await fetch(source, "unset_tenant_limit", {"tenant_id": tenant_id, **author}))
 
 
 async def count_due(source: Source, *, pairs: int, most: int) -> list[tuple[str, str, int, float]]:

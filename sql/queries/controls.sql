@@ -254,12 +254,12 @@ from changed;
 with deleted as (
     delete from dispatcher.tenant_limit
     where tenant_id = %(tenant_id)s
-    returning tenant_id
+    returning tenant_id, weight, per_second
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, detail)
     select %(actor)s, 'set_tenant', %(reason)s, jsonb_build_object('tenant_id', tenant_id, 'unset', true)
     from deleted
 )
-select tenant_id
+select tenant_id, weight, per_second
 from deleted;

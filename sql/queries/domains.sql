@@ -29,14 +29,14 @@ from changed;
 with deleted as (
     delete from dispatcher.domain_limit
     where domain = %(domain)s
-    returning domain
+    returning domain, per_second, concurrent
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, detail)
     select %(actor)s, 'set_domain', %(reason)s, jsonb_build_object('domain', domain, 'removed', true)
     from deleted
 )
-select domain
+select domain, per_second, concurrent
 from deleted;
 
 -- name: claim_domain
@@ -282,6 +282,7 @@ returning domain;
 -- The domains that have ceilings, with the number of emails that wait for each; counts at most `most` emails per
 -- domain.
 select
+    d.domain, d.per_second, d.concurrent, d.attempt_seconds,
     (
         select count(*)
         from (
@@ -292,7 +293,6 @@ select
                 and e.wait_domain = d.domain
             limit %(most)s
         ) as counted
-    ),
-    d.domain, d.per_second, d.concurrent, d.attempt_seconds
+    ) as waiting
 from dispatcher.domain_limit as d
 order by d.domain;

@@ -57,13 +57,16 @@ announced as (
     from cancelled
     where (select is_on from dispatcher.outgoing_feed)
 )
-select email_id, status, is_unsent, false
+select
+    email_id,
+    case when is_unsent then 'cancelled' when status = 'cancelled' then 'already_cancelled' else 'too_late' end
+        as verdict,
+    status
 from found;
 
 -- name: reschedule_emails
 -- As cancel_emails, but the emails wait until send_at; if send_at has passed, they are due immediately. The time for
--- redeliveries counts from send_at. Does not change an email that expires before send_at; the last column of this email
--- is true.
+-- redeliveries counts from send_at. Does not change an email that expires before send_at.
 with found as (
     select
         email_id,
@@ -107,13 +110,16 @@ audited as (
     from moved as m
     join found as f using (email_id)
 )
-select email_id, status, is_unsent and not expires_first, is_unsent and expires_first
+select
+    email_id,
+    case when not is_unsent then 'too_late' when expires_first then 'expires_first' else 'rescheduled' end as verdict,
+    status
 from found;
 
 -- name: count_unsent
 -- Counts pending and waiting emails that match a filter, at most `most` emails. Returns the number and the first ids
 -- for each status. A parameter that is null does not filter.
-select status, count(*), (array_agg(email_id order by email_id))[1:%(sample)s]
+select status, count(*) as emails, (array_agg(email_id order by email_id))[1:%(sample)s] as ids
 from (
     select status, email_id
     from dispatcher.email_log

@@ -20,9 +20,9 @@ def test_ceilings_are_set_listed_and_removed_and_each_change_is_audited(
     assert "No recipient domain has a ceiling" in storing("domains", "list").stderr
     assert storing("domains", "list", "--json").json == []
     set_ = storing("domains", "set", "Example.org", "--per-second", "5", "--reason", "asked", "--actor", "ann")
-    assert set_.stderr.strip() == "example.org may get 5 emails per second."
+    assert "example.org may get 5 emails per second." in set_.stderr
     both = storing("domains", "set", "example.org", "--concurrent", "2")
-    assert both.stderr.strip() == "example.org may get 5 emails per second, 2 at the same time."
+    assert "example.org may get 5 emails per second, 2 at the same time." in both.stderr
     listed = {"domain": "example.org", "per_second": 5.0, "concurrent": 2, "attempt_seconds": None, "waiting": 0}
     assert storing("domains", "list", "--json").json == [listed]
     assert "example.org" in storing("domains", "list").stdout
@@ -48,16 +48,16 @@ def test_an_internationalized_domain_is_stored_in_the_form_of_dns(storing: Comma
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("example.org",), "Nothing to set. Give --per-second, --concurrent or both."),
-        (("example.org", "--per-second", "0"), "is not in the range"),
-        (("example.org", "--per-second", "nan"), "'nan' is not a number"),
-        (("example.org", "--per-second", "inf"), "is not in the range"),
-        (("example.org", "--concurrent", "0"), "is not in the range"),
-        (("example.org", "--concurrent", "1.5"), "is not a valid integer"),
+        (("example.org",), "needs at least one of: per-second, concurrent"),
+        (("example.org", "--per-second", "0"), "must be a"),
+        (("example.org", "--per-second", "nan"), "must be a number"),
+        (("example.org", "--per-second", "inf"), "must be a"),
+        (("example.org", "--concurrent", "0"), "must be a"),
+        (("example.org", "--concurrent", "1.5"), "must be a whole number"),
         (("ann@example.org", "--concurrent", "1"), "contains an @; write only the part after the @"),
         (("localhost", "--concurrent", "1"), "has no dot"),
-        (("exa mple.org", "--concurrent", "1"), "The domain 'exa mple.org'"),
-        (("", "--concurrent", "1"), "The domain ''"),
+        (("exa mple.org", "--concurrent", "1"), "Invalid value for 'DOMAIN'"),
+        (("", "--concurrent", "1"), "Invalid value for 'DOMAIN'"),
     ],
 )
 def test_a_wrong_domain_or_value_is_refused(storing: CommandLine, arguments: tuple[str, ...], words: str) -> None:

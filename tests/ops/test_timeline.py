@@ -6,10 +6,11 @@ from uuid import UUID
 
 import pytest
 
+from dispatcher.actions.runner import Who, run_batch
+from dispatcher.actions.unsent import Cancel
 from dispatcher.domain.status import Status
 from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import find_history
-from dispatcher.ops.unsent import cancel
 from dispatcher.ops.verdicts import confirm
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.leases import LeaseStore
@@ -77,7 +78,8 @@ async def test_a_decision_has_its_actor_and_reason(session: AsyncSession, books:
 
 async def test_a_cancelled_email_has_the_instant_of_its_cancellation(session: AsyncSession, books: Books) -> None:
     email_id = books.enqueue_one()
-    await cancel(session, [email_id], ACT)
+    async for _ in run_batch(session, Cancel(reason=ACT.reason), Who(ACT.actor), [email_id]):
+        pass
 
     assert sorted(await words(session, email_id)) == ["cancel", "cancelled", "enqueued"]
 

@@ -9,9 +9,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from dispatcher.actions.batch import Judged
+from dispatcher.actions.runner import Who, run_batch
+from dispatcher.actions.unsent import Cancel, Reschedule
 from dispatcher.domain.status import Status
 from dispatcher.ops.acts import Act
-from dispatcher.ops.unsent import Change, Changed, cancel, change_all, reschedule
 from dispatcher.store.connections import AsyncSession, connect_async, make_pool
 from dispatcher.store.leases import LeaseStore
 from tests.store.books import Books
@@ -19,6 +21,16 @@ from tests.waiting import until
 
 ACT = Act.of("ann@ops-1", "ann@example.org has paid")
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
+
+
+async def cancel(session: Any, ids: Any, act: Act, *, tenant_id: str | None = None) -> list[Judged]:
+    asked = Cancel(tenant_id=tenant_id, reason=act.reason)
+    return [each async for batch in run_batch(session, asked, Who(act.actor), ids) for each in batch]
+
+
+async def reschedule(session: Any, ids: Any, at: datetime, act: Act, *, tenant_id: str | None = None) -> list[Judged]:
+    asked = Reschedule(tenant_id=tenant_id, reason=act.reason, send_at=at)
+    return [each async for batch in run_batch(session, asked, Who(act.actor), ids) for each in batch]
 
 
 def waiting(books: Books, **columns: Any) -> UUID:
@@ -43,8 +55,8 @@ async def test_a_cancelled_email_is_final_announced_and_audited(
     (again,) = await cancel(session, [email_id], ACT)
 
     row = books.row(email_id)
-    assert changed == Changed(email_id, Change.CANCELLED, Status(status))
-    assert again == Changed(email_id, Change.ALREADY_CANCELLED, Status.CANCELLED)
+    assert changed == Judged(email_id, "cancelled", Status(status))
+    assert again == Judged(email_id, "already_cancelled", Status.CANCELLED)
     assert (row["status"], row["error_type"], row["wait_until"], row["publish_due_at"]) == (
         *("cancelled", "cancelled", None, None),
     )
@@ -65,7 +77,7 @@ async def test_the_reason_of_a_cancelled_email_says_if_some_recipients_have_it(
     (changed,) = await cancel(session, [email_id], ACT)
 
     row = books.row(email_id)
-    assert changed.change is Change.CANCELLED
+    assert changed.verdict == "cancelled"
     assert (row["status"], row["error_type"]) == ("cancelled", "partly_delivered")
     assert row["last_error"] == "The email was cancelled after it was delivered to some of its recipients."
     (event,) = books.select("select kind, reason from outgoing_event")
@@ -79,8 +91,8 @@ async def test_it_is_too_late_for_an_email_with_another_status(
     email_id = books.enqueue_one()
     books.change(email_id, status=status, publish_due_at=None)
 
-    assert await cancel(session, [email_id], ACT) == [Changed(email_id, Change.TOO_LATE, Status(status))]
-    assert await reschedule(session, [email_id], TOMORROW, ACT) == [Changed(email_id, Change.TOO_LATE, Status(status))]
+    assert await cancel(session, [email_id], ACT) == [Judged(email_id, "too_late", Status(status))]
+    assert await reschedule(session, [email_id], TOMORROW, ACT) == [Judged(email_id, "too_late", Status(status))]
     assert books.status(email_id) == status
     assert audit(books) == []
 
@@ -89,8 +101,8 @@ async def test_it_is_too_late_for_an_email_that_an_event_proves_to_be_sent(sessi
     email_id = books.enqueue_one()
     books.change(email_id, proven_by="ses")
 
-    assert [each.change for each in await cancel(session, [email_id], ACT)] == [Change.TOO_LATE]
-    assert [each.change for each in await reschedule(session, [email_id], TOMORROW, ACT)] == [Change.TOO_LATE]
+    assert [each.verdict for each in await cancel(session, [email_id], ACT)] == ["too_late"]
+    assert [each.verdict for each in await reschedule(session, [email_id], TOMORROW, ACT)] == ["too_late"]
     assert books.status(email_id) == "pending"
 
 
@@ -99,7 +111,7 @@ async def test_an_email_of_another_tenant_is_unknown(session: AsyncSession, book
 
     found = await cancel(session, [email_id, unknown], ACT, tenant_id="another")
 
-    assert found == [Changed(email_id, Change.UNKNOWN, None), Changed(unknown, Change.UNKNOWN, None)]
+    assert found == [Judged(email_id, "unknown", None), Judged(unknown, "unknown", None)]
     assert books.status(email_id) == "pending"
 
 
@@ -114,7 +126,7 @@ async def test_a_lease_that_begins_first_wins(tables_url: str, session: AsyncSes
         cancelling = asyncio.create_task(cancel(session, [email_id], ACT))
         await until(lambda: books.waiting_for_a_lock("operator"))
 
-    assert await cancelling == [Changed(email_id, Change.TOO_LATE, Status.SENDING)]
+    assert await cancelling == [Judged(email_id, "too_late", Status.SENDING)]
     assert books.status(email_id) == "sending"
 
 
@@ -131,7 +143,7 @@ async def test_a_release_that_ends_first_lets_the_email_be_cancelled(
         cancelling = asyncio.create_task(cancel(session, [email_id], ACT))
         await until(lambda: books.waiting_for_a_lock("operator"))
 
-    assert await cancelling == [Changed(email_id, Change.CANCELLED, Status.PENDING)]
+    assert await cancelling == [Judged(email_id, "cancelled", Status.PENDING)]
     assert books.status(email_id) == "cancelled"
 
 
@@ -163,7 +175,7 @@ async def test_a_rescheduled_email_waits_until_the_new_time(session: AsyncSessio
     (changed,) = await reschedule(session, [email_id], until_at, ACT)
 
     row = books.row(email_id)
-    assert changed == Changed(email_id, Change.RESCHEDULED, Status(status))
+    assert changed == Judged(email_id, "rescheduled", Status(status))
     assert (row["status"], row["wait_reason"], row["redelivery_count"]) == ("waiting", "scheduled", 0)
     assert (row["wait_until"], row["due_since"], row["publish_due_at"]) == (until_at, until_at, None)
     (act,) = audit(books)
@@ -185,7 +197,7 @@ async def test_an_email_that_expires_first_is_not_rescheduled(session: AsyncSess
 
     (changed,) = await reschedule(session, [email_id], TOMORROW + timedelta(hours=1), ACT)
 
-    assert changed == Changed(email_id, Change.EXPIRES_FIRST, Status.WAITING)
+    assert changed == Judged(email_id, "expires_first", Status.WAITING)
     assert books.row(email_id)["wait_until"] == TOMORROW
 
 
@@ -199,7 +211,7 @@ async def test_an_email_that_a_promotion_made_uncertain_is_not_rescheduled(sessi
 
     (changed,) = await reschedule(session, [email_id], TOMORROW, ACT)
 
-    assert changed == Changed(email_id, Change.TOO_LATE, Status.PENDING)
+    assert changed == Judged(email_id, "too_late", Status.PENDING)
     assert books.status(email_id) == "pending"
 
 
@@ -212,12 +224,10 @@ async def test_a_locked_email_does_not_prevent_the_change_of_others(tables_url: 
         other.transaction(),
     ):
         await other.execute("select from email_log where email_id = %s for update", [email_ids[2]])
-        batches = [
-            batch async for batch in change_all(operator, email_ids, lambda session, ids: cancel(session, ids, ACT))
-        ]
+        batches = [await cancel(operator, email_ids, ACT)]
 
-    changes = [each.change for batch in batches for each in batch]
-    assert changes == [*[Change.CANCELLED] * 2, Change.LOCKED, *[Change.CANCELLED] * 2]
+    changes = [each.verdict for batch in batches for each in batch]
+    assert changes == [*["cancelled"] * 2, "locked", *["cancelled"] * 2]
     assert books.statuses() == {"cancelled": 4, "pending": 1}
 
 
@@ -230,7 +240,7 @@ async def test_exactly_one_of_cancel_and_lease_wins(tables_url: str, books: Book
 
     async with await connect_async(tables_url, name="operator") as operator:
 
-        async def cancel_each() -> list[Changed]:
+        async def cancel_each() -> list[Judged]:
             return [each for i in range(0, 200, 10) for each in await cancel(operator, email_ids[i : i + 10], ACT)]
 
         async def lease_each() -> list[Any]:
@@ -241,8 +251,8 @@ async def test_exactly_one_of_cancel_and_lease_wins(tables_url: str, books: Book
         changed, leases = await asyncio.gather(cancel_each(), lease_each())
     await pool.close()
 
-    cancelled = {each.email_id for each in changed if each.change is Change.CANCELLED}
+    cancelled = {each.email_id for each in changed if each.verdict == "cancelled"}
     leased = {lease.email_id for lease in leases}
     assert cancelled | leased == set(email_ids)
     assert not cancelled & leased
-    assert {each.email_id for each in changed if each.change is Change.TOO_LATE} == leased
+    assert {each.email_id for each in changed if each.verdict == "too_late"} == leased

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from psycopg_pool import AsyncConnectionPool
 
 from dispatcher import enqueue
+from dispatcher.actions.batch import Judged
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.provider_event import EventKind, ProviderEvent
@@ -41,6 +42,7 @@ from dispatcher.store.failures import (
 )
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
+from dispatcher.store.queries import ids_within
 from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
 from dispatcher.store.settlement import (
     FoundLease,
@@ -50,7 +52,7 @@ from dispatcher.store.settlement import (
     note_crashes,
     release_found,
 )
-from dispatcher.store.unsent import Decision, cancel_emails, reschedule_emails
+from dispatcher.store.statements import fetch
 from tests.store.altered import Mutant, connection_class
 from tests.store.books import Books, email
 from tests.store.known import Known
@@ -224,16 +226,20 @@ class Machine(RuleBasedStateMachine):
     # Statements about emails that are not sent yet.
 
     def _cancel(self, known: Known, tenant_id: str | None = None) -> None:
-        decide = cancel_emails(self.relay, [known.email_id], tenant_id=tenant_id, **PERSON)
-        assert self.run(decide) == [Decision(known.email_id, known.status, known.is_unsent, False)]
+        parameters = {**ids_within([known.email_id]), "tenant_id": tenant_id, **PERSON}
+        verdict = "already_cancelled" if known.status is Status.CANCELLED else "too_late"
+        expected = Judged(known.email_id, "cancelled" if known.is_unsent else verdict, known.status)
+        assert self.run(fetch(self.relay, "cancel_emails", parameters, into=Judged)) == [expected]
         if known.is_unsent:
             known.cancel("cancelled", self._now())
 
     def _reschedule(self, known: Known, send_at: datetime) -> None:
         expires_first = known.is_unsent and (known.is_over or (known.has_expiry and send_at > NEVER))
         is_moved = known.is_unsent and not expires_first
-        decide = reschedule_emails(self.relay, [known.email_id], send_at, tenant_id=None, **PERSON)
-        assert self.run(decide) == [Decision(known.email_id, known.status, is_moved, expires_first)]
+        parameters = {**ids_within([known.email_id]), "send_at": send_at, "tenant_id": None, **PERSON}
+        verdict = "rescheduled" if is_moved else "expires_first" if expires_first else "too_late"
+        expected = Judged(known.email_id, verdict, known.status)
+        assert self.run(fetch(self.relay, "reschedule_emails", parameters, into=Judged)) == [expected]
         if is_moved:
             known.reschedule(self._now(), is_overdue=send_at < NEVER)
 

@@ -12,11 +12,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from dispatcher.actions import domains
 from dispatcher.api.ops_page import (
     audit,
     captured,
     dead_letters,
     emails,
+    face,
     keys,
     lanes,
     openid_sign_in,
@@ -45,6 +47,7 @@ SUBJECTS: Final[Sequence[Callable[[Site], list[Route]]]] = (
     reported_events.routes,
     webhooks.routes,
     lanes.routes,
+    face.pages(domains),
     pauses.routes,
     keys.routes,
     audit.routes,

@@ -13,18 +13,19 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+from dispatcher.actions.batch import Batch
+from dispatcher.actions.runner import Who, run_batch
+from dispatcher.actions.unsent import Cancel, Reschedule
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, StoreBusy
-from dispatcher.ops import dead_letters, replaying, unsent, verdicts
+from dispatcher.ops import dead_letters, replaying, verdicts
 from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import EmailHistory
-from dispatcher.ops.unsent import Change
 from dispatcher.ops.verdicts import Verdict
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import Selection
 from dispatcher.store.replays import ItemOutcome
-from dispatcher.telemetry import metrics
 
 Record = Mapping[str, Any]
 
@@ -262,30 +263,22 @@ async def carry_out(
                     else "The email is neither failed nor held, or its dead letter was discarded before."
                 )
             case "cancel":
-                (changed,) = await unsent.cancel(session, [email_id], act, tenant_id=tenant_id)
-                metrics.CANCELLED.add(changed.change is Change.CANCELLED, "cancelled")
+                return await _change(session, Cancel(tenant_id=tenant_id, reason=act.reason), email_id, act)
             case _:
-                assert send_at is not None
-                (changed,) = await unsent.reschedule(session, [email_id], send_at, act, tenant_id=tenant_id)
+                asked = Reschedule(tenant_id=tenant_id, reason=act.reason, send_at=send_at)
+                return await _change(session, asked, email_id, act)
     except StoreBusy:
         return Result(_LOCKED)
-    return _changed(changed)
 
 
-def _changed(changed: unsent.Changed) -> Result:
-    match changed.change:
-        case Change.CANCELLED | Change.RESCHEDULED:
+async def _change(session: AsyncSession, asked: Batch, email_id: UUID, act: Act) -> Result:
+    async for (judged,) in run_batch(session, asked, Who(act.actor), [email_id]):
+        verdict = asked.verdict(judged.verdict)
+        if verdict.is_success and not verdict.words.startswith("not"):
             return Result()
-        case Change.EXPIRES_FIRST:
-            return Result("must be before the email expires.", "send_at")
-        case Change.ALREADY_CANCELLED:
-            return Result("The email was already cancelled, or has expired.")
-        case Change.LOCKED:
-            return Result(_LOCKED)
-        case Change.UNKNOWN:
-            return Result("The email no longer exists.")
-        case Change.TOO_LATE:
-            return Result(f"It is too late: the email's status is {changed.status}.")
+        words = (verdict.detail or verdict.words).format(status=judged.status)
+        return Result(words if words.endswith(".") else f"{words}.", verdict.at)
+    raise AssertionError
 
 
 async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> Result:

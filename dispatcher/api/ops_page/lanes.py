@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.api.ops_page import fields
+from dispatcher.actions import tenants
+from dispatcher.api.ops_page import face, fields
 from dispatcher.api.ops_page.fields import Mistake
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError
@@ -31,8 +32,6 @@ DUE_SECONDS: Final = 1.0
 DONE: Final = {
     "lane": "The lane is changed. All hosts apply the change within two seconds.",
     "lane-unset": "The lane follows the hosts' settings again.",
-    "tenant": "The tenant is changed. All hosts apply the change within two seconds.",
-    "tenant-unset": "The tenant has weight 1 and no ceiling again.",
 }
 
 
@@ -43,8 +42,7 @@ def routes(site: Site) -> list[Route]:
         site.get(PATH, pages.show),
         site.post(f"{PATH}/set", pages.set_lane, title="Change a lane"),
         site.post(f"{PATH}/unset", pages.unset_lane, title="Reset a lane"),
-        site.post(f"{PATH}/tenant", pages.set_tenant, title="Change a tenant"),
-        site.post(f"{PATH}/tenant/unset", pages.unset_tenant, title="Reset a tenant"),
+        *face.forms(site, tenants.ACTIONS, pages.render, PATH),
     ]
 
 
@@ -57,7 +55,7 @@ class LanePages:
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
         """The page with lanes, senders, tenants, and the number of due emails."""
-        return await self._page(request, visitor)
+        return await self.render(request, visitor)
 
     async def set_lane(self, request: Request, visitor: Visitor, form: Form) -> Response:
         """Sets a lane's weight and policy. An empty field changes nothing."""
@@ -76,27 +74,6 @@ class LanePages:
 
         return await self._change(request, visitor, form, change, "lane-unset")
 
-    async def set_tenant(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Sets a tenant's weight and ceiling. An empty field changes nothing."""
-
-        async def change(session: AsyncSession, act: Act) -> None:
-            values = {
-                "weight": fields.number_of(form, "weight", "The weight", least=MIN_LIMIT, most=MAX_LIMIT),
-                "per_second": fields.number_of(form, "per_second", "The ceiling", least=MIN_LIMIT, most=MAX_LIMIT),
-            }
-            _require_some(values)
-            await lanes.set_limit(session, _tenant(visitor, form), values, act)
-
-        return await self._change(request, visitor, form, change, "tenant")
-
-    async def unset_tenant(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Resets a tenant: deletes its weight and its ceiling."""
-
-        async def change(session: AsyncSession, act: Act) -> None:
-            await lanes.unset_limit(session, _tenant(visitor, form), act)
-
-        return await self._change(request, visitor, form, change, "tenant-unset")
-
     async def _change(
         self,
         request: Request,
@@ -111,12 +88,13 @@ class LanePages:
             async with self.site.session() as session:
                 await change(session, act)
         except Mistake as mistake:
-            return await self._page(request, visitor, form=form, mistake=mistake)
+            return await self.render(request, visitor, form=form, mistake=mistake)
         return self.site.see_other(PATH, done=done)
 
-    async def _page(
+    async def render(
         self, request: Request, visitor: Visitor, *, form: Form | None = None, mistake: Mistake | None = None
     ) -> Response:
+        """The page, with a mistake in one of its forms if there is one."""
         fields.all_tenants_only(visitor)
         async with self.site.session() as session:
             controls = await lanes.find_controls(session)
@@ -136,7 +114,8 @@ class LanePages:
             policies=list(OnUncertain),
             given=form or {},
             mistake=mistake,
-            done=DONE.get(fields.parameter(request, "done")),
+            done=DONE.get(fields.parameter(request, "done")) or face.done(request, tenants.ACTIONS),
+            tenants=tenants,
         )
 
     def _lane(self, form: Mapping[str, str]) -> str:
@@ -167,9 +146,3 @@ def _policy(form: Mapping[str, str]) -> dict[str, Any]:
 def _require_some(values: Mapping[str, object]) -> None:
     if all(value is None for value in values.values()):
         raise Mistake("Nothing was changed: all fields were empty.")
-
-
-def _tenant(visitor: Visitor, form: Mapping[str, str]) -> str:
-    if not (name := form.get("tenant", "").strip()):
-        raise Mistake("Give the tenant's id.")
-    return fields.tenant_of(visitor, name)

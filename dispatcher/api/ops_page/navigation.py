@@ -37,6 +37,7 @@ _ENTRIES: Final = (
     ("/events", "Events", False),
     ("/webhooks", "Webhooks", False),
     ("/lanes", "Lanes and tenants", True),
+    ("/domains", "Domains", True),
     ("/pauses", "Pauses", False),
     ("/keys", "Keys", True),
     ("/audit", "Audit", True),

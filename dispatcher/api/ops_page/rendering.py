@@ -11,6 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
 
+from dispatcher.actions.action import cell, path_of
+from dispatcher.actions.action import label as words
 from dispatcher.api.ops_page.forms import CSRF_FIELD
 from dispatcher.api.ops_page.plain_text import breakable, plain, visible, whole
 from dispatcher.api.ops_page.static_files import static_files
@@ -57,6 +59,7 @@ class Rendering:
         )
         self._environment.filters.update(plain=plain, visible=visible, breakable=breakable, whole=whole)
         self._environment.globals.update(url=self.url, static=self._static, version=VERSION, doubts=DOUBTS)
+        self._environment.globals.update(label=words, cell=cell, path_of=path_of)
         self._environment.filters.update(
             time=time, age=age, number=number, copy=copyable, duration=duration, bytes=byte_count, label=label
         )

@@ -250,14 +250,14 @@ async def test_lanes_and_tenants_are_changed_with_a_reason_and_reset(
     assert (refused.status, "The weight must be a number from 0.001 to 1,000,000" in text_of(refused)) == (400, True)
     assert (await operator.submit("/lanes/set", lane="nosuch", weight="1", reason="r")).status == 404
     await operator.get("/ops/lanes")
-    await operator.submit("/lanes/tenant", tenant="acme", per_second="50", reason="contract")
+    await operator.submit("/tenants/set", tenant_id="acme", per_second="50", reason="contract")
     assert "acme 1 50" in text_of(await operator.follow())
-    form = await operator.submit("/lanes/tenant", tenant="acme", reason="no field")
-    assert "Nothing was changed: all fields were empty." in text_of(form)
+    form = await operator.submit("/tenants/set", tenant_id="acme", reason="no field")
+    assert "This form needs at least one of: per_second, weight. Nothing was changed." in text_of(form)
     token = re.search(r'name="csrf_token" value="([^"]+)"', form.body.decode())
     assert token is not None
-    reset = {"csrf_token": token[1], "tenant": "acme", "lane": "bulk", "reason": "over"}
-    assert (await operator.post("/ops/lanes/tenant/unset", reset)).status == 303
+    reset = {"csrf_token": token[1], "tenant_id": "acme", "lane": "bulk", "reason": "over"}
+    assert (await operator.post("/ops/tenants/unset", reset)).status == 303
     assert (await operator.post("/ops/lanes/unset", reset)).status == 303
     again = await operator.post("/ops/lanes/unset", reset)
     assert (again.status, "Nothing is set for bulk." in text_of(again)) == (409, True)
@@ -367,7 +367,7 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
         ("/pauses/pause", {"scope": "tenant", "name": "acme"}),
         ("/pauses/resume", {"scope": "lane", "name": "bulk"}),
         ("/lanes/set", {"lane": "bulk", "weight": "1"}),
-        ("/lanes/tenant", {"tenant": "shop", "per_second": "1"}),
+        ("/tenants/set", {"tenant_id": "shop", "per_second": "1"}),
         ("/keys/ed_abc/revoke", {}),
     ):
         assert (await browser.post(f"/ops{path}", {**given, **more})).status == 404, path

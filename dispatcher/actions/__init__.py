@@ -1,0 +1,16 @@
+"""The operator actions, one module per subject: each action is one record (see `action.py`)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+from dispatcher.actions.action import Action
+
+SUBJECTS: Final = ("tenants", "domains", "unsent")
+"""The modules with actions, in the order of the documentation."""
+
+
+def all_actions() -> list[type[Action[Any]]]:
+    """Every action."""
+    return [each for subject in SUBJECTS for each in import_module(f"dispatcher.actions.{subject}").ACTIONS]

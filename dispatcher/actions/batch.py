@@ -1,0 +1,122 @@
+"""Actions on many emails: names, a filter or everything select them; the runner counts them, then changes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+from uuid import UUID
+
+from dispatcher.actions.action import Change, field
+from dispatcher.domain.kinds import FLAG, IDS, TENANT
+from dispatcher.domain.status import Status
+
+SAMPLE: Final = 5
+"""How many ids a preview shows per status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one email.
+
+    Attributes:
+        name: The value of the query's column `verdict`, or `locked` or `unknown`.
+        words: What the command says after the email's id.
+        is_success: Whether the email is now as asked.
+        code: The problem over HTTP if the request is about this email alone; the email's status follows if it is 409.
+        detail: The problem's words.
+        at: The field that the problem is about.
+        after: The status that HTTP reports.
+    """
+
+    name: str
+    words: str
+    is_success: bool = False
+    code: str = ""
+    detail: str = ""
+    at: str = ""
+    after: Status | None = None
+
+
+LOCKED: Final = Verdict(
+    "locked",
+    "not changed: another transaction holds a lock on its row. Try again later.",
+    code="overloaded",
+    detail="Another transaction has locked the email's row.",
+)
+UNKNOWN: Final = Verdict(
+    "unknown", "not found in this database.", code="not-found", detail="The tenant has no email with this id."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An email and its verdict; the row type of a batch's query.
+
+    Attributes:
+        status: The status before the change; None if the email is unknown or locked.
+    """
+
+    email_id: UUID
+    verdict: str
+    status: Status | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Selected emails of one status; the row type of a batch's count."""
+
+    status: Status
+    emails: int
+    ids: list[UUID]
+
+
+class Batch(Change[Judged]):
+    """A change of many emails.
+
+    Attributes:
+        count, find: The queries that count the selected emails, and that return their ids.
+        filters: The fields that select emails.
+        http_one: The operation on one email, if there is one.
+        verdicts: What can become of an email, besides `LOCKED` and `UNKNOWN`.
+        counter: The metric, and the verdict that it counts.
+    """
+
+    count: ClassVar[str]
+    find: ClassVar[str]
+    filters: ClassVar[tuple[str, ...]]
+    http_one: ClassVar[str] = ""
+    verdicts: ClassVar[tuple[Verdict, ...]]
+    counter: ClassVar[tuple[str, str] | None] = None
+    needs_reason = False  # not with --dry-run
+    none_selected: ClassVar[str] = "No email matches."
+    batch_rows: ClassVar[int] = 500
+    most_over_http: ClassVar[int] = 10_000
+
+    tenant_id: str | None = field(TENANT, "Only this tenant; with message keys: the tenant of the keys.", default=None)
+    email_ids: tuple[UUID, ...] | None = field(IDS, "Only these emails.", default=None)
+    all: bool = field(FLAG, "Select every email.", default=False)
+    dry_run: bool = field(FLAG, "Only show how many emails are selected; change nothing.", default=False)
+
+    def selection(self) -> dict[str, Any]:
+        """The parameters of `count` and `find`."""
+        ids = None if self.email_ids is None else list(self.email_ids)
+        return {**{name: getattr(self, name) for name in self.filters}, "tenant_id": self.tenant_id, "email_ids": ids}
+
+    def is_selecting(self) -> bool:
+        """Whether something selects emails."""
+        given = (getattr(self, name) for name in (*self.filters, "email_ids", "all"))
+        return any(each not in (None, False) for each in given)
+
+    def change(self) -> dict[str, Any]:
+        """More parameters of the query."""
+        return {}
+
+    @classmethod
+    def rows(cls) -> dict[str, type[Any]]:
+        """The named statements that the action uses, each with the type of its rows."""
+        return {cls.query: Judged, cls.count: Group}
+
+    @classmethod
+    def verdict(cls, name: str) -> Verdict:
+        """The verdict with this name."""
+        return next(each for each in (*cls.verdicts, LOCKED, UNKNOWN) if each.name == name)

@@ -1,0 +1,56 @@
+"""List and set the rates and shares of tenants.
+
+A tenant is an application or a customer that `dispatcher enqueue --tenant` or an API key names. Within a lane,
+tenants take turns: a tenant with weight 2 sends twice as many emails as a tenant with weight 1, while both
+have due emails. A tenant for which nothing is set has weight 1, and no ceiling for its emails per second.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from dispatcher.actions.action import Change, Listing, Refusal, field
+from dispatcher.domain.controls import TenantLimit
+from dispatcher.domain.kinds import LIMIT, TENANT
+
+
+class ListTenants(Listing[TenantLimit], name="tenants list", http="GET /v1/tenants", query="list_tenant_limits"):
+    """List the tenants whose rate or share was set."""
+
+    nothing = "Nothing is set: all tenants have weight 1 and no ceiling."
+    missing: ClassVar = {"per_second": "no ceiling"}
+    examples = ("tenants list", "tenants list --json | jq -r '.[].tenant_id'")
+
+
+class SetTenant(Change[TenantLimit], name="tenants set", http="PUT /v1/tenants/{tenant_id}", query="set_tenant_limit"):
+    """Set a tenant's rate and share. All hosts apply them within two seconds. Values that you leave out stay."""
+
+    tenant_id: str = field(TENANT, "The tenant.")
+    per_second: float | None = field(LIMIT, "The most emails per second, all hosts together.", default=None)
+    weight: float | None = field(
+        LIMIT, "The share within a lane, relative to the other tenants that have due emails.", default=None
+    )
+
+    some_of = ("per_second", "weight")
+    needs_reason = False
+    tells_row = True
+    done = "The tenant is changed. All hosts apply the change within two seconds."
+    examples = ("tenants set acme --per-second 50 --weight 2",)
+
+
+class UnsetTenant(
+    Change[TenantLimit], name="tenants unset", http="DELETE /v1/tenants/{tenant_id}", query="unset_tenant_limit"
+):
+    """Delete a tenant's rate and share. The tenant then has weight 1, and no ceiling for its emails per second."""
+
+    tenant_id: str = field(TENANT, "The tenant.")
+
+    refusals = (
+        Refusal("nothing-set", "not-found", "Nothing is set for tenant {tenant_id}.", "See `dispatcher tenants list`."),
+    )
+    needs_reason = False
+    done = "The tenant has weight 1 and no ceiling again."
+    examples = ("tenants unset acme",)
+
+
+ACTIONS = (ListTenants, SetTenant, UnsetTenant)

@@ -1,0 +1,115 @@
+"""Cancel and reschedule emails that are not sent yet."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dispatcher.actions.action import Reach, field
+from dispatcher.actions.batch import Batch, Verdict
+from dispatcher.domain.kinds import AGE, FILTER_TEXT, FLAG, SEND_AT, one_of
+from dispatcher.domain.status import Status
+
+
+class Unsent(Batch):
+    """Changes pending and waiting emails."""
+
+    status: Status | None = field(
+        one_of(Status, "pending", "waiting"), "Only this status: pending (due) or waiting (not due yet).", default=None
+    )
+    lane: str | None = field(FILTER_TEXT, "Only emails of this lane.", default=None)
+    correlation_id: str | None = field(FILTER_TEXT, "Only emails with this correlation id.", default=None)
+    tag: str | None = field(FILTER_TEXT, "Only emails with this tag.", default=None)
+    channel: str | None = field(FILTER_TEXT, "Only this channel: `email` or `sms`.", default=None)
+    older_than_seconds: float | None = field(AGE, "Only emails enqueued longer ago than this.", default=None)
+    newer_than_seconds: float | None = field(AGE, "Only emails enqueued more recently than this.", default=None)
+
+    filters = ("status", "lane", "correlation_id", "tag", "channel", "older_than_seconds", "newer_than_seconds")
+    count, find = "count_unsent", "find_unsent_ids"
+    none_selected = "No pending or waiting email matches."
+
+
+TOO_LATE = Verdict(
+    "too_late",
+    "too late: not changed, because the status is {status}.",
+    code="too-late",
+    detail="Nothing was changed: the email's status is {status}.",
+)
+
+
+class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel_emails", reach=Reach.OWN_TENANT):
+    """Cancel emails that are pending or waiting: they are never sent.
+
+    Give the ids or message keys of the emails, select emails by a filter, or select all with --all. With a filter or
+    --all, the command first shows the number of selected emails and the ids of a few, and asks for confirmation.
+
+    An email that the command reports as cancelled is never sent. If a worker has already leased an email, it is too
+    late: the email is not changed, and the command reports this. The command is safe to repeat.
+
+    Exit codes: 0 all selected emails are cancelled (by this command or by an earlier one), or no email matches the
+    filter; 1 no selected email is cancelled; 2 confirmation needs a terminal or --yes; 3 only some are cancelled.
+    """
+
+    http_one = "POST /v1/emails/{email_id:uuid}/cancel"
+    counter = ("CANCELLED", "cancelled")
+    verdicts = (
+        Verdict("cancelled", "cancelled.", is_success=True, after=Status.CANCELLED),
+        Verdict("already_cancelled", "not changed: already cancelled.", is_success=True, after=Status.CANCELLED),
+        TOO_LATE,
+    )
+    examples = (
+        'cancel order-17-reminder --tenant shop --reason "the customer has paid"',
+        "cancel --lane bulk --correlation-id newsletter-48 --dry-run",
+        'cancel --lane bulk --correlation-id newsletter-48 --reason "wrong price in it" --yes',
+    )
+
+
+class Reschedule(
+    Unsent,
+    name="reschedule",
+    http="POST /v1/emails/reschedule",
+    query="reschedule_emails",
+    reach=Reach.OWN_TENANT,
+):
+    """Change the send time of pending or waiting emails.
+
+    Give the new time with --send-at, --send-in or --now. Give the ids or message keys of the emails, select emails by a
+    filter, or select all with --all. With a filter or --all, the command first shows the number of selected emails and
+    the ids of a few, and asks for confirmation.
+
+    The emails wait until the new time. If a worker has already leased an email, it is too late: the email is not
+    changed. An email that expires before the new time is not changed, either.
+
+    Exit codes: 0 all selected emails are rescheduled, or no email matches the filter; 1 no selected email is
+    rescheduled; 2 confirmation needs a terminal or --yes; 3 only some are rescheduled.
+    """
+
+    send_at: datetime | None = field(SEND_AT, "Send at this time, such as 2026-12-24T18:00:00+01:00.", default=None)
+    send_in_seconds: float | None = field(AGE, "Send after this time, such as 90s, 15m, 2h or 3d.", default=None)
+    now: bool = field(FLAG, "Send as soon as possible.", default=False)
+
+    http_one = "POST /v1/emails/{email_id:uuid}/reschedule"
+    one_of = ("send_at", "send_in_seconds", "now")
+    verdicts = (
+        Verdict("rescheduled", "rescheduled.", is_success=True, after=Status.WAITING),
+        Verdict(
+            "expires_first",
+            "not changed: the email expires before the new time.",
+            code="invalid-body",
+            detail="must be before the email expires",
+            at="send_at",
+        ),
+        TOO_LATE,
+    )
+    examples = (
+        'reschedule order-17-reminder --tenant shop --send-at 2026-12-24T18:00:00+01:00 --reason "new date"',
+        'reschedule --tenant shop --status waiting --now --reason "the mail server is back" --yes',
+        'reschedule --lane bulk --send-in 2h --reason "traffic peak" --dry-run',
+    )
+
+    def change(self) -> dict[str, Any]:
+        """The new time."""
+        return {"send_at": self.send_at or datetime.now(UTC) + timedelta(seconds=self.send_in_seconds or 0.0)}
+
+
+ACTIONS = (Cancel, Reschedule)

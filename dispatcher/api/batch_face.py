@@ -1,0 +1,175 @@
+"""Derives HTTP operations from actions on many emails (see `dispatcher.actions.batch`): on one, and on a selection."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dispatcher.actions import all_actions
+from dispatcher.actions.action import Mistakes, example, read
+from dispatcher.actions.batch import LOCKED, UNKNOWN, Batch, Judged
+from dispatcher.actions.runner import preview, run_batch, select
+from dispatcher.api.face import ActionEndpoints, Endpoint, body_of, problem_of, who
+from dispatcher.api.operation import BODY_PROBLEMS, DECISION_PROBLEMS, ID, Operation, object_schema, path_parameter
+from dispatcher.api.problems import FieldError, Problem
+from dispatcher.domain.api_key import Scope
+from dispatcher.domain.status import Status
+from dispatcher.store.connections import AsyncSession
+
+BATCHES: Final = [each for each in all_actions() if issubclass(each, Batch)]
+_EMAIL_ID: Final = path_parameter("email_id", {"type": "string", "format": "uuid"}, "The email's id.")
+
+
+def _routes(of: ActionEndpoints, action: type[Batch]) -> Iterator[tuple[str, str, Endpoint, Operation]]:
+    """The operation on one email, and the operation on a selection."""
+    summary, rest = action.summary()
+    one = action.__name__.lower()
+    if action.http_one:
+        method, path = action.http_one.split()
+        yield (
+            method,
+            path,
+            _one(of, action),
+            Operation(
+                name=f"{one}_email",
+                summary=f"{action.verb().capitalize()} an email",
+                description=f"{summary}. {rest}",
+                response_schema="ChangedEmail",
+                request_schema=f"{action.__name__}One",
+                example=_known(action, example(action), is_one=True),
+                parameters=(_EMAIL_ID,),
+                problems=("too-late", *DECISION_PROBLEMS),
+            ),
+        )
+    method, path = action.http.split()
+    yield (
+        method,
+        path,
+        _selected(of, action),
+        Operation(
+            name=f"{one}_emails",
+            summary=f"{action.verb().capitalize()} emails by a filter",
+            description=f"Changes at most {action.most_over_http:,} emails; repeat while `has_more` is true.",
+            response_schema="ChangedEmails",
+            request_schema=action.__name__,
+            example={**_known(action, example(action), is_one=True), "lane": "bulk"},
+            problems=(*BODY_PROBLEMS, "invalid-body"),
+        ),
+    )
+
+
+def _known(action: type[Batch], given: Mapping[str, Any], *, is_one: bool) -> dict[str, Any]:
+    left_out = {*action.filters, "email_ids", "all", "dry_run"} if is_one else set()
+    return {name: value for name, value in given.items() if name in action.fields and name not in left_out}
+
+
+@asynccontextmanager
+async def _asked(
+    of: ActionEndpoints, action: type[Batch], request: Request, scopes: tuple[Scope, ...], *, is_one: bool
+) -> AsyncIterator[tuple[Batch, Any, AsyncSession]]:
+    caller = await of.access.authenticate(request, *scopes)
+    async with of.body(request, caller) as given:
+        known = _known(action, dict.fromkeys(action.fields), is_one=is_one)
+        try:
+            asked = read(action, given, {}, is_reason_required=True, only=known.keys())
+        except Mistakes as error:
+            raise problem_of(error, "pointer", {}) from None
+        asked = type(asked)(**{**asked.values(), "tenant_id": caller.tenant(asked.tenant_id)})
+        async with of.sessions.of(caller.share) as connection:
+            yield asked, who(caller), connection
+
+
+def _one(of: ActionEndpoints, action: type[Batch]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        scopes = (Scope.SEND, Scope.OPERATE)
+        async with _asked(of, action, request, scopes, is_one=True) as (asked, actor, connection):
+            async for (judged,) in run_batch(connection, asked, actor, [request.path_params["email_id"]]):
+                return _json({"id": judged.email_id, "status": _after(action, judged)})
+        raise AssertionError
+
+    return endpoint
+
+
+def _selected(of: ActionEndpoints, action: type[Batch]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        async with _asked(of, action, request, (action.scope,), is_one=False) as (asked, actor, connection):
+            if not (asked.dry_run or asked.is_selecting()):
+                detail = "has no filter, so it selects every email of the tenant; set `all` if that is intended"
+                raise Problem("invalid-body", errors=[FieldError("pointer", "#", detail)])
+            most = action.most_over_http
+            groups = await preview(connection, asked, most=most + 1)
+            results: Counter[str] = Counter()
+            if not asked.dry_run:
+                async for batch in run_batch(connection, asked, actor, await select(connection, asked, most=most)):
+                    results.update(each.verdict for each in batch)
+        return _json(
+            {
+                "selected": {each.status: min(each.emails, most) for each in groups},
+                "samples": {each.status: each.ids for each in groups},
+                "has_more": sum(each.emails for each in groups) > most,
+                "results": results,
+            }
+        )
+
+    return endpoint
+
+
+def _after(action: type[Batch], judged: Judged) -> Status:
+    verdict = action.verdict(judged.verdict)
+    if verdict.after is not None:
+        return verdict.after
+    detail = verdict.detail.format(status=judged.status)
+    if verdict.at:
+        raise Problem(verdict.code, errors=[FieldError("pointer", f"#/{verdict.at}", detail)])
+    is_late = verdict not in (LOCKED, UNKNOWN)
+    raise Problem(
+        verdict.code,
+        detail,
+        retry_after=1 if verdict is LOCKED else None,
+        email_status=judged.status if is_late else None,
+    )
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
+
+
+def _schemas(action: type[Batch]) -> dict[str, Any]:
+    """The schemas of a batch's bodies and results."""
+    whole = body_of(action)
+    if action.one_of:
+        whole["oneOf"] = [{"required": [name]} for name in action.one_of]
+    names = _known(action, action.fields, is_one=True)
+    properties = {name: each for name, each in whole["properties"].items() if name in names}
+    one = {**whole, "properties": properties}
+    count = {"type": "object", "additionalProperties": {"type": "integer"}}
+    return {
+        action.__name__: whole,
+        f"{action.__name__}One": one,
+        "ChangedEmail": object_schema({"id": ID, "status": {"type": "string", "enum": list(Status)}}),
+        "ChangedEmails": object_schema(
+            {
+                "selected": count,
+                "samples": {"type": "object", "additionalProperties": {"type": "array", "items": ID}},
+                "has_more": {"type": "boolean"},
+                "results": count,
+            }
+        ),
+    }
+
+
+def routes(of: ActionEndpoints) -> Iterator[tuple[str, str, Endpoint, Operation]]:
+    """The method, the path, the endpoint and the description of each operation."""
+    for action in BATCHES:
+        yield from _routes(of, action)
+
+
+def schemas() -> dict[str, Any]:
+    """The schemas of all batches' bodies and results."""
+    return {name: schema for action in BATCHES for name, schema in _schemas(action).items()}

@@ -1,0 +1,192 @@
+"""Derives HTTP operations from actions (see `dispatcher.actions`): route, parameters or strict body, OpenAPI entry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dispatcher.actions import all_actions
+from dispatcher.actions.action import Action, Mistake, Mistakes, Refused, example, read
+from dispatcher.actions.batch import Batch
+from dispatcher.actions.runner import Who, check, run
+from dispatcher.api.access import AccessControl, Caller
+from dispatcher.api.body_reader import BodyReader, run_off_loop
+from dispatcher.api.fair_limiter import FairSessions
+from dispatcher.api.large_json import parse
+from dispatcher.api.operation import BODY_PROBLEMS, Operation, object_schema, path_parameter, reference
+from dispatcher.api.problems import FieldError, Problem
+from dispatcher.domain.api_key import Scope
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+_WORD: Final = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class ActionEndpoints:
+    """Serves every action that has a path."""
+
+    access: AccessControl
+    bodies: BodyReader
+    sessions: FairSessions
+
+    def routes(self) -> Iterator[tuple[str, str, Endpoint, Operation]]:
+        """The method, the path, the endpoint and the description of each action."""
+        for action in all_actions():
+            if issubclass(action, Batch):
+                continue
+            method, path = action.http.split()
+            yield method, path, self._endpoint(action, has_body=method != "GET"), operation(action)
+
+    def _endpoint(self, action: type[Action[Any]], *, has_body: bool) -> Endpoint:
+        async def with_body(request: Request) -> Response:
+            caller = await self.access.authenticate(request, action.scope)
+            _checked(action, caller)
+            async with self.body(request, caller) as given:
+                return await self._run(action, caller, request, given, {})
+
+        async def without_body(request: Request) -> Response:
+            async with self.access.admit(request, action.scope) as caller:
+                _checked(action, caller)
+                return await self._run(action, caller, request, {}, _query(request))
+
+        return with_body if has_body else without_body
+
+    @asynccontextmanager
+    async def body(self, request: Request, caller: Caller) -> AsyncIterator[dict[str, object]]:
+        """Yields the body's fields. Occupies a request slot during the block."""
+        async with self.bodies.read(request, caller.name) as body:
+            given = await run_off_loop(len(body), lambda: parse(body))
+            if not isinstance(given, dict):
+                raise Problem("invalid-body", errors=[FieldError("pointer", "#", "must be an object")])
+            yield given
+
+    async def _run(
+        self,
+        action: type[Action[Any]],
+        caller: Caller,
+        request: Request,
+        given: Mapping[str, object],
+        texts: Mapping[str, str],
+    ) -> Response:
+        in_path: dict[str, str] = request.path_params
+        try:
+            asked = read(action, given, {**texts, **in_path}, is_reason_required=True)
+        except Mistakes as error:
+            raise problem_of(error, "pointer" if given else "parameter", in_path) from None
+        try:
+            async with self.sessions.of(caller.share) as connection:
+                result = await run(connection, asked, who(caller))
+        except Refused as error:
+            raise Problem(error.code, f"{error.message} {error.remedy or ''}".strip()) from None
+        return Response(
+            orjson.dumps({action.subject(): result} if action.is_list else result), media_type="application/json"
+        )
+
+
+def who(caller: Caller) -> Who:
+    """A caller as an actor."""
+    if (key := caller.key) is None:
+        return Who("api")
+    return Who(f"api key ed_{key.key_id} ({key.name})", key.tenant_id, frozenset(map(Scope, key.scopes)))
+
+
+def _checked(action: type[Action[Any]], caller: Caller) -> None:
+    """Refuses a caller before the body is read."""
+    try:
+        check(action, who(caller))
+    except Refused as error:
+        raise Problem(error.code, f"{error.message} {error.remedy or ''}".strip()) from None
+
+
+def _query(request: Request) -> dict[str, str]:
+    given = request.query_params.multi_items()
+    if len(given) > len(dict(given)):
+        raise Problem("invalid-parameter", "A parameter is given twice.")
+    return dict(given)
+
+
+def problem_of(error: Mistakes, location: str, in_path: Mapping[str, str]) -> Problem:
+    errors = [_error(each, "parameter" if each.field in in_path else location) for each in error.mistakes[:20]]
+    is_body = any(each.location == "pointer" for each in errors)
+    return Problem("invalid-body" if is_body else "invalid-parameter", errors=errors)
+
+
+def _error(mistake: Mistake, location: str) -> FieldError:
+    if location == "pointer":
+        return FieldError(location, f"#/{mistake.field}" if mistake.field else "#", mistake.rule)
+    return FieldError(location, mistake.field, mistake.rule)
+
+
+def operation(action: type[Action[Any]]) -> Operation:
+    """The OpenAPI entry of an action."""
+    method, _ = action.http.split()
+    summary, rest = action.summary()
+    in_path = action.path_names()
+    fields = {name: {**each.kind.schema, "description": each.about} for name, each in action.fields.items()}
+    parameters = [path_parameter(name, *_split(fields[name])) for name in in_path]
+    if method == "GET":
+        parameters += [{"name": name, "in": "query", "schema": fields[name]} for name in fields if name not in in_path]
+    return Operation(
+        name=_WORD.sub("_", action.__name__).lower(),
+        summary=summary,
+        description=rest or f"{summary}.",
+        response_schema=_plural(action) if action.is_list else action.row.__name__,
+        request_schema=None if method == "GET" else action.__name__,
+        example=None if method == "GET" else {n: v for n, v in example(action).items() if n not in in_path},
+        parameters=tuple(parameters),
+        problems=(
+            *sorted({each.code for each in action.refusals}),
+            *(BODY_PROBLEMS if method != "GET" else ()),
+            *(("invalid-body",) if method != "GET" else ()),
+            "invalid-parameter",
+        ),
+    )
+
+
+def schemas() -> dict[str, Any]:
+    """The schemas of all actions' bodies and results."""
+    actions = [each for each in all_actions() if not issubclass(each, Batch)]
+    rows = [each.row for each in actions]
+    _, found = msgspec.json.schema_components(rows, ref_template="#/components/schemas/{name}")
+    for schema in found.values():
+        schema.pop("title", None)
+        schema.update(
+            required=list(schema["properties"]),
+            additionalProperties=False,
+            description=schema.get("description", "").partition("\n")[0],
+        )
+        for each in schema["properties"].values():
+            each.pop("default", None)
+    for action in actions:
+        if action.is_list:
+            found[_plural(action)] = object_schema(
+                {action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
+            )
+        else:
+            found[action.__name__] = body_of(action)
+    return found
+
+
+def body_of(action: type[Action[Any]]) -> dict[str, Any]:
+    in_path = action.path_names()
+    fields = {name: each for name, each in action.fields.items() if name not in in_path}
+    optional = [name for name, each in fields.items() if not each.is_required and name != "reason"]
+    properties = {name: {**each.kind.schema, "description": each.about} for name, each in fields.items()}
+    some = {"anyOf": [{"required": [name]} for name in action.some_of]} if action.some_of else {}
+    return {**object_schema(properties, *optional), **some}
+
+
+def _plural(action: type[Action[Any]]) -> str:
+    return f"{action.row.__name__}s"
+
+
+def _split(schema: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    return {name: each for name, each in schema.items() if name != "description"}, str(schema["description"])

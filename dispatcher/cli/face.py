@@ -1,0 +1,103 @@
+"""Derives commands from actions (see `dispatcher.actions`)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import click
+
+from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, cell, flag, label, read
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.sessions import run_with_session
+from dispatcher.cli.table import Table
+from dispatcher.domain.kinds import FLAG
+
+
+def group(subject: ModuleType) -> click.Group:
+    """The command group of a subject. The module's docstring is its help."""
+    actions: tuple[type[Action[Any]], ...] = subject.ACTIONS
+    examples = [example for action in actions for example in action.examples[:1]]
+    found = click.Group(actions[0].subject(), help=help_of(inspect.getdoc(subject) or "", examples))
+    for action in actions:
+        found.add_command(command(action))
+    return found
+
+
+def command(action: type[Action[Any]]) -> click.Command:
+    """The command of an action: fields in the path are arguments, the others options."""
+    arguments = [each for name in action.path_names() for each in [action.fields[name]]]
+    parameters: list[click.Parameter] = [
+        click.Argument([each.name], metavar=each.kind.metavar, required=each.is_required) for each in arguments
+    ]
+    parameters += [option(action, each) for each in action.fields.values() if each not in arguments]
+    if issubclass(action, Change):
+        about = "The operator's name for the audit log.  [default: the system's user@host]"
+        parameters.append(click.Option(["--actor"], metavar="NAME", help=about))
+    parameters.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one line of JSON."))
+
+    def callback(**given: Any) -> int:
+        return _run(action, given)
+
+    about = help_of(inspect.getdoc(action) or "", action.examples)
+    return click.Command(action.verb(), params=parameters, callback=callback, help=about)
+
+
+def option(action: type[Action[Any]], field: Field) -> click.Option:
+    """The option of a field; its value stays text, so that all mistakes are reported at once."""
+    if field.kind is FLAG:
+        return click.Option([flag(field.name), field.name], is_flag=True, help=field.about)
+    is_required = field.is_required or (field.name == "reason" and issubclass(action, Change) and action.needs_reason)
+    kind = click.Choice(list(field.kind.choices)) if field.kind.choices else click.STRING
+    return click.Option(
+        [flag(field.name), field.name], type=kind, metavar=field.kind.metavar, help=field.about, required=is_required
+    )
+
+
+def help_of(about: str, examples: Iterable[str]) -> str:
+    """The help of a command: the docstring, with the examples after its first paragraph."""
+    first, _, rest = about.partition("\n\n")
+    shown = "\n".join(f"  dispatcher {each}" for each in examples)
+    return f"{first}\n\n\b\nExamples:\n{shown}\n\n{rest}" if shown else about
+
+
+def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
+    as_json, actor = given.pop("as_json"), given.pop("actor", None)
+    try:
+        asked = read(action, {}, {name: text for name, text in given.items() if text is not None})
+    except Mistakes as error:
+        raise click.UsageError("\n".join(words_of(action, each) for each in error.mistakes)) from None
+    from dispatcher.actions.runner import Who, run
+
+    result = run_with_session(action.subject(), lambda session: run(session, asked, Who(actor)))
+    if as_json:
+        print_json(result)
+    elif not action.is_list:
+        if action.tells_row:
+            say(result.describe().rstrip(".") + ".")
+        say(action.done)
+    elif result:
+        print_data("\n".join(_table(action, result).lines()))
+    else:
+        say(action.nothing)
+    return Exit.DONE
+
+
+def words_of(action: type[Action[Any]], mistake: Mistake) -> str:
+    """A mistake in the words of the command line."""
+    if not mistake.field:
+        return f"This {mistake.rule.replace('_', '-')}."
+    name = mistake.field
+    shown = action.fields[name].kind.metavar if name in action.path_names() else flag(name)
+    return f"Invalid value for '{shown}': it {mistake.rule}."
+
+
+def _table(action: type[Action[Any]], rows: list[Any]) -> Table:
+    names = action.row.__match_args__
+    shown = Table(*(label(name).lower() for name in names))
+    for row in rows:
+        shown.add(*(cell(action, name, getattr(row, name)) for name in names))
+    return shown

@@ -1,0 +1,34 @@
+"""Derives the client's requests from actions (see `dispatcher.actions`)."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+import orjson
+
+from dispatcher.actions.action import Action
+from dispatcher.client.calls import ApiCall, ApiResponse
+
+R = TypeVar("R")
+
+
+def call_of(action: Action[R]) -> ApiCall[R]:
+    """The request of an action. Unknown fields in the response are ignored."""
+    method, path = action.http.split()
+    given = {name: value for name, value in action.values().items() if value is not None}
+    for name in action.path_names():
+        path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
+    if method == "GET":
+        return ApiCall(_parser(action), method, path + (f"?{urlencode(given)}" if given else ""))
+    return ApiCall(_parser(action), method, path, (("Content-Type", "application/json"),), orjson.dumps(given))
+
+
+def _parser(action: Action[R]) -> Any:
+    def parse(response: ApiResponse) -> Any:
+        if action.is_list:
+            return msgspec.json.decode(response.body, type=dict[str, list[action.row]])[action.subject()]  # type: ignore[name-defined]
+        return msgspec.json.decode(response.body, type=action.row)
+
+    return parse
