@@ -203,7 +203,8 @@ class Action(Generic[R_co]):
         own = {each: value for each, value in vars(cls).items() if isinstance(value, Field)}
         for each, value in own.items():
             value.name = each
-        cls.fields = {**own, **cls.fields}
+        bases = (getattr(base, "fields", {}) for base in reversed(cls.__mro__[1:]))
+        cls.fields = own | {each: value for fields in bases for each, value in fields.items() if each not in own}
         for base in getattr(cls, "__orig_bases__", ()):
             (found, *_) = getattr(base, "__args__", (None,))
             if isinstance(found, type):

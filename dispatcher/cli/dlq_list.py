@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Any
 from uuid import UUID
 
 import click
 
+from dispatcher.actions.failures import DeadFilter
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import filter_options
 from dispatcher.cli.options import json_option
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_dlq, run_with_session
 from dispatcher.cli.table import Table
-
-if TYPE_CHECKING:
-    from dispatcher.store.failures import Selection
-
-_GROUPS: Final = ("error_type", "provider", "tenant", "status", "domain", "error")
+from dispatcher.domain.failures import GROUPINGS, Selection
 
 
 @click.command("list")
-@filter_options(takes_keys=False)
-@click.option("--by", type=click.Choice(_GROUPS), help="Count the emails by this field instead of listing them.")
+@filter_options(DeadFilter)
+@click.option("--by", type=click.Choice(GROUPINGS), help="Count the emails by this field instead of listing them.")
 @click.option("--poison", is_flag=True, help="List the poison messages: messages on the DLQ that point to no email.")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Entries per page."
 )
 @click.option("--before", type=click.UUID, metavar="ID", help="Show the next page: emails older than ID.")
 @json_option()
-def list_(selection: Selection, by: str | None, poison: bool, limit: int, before: UUID | None, as_json: bool) -> int:
+def list_(asked: DeadFilter[Any], by: str | None, poison: bool, limit: int, before: UUID | None, as_json: bool) -> int:
     """List failed and held emails, newest first, or count them by cause.
 
     \b
@@ -42,8 +39,8 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
       dispatcher dlq list --json | jq -r '.emails[].email_id'
 
     \b
-    JSON: {"emails": [{"email_id": …, "status": …, "error_type": …, …}], "total": 1, "next_before": null}
-    JSON with --by: {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
+    JSON: {"emails": [{"email_id": …, "status": …, "error_type": …, …}], "next": null}
+    JSON with --by: {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …, …}]}
     JSON with --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
 
     `--by error_type` groups by cause, such as outcome_unknown. `--by error` groups by the text of the last error.
@@ -55,14 +52,16 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
     """
     if poison:
         return _list_poison(limit, as_json=as_json)
+    selection = asked.selected()
     if by:
         return _list_groups(selection, by, as_json=as_json)
     from dispatcher.store.failures import list_dead
 
-    emails, total = run_with_session("dlq", lambda session: list_dead(session, selection, before=before, limit=limit))
-    next_before = emails[-1].email_id if total > len(emails) else None
+    found = run_with_session("dlq", lambda session: list_dead(session, selection, before=before, limit=limit + 1))
+    emails = found[:limit]
+    following = emails[-1].email_id if len(found) > limit else None
     if as_json:
-        print_json({"emails": [asdict(email) for email in emails], "total": total, "next_before": next_before})
+        print_json({"emails": [asdict(email) for email in emails], "next": following})
     elif emails:
         table = Table(
             "email", "enqueued", "status", "error type", "provider", "attempts", "tenant", "key", "last error"
@@ -71,7 +70,8 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
             cause = (each.status, each.error_type, each.provider, each.attempt_count)
             table.add(each.email_id, each.created_at, *cause, each.tenant_id, each.message_key, each.error)
         table.show()
-        say(f"{len(emails)} of {total:,}." + (f" Next page: --before {next_before}" if next_before else ""))
+        if following:
+            say(f"Next page: --before {following}")
     elif selection.filters or before:
         say("No failed or held email matches.")
     else:
@@ -80,9 +80,9 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
 
 
 def _list_groups(selection: Selection, by: str, *, as_json: bool) -> int:
-    from dispatcher.store.failures import count_dead
+    from dispatcher.store.failures import group_dead
 
-    groups = run_with_session("dlq", lambda session: count_dead(session, selection, by))
+    groups = run_with_session("dlq", lambda session: group_dead(session, selection, by))
     if as_json:
         print_json({"by": by, "groups": [asdict(group) for group in groups]})
         return Exit.DONE

@@ -263,16 +263,6 @@ def _warn_of_others(entries: list[Suppression], recipients: tuple[Recipient, ...
 
 
 def _replay(stopped: list[UUID], act: Act, rate: float | None, *, as_json: bool) -> int:
-    from dispatcher.cli.dlq_replay import run_replay
-    from dispatcher.ops.replaying import DEFAULT_PER_SECOND, create
-    from dispatcher.store.failures import Selection
+    from dispatcher.cli.dlq_replay import replay_ids
 
-    settings = load_settings("database_url", "amqp_url")
-    made = run_with_session(
-        "suppressions",
-        lambda session: create(
-            session, Selection(email_ids=tuple(stopped)), act, per_second=rate or DEFAULT_PER_SECOND, source="ids"
-        ),
-        settings,
-    )
-    return run_replay(settings, made.replay_id, as_json=as_json)
+    return replay_ids(load_settings("database_url"), tuple(stopped), act, rate, as_json=as_json)

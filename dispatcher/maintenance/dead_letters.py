@@ -19,7 +19,7 @@ from dispatcher.broker.dlq import DeadLetterQueue, DlqMessage, DlqScan
 from dispatcher.config import Settings
 from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.failures import DEAD
-from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
+from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer, StoreUnavailable
 from dispatcher.maintenance.dlq_depth import Depth
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.failures import DeadLetterEmail, count_dead_lettered, find_dead_letter_emails
@@ -108,8 +108,8 @@ def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
 
 @asynccontextmanager
 async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
-    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second one would not find the messages
-    that the first one is reading.
+    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second one would not find the
+    messages that the first one is reading.
 
     Raises:
         DispatcherError: another process was still reading the DLQ after `LOCK_WAIT_SECONDS`.

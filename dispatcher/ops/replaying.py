@@ -24,6 +24,7 @@ from uuid import UUID
 
 import orjson
 
+from dispatcher.actions.failures import DEFAULT_PER_SECOND, MIN_PER_SECOND
 from dispatcher.domain.failures import ItemOutcome, OverlappingReplay, Replay, Selection
 from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
@@ -31,10 +32,6 @@ from dispatcher.store import failures, replays
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession
 from dispatcher.store.named_locks import named_lock
 
-DEFAULT_PER_SECOND: Final = 50.0
-MIN_PER_SECOND: Final = 0.01
-"""The lowest rate in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
-MAX_PER_SECOND: Final = 10_000
 SAMPLE: Final = 5
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _LONGEST_SLEEP_SECONDS: Final = 1.0
@@ -151,9 +148,7 @@ async def find(session: AsyncSession, replay_id: int) -> Replay:
     """
     replay = await replays.find_replay(session, replay_id)
     if replay is None:
-        raise DispatcherError(
-            f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists all replays."
-        )
+        raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists all replays.")
     return replay
 
 

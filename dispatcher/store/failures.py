@@ -59,9 +59,7 @@ class Judged(NamedTuple):
 
 async def list_dead(source: Source, selected: Selection, *, before: UUID | None, limit: int) -> list[DeadEmail]:
     """A page of failed and held emails with ids below `before`, newest first."""
-    return await fetch(
-        source, "list_dead", {**selected.parameters, "before": before, "limit": limit}, into=DeadEmail
-    )
+    return await fetch(source, "list_dead", {**selected.parameters, "before": before, "limit": limit}, into=DeadEmail)
 
 
 async def group_dead(
