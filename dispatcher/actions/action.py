@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any, ClassVar, Final, Generic, TypeVar, dataclass_transform, overload
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar, dataclass_transform, overload
 
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.kinds import REASON, Kind
+from dispatcher.domain.kinds import FLAG, PAGE_ROWS, REASON, Kind, Wrong, cursor, cursor_text, cursor_values
+from dispatcher.domain.values import dataclass
 from dispatcher.errors import DispatcherError
 
 R_co = TypeVar("R_co", covariant=True)
@@ -29,16 +29,18 @@ T = TypeVar("T")
 A = TypeVar("A", bound="Action[Any]")
 
 _REQUIRED: Final = object()
-_PATH_NAME: Final = re.compile(r"{(\w+)}")
+_PATH_NAME: Final = re.compile(r"{(\w+)(?::\w+)?}")
 
 
 class Reach(Enum):
-    """Who may use an action, besides the scope."""
+    """Whose rows an action is about. `runner.tenant_of` has the table for all faces."""
 
     ALL_TENANTS = "all"
-    """Only who sees all tenants: the action changes something that tenants share."""
-    OWN_TENANT = "own"
-    """Everyone with the scope, for the own tenant. The action has a field `tenant_id`; the runner fills it in."""
+    """What tenants share: only who sees all tenants may use the action."""
+    ONE_TENANT = "one"
+    """One tenant's rows. The action has a field `tenant_id`, which the runner fills in."""
+    ANY_TENANT = "any"
+    """As ONE_TENANT, but commands and the page select all tenants' rows if no tenant is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,15 @@ class Refused(DispatcherError):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake in a request: a predicate about a field, or about the whole request if the field is empty."""
+    """One mistake in a request: a predicate about a field, or about the whole request if the field is empty.
+
+    Attributes:
+        path: The place within the field, such as `3` for the fourth item of a list.
+    """
 
     field: str
     rule: str
+    path: str = ""
 
 
 class Mistakes(Exception):
@@ -87,11 +94,16 @@ class Mistakes(Exception):
 
 @dataclass(slots=True)
 class Field:
-    """A field of an action: its kind, and one sentence about it."""
+    """A field of an action: its kind, and one sentence about it.
+
+    Attributes:
+        option: The option of the command, if it is not made from the name (see `flag`).
+    """
 
     kind: Kind[Any]
     about: str
     default: Any
+    option: str = ""
     name: str = ""
 
     @property
@@ -103,30 +115,34 @@ class Field:
         """The field in words: `Tenant`, `Per second`."""
         return label(self.name)
 
+    @property
+    def flag(self) -> str:
+        """The command's option: `--per-second`; `--tenant` for `tenant_id`, `--older-than` for `older_than_seconds`."""
+        name = self.name.removesuffix("_id" if self.name == "tenant_id" else "_seconds")
+        return self.option or f"--{name.replace('_', '-')}"
+
 
 def label(name: str) -> str:
     """A field or a column in words: `Tenant` for `tenant_id`, `Per second` for `per_second`."""
     return name.removesuffix("_id").replace("_", " ").capitalize()
 
 
-def flag(name: str) -> str:
-    """The command's option for a field: `--per-second`."""
-    return f"--{name.removesuffix('_id' if name == 'tenant_id' else '_seconds').replace('_', '-')}"
-
-
-def example(action: type[Action[Any]]) -> dict[str, Any]:
-    """The fields of the action's first example, in JSON; the reason is added if the command needs none."""
-    words = shlex.split(action.examples[0])[2:]
-    flags = {flag(name): name for name in action.fields}
+def example(action: type[Action[Any]], line: str = "") -> dict[str, Any]:
+    """The fields of an example of the action, in JSON; a reason is added if the command needs none."""
+    words = shlex.split(line or action.examples[0])[len(action.name.split()) :]
+    flags = {each.flag: each for each in action.fields.values()}
     names = iter(action.path_names())
     found: dict[str, Any] = {}
-    while words:
+    while words and words[0] != "|":
         word = words.pop(0)
-        if word not in flags and not action.path_names():
-            continue
-        name, text = (flags[word], words.pop(0)) if word in flags else (next(names), word)
-        found[name] = action.fields[name].kind.parse(text)
-    return found if action.is_list else {**found, "reason": found.get("reason", "see ticket 4711")}
+        if word not in flags:
+            if (name := next(names, None)) is not None:
+                found[name] = action.fields[name].kind.parse(word)
+        elif (field := flags[word]).kind is FLAG:
+            found[field.name] = True
+        else:
+            found[field.name] = field.kind.parse(words.pop(0))
+    return found if "reason" not in action.fields else {**found, "reason": found.get("reason", "see ticket 4711")}
 
 
 def path_of(action: type[Action[Any]]) -> str:
@@ -144,30 +160,38 @@ def cell(action: type[Action[Any]], name: str, value: object) -> object:
 
 
 @overload
-def field(kind: Kind[T], about: str) -> T: ...
+def field(kind: Kind[T], about: str, *, option: str = "") -> T: ...
 @overload
-def field(kind: Kind[T], about: str, *, default: T) -> T: ...
+def field(kind: Kind[T], about: str, *, default: T, option: str = "") -> T: ...
 @overload
-def field(kind: Kind[T], about: str, *, default: None) -> T | None: ...
-def field(kind: Kind[Any], about: str, *, default: Any = _REQUIRED) -> Any:
-    """Declares a field."""
-    return Field(kind, about, default)
+def field(kind: Kind[T], about: str, *, default: None, option: str = "") -> T | None: ...
+def field(kind: Kind[Any], about: str, *, default: Any = _REQUIRED, option: str = "") -> Any:
+    """Declares a field.
+
+    Args:
+        default: The value if the field is not given; without it, the field is required.
+        option: The option of the command, such as `--rate`; by default, it is made from the field's name.
+    """
+    return Field(kind, about, default, option)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class Action(Generic[R_co]):
-    """What operators do. `R_co` is the result: a row type, or a list of a row type.
+    """What operators do. `R_co` is the result: a row type, or a list or a page of a row type.
 
     Attributes:
         name: The subject and the verb, as on the command line.
-        http: The method and the path.
+        http: The method and the path. The fields in the path are the command's arguments.
         query: The named statement. Its parameters are the fields, and for a change also `actor` and `reason`.
+        row: The type of the statement's rows. Its fields are the columns.
         refusals: Why the action may not be carried out. The first one also means that the statement returned no row.
         constants: More parameters of the query.
-        some_of: Fields of which at least one must be given.
+        some_of, one_of: Fields of which at least one, or exactly one, must be given.
         done: What the command and the page say afterwards.
-        tells_row: Whether the command also says the row's `describe()`.
-        metric: The name of the counter in `telemetry.metrics` that counts the result's rows; None: nothing is counted.
+        tells_row: Whether they also say the row's `describe()`.
+        secret: The field of the row with a secret, which every face shows once.
+        nothing: What is said if there are no rows.
+        missing: Words for null in a column.
         examples: Command lines without `dispatcher`.
     """
 
@@ -179,15 +203,16 @@ class Action(Generic[R_co]):
     row: ClassVar[type[Any]]
     fields: ClassVar[Mapping[str, Field]] = {}
     is_list: ClassVar[bool] = False
+    key: ClassVar[Mapping[str, type[Any]]] = {}
     refusals: ClassVar[tuple[Refusal, ...]] = ()
     some_of: ClassVar[tuple[str, ...]] = ()
     one_of: ClassVar[tuple[str, ...]] = ()
     done: ClassVar[str] = ""
     tells_row: ClassVar[bool] = False
+    secret: ClassVar[str] = ""
     nothing: ClassVar[str] = ""
     missing: ClassVar[Mapping[str, str]] = {}
     constants: ClassVar[Mapping[str, object]] = {}
-    metric: ClassVar[str | None] = None
     examples: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(
@@ -201,10 +226,13 @@ class Action(Generic[R_co]):
     ) -> None:
         cls.name, cls.http, cls.query, cls.scope, cls.reach = name, http, query, scope, reach
         own = {each: value for each, value in vars(cls).items() if isinstance(value, Field)}
+        if cls.key:
+            own["after"] = Field(cursor(cls.key.values()), "Continue after an earlier page: its `next`.", None)
         for each, value in own.items():
             value.name = each
-        bases = (getattr(base, "fields", {}) for base in reversed(cls.__mro__[1:]))
-        cls.fields = own | {each: value for fields in bases for each, value in fields.items() if each not in own}
+        for base in cls.__mro__[1:]:
+            own |= {each: value for each, value in getattr(base, "fields", {}).items() if each not in own}
+        cls.fields = own
         for base in getattr(cls, "__orig_bases__", ()):
             (found, *_) = getattr(base, "__args__", (None,))
             if isinstance(found, type):
@@ -224,14 +252,14 @@ class Action(Generic[R_co]):
         return cls.name.partition(" ")[0]
 
     @classmethod
-    def rows(cls) -> dict[str, type[Any]]:
-        """The named statements that the action uses, each with the type of its rows."""
-        return {cls.query: cls.row}
-
-    @classmethod
     def verb(cls) -> str:
         """The verb: `set`."""
         return cls.name.rpartition(" ")[2]
+
+    @classmethod
+    def rows(cls) -> dict[str, type[Any]]:
+        """The named statements that the action uses, each with the type of its rows."""
+        return {cls.query: cls.row} if cls.query else {}
 
     @classmethod
     def path_names(cls) -> list[str]:
@@ -248,16 +276,73 @@ class Action(Generic[R_co]):
         """The fields and their values."""
         return {name: getattr(self, name) for name in self.fields}
 
+    def but(self, **values: Any) -> Self:
+        """This action with other values of some fields."""
+        return type(self)(**{**self.values(), **values})
+
     def refused(self, name: str | None = None) -> Refused:
         """The error for a refusal of this action; without a name, for the first one."""
         of = next(each for each in self.refusals if name in (None, each.name))
         return Refused(of.name, of.code, of.words.format_map(self.values()), of.remedy)
 
+    # What a subject overrides if it needs more than a statement. `settings` is `config.Settings`, `source` a session.
+
+    def check(self, settings: Any) -> None:
+        """Compares the fields with the settings. Raises `Mistakes`, or `self.refused(…)`."""
+
+    async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
+        """More parameters of the statement, such as the hash of an address. They replace the fields' values."""
+        del source, settings
+        return {}
+
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Any]:
+        """The rows. By default, executes `query`; a subject with several statements overrides this method."""
+        from dispatcher.store.statements import fetch
+
+        return await fetch(source, self.query, parameters, into=self.row)
+
+    async def after_commit(self, settings: Any) -> None:
+        """Does what follows the commit of a change."""
+
 
 class Listing(Action[list[T]]):
-    """An action that reads rows. `nothing` is said if there are none; `missing` has the words for a column's null."""
+    """An action that reads all rows."""
 
     is_list = True
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Rows of a paged listing, and the cursor of the rows after them; None: there are none."""
+
+    rows: list[T]
+    next: str | None
+
+
+class Paged(Action[Page[T]]):
+    """An action that reads rows in pages.
+
+    Attributes:
+        key: The columns of the statement's order, with their types. The statement has the parameters `limit` and, for
+            each column, `after_…`, such as `after_audit_id`. On the first page these are null.
+    """
+
+    is_list = True
+    after: str | None = field(cursor(()), "Continue after an earlier page: its `next`.", default=None)
+    limit: int = field(PAGE_ROWS, "The most rows.", default=50)
+
+    @classmethod
+    def page(cls, rows: Sequence[T], most: int) -> Page[T]:
+        """A page from at most `most + 1` rows."""
+        if len(rows) <= most:
+            return Page(list(rows), None)
+        return Page(list(rows[:most]), cursor_text(getattr(rows[most - 1], name) for name in cls.key))
+
+    def position(self) -> dict[str, Any]:
+        """The parameters of the statement for the position."""
+        values = cursor_values(self.key.values(), self.after) if self.after else [None] * len(self.key)
+        names = (f"after_{name}" for name in self.key)
+        return {**dict(zip(names, values, strict=True)), "limit": self.limit + 1}
 
 
 class Change(Action[R_co]):
@@ -269,6 +354,13 @@ class Change(Action[R_co]):
 
     needs_reason: ClassVar[bool] = True
     reason: str = field(REASON, "The reason, for the audit log: a few words, without addresses.", default="")
+
+
+def document(action: type[Action[Any]], result: Any) -> Any:
+    """A result as the JSON document that HTTP and `--json` show: a row, or the rows under the subject's name."""
+    if isinstance(result, Page):
+        return {action.subject(): result.rows, "next": result.next}
+    return {action.subject(): result} if action.is_list else result
 
 
 def read(
@@ -283,7 +375,7 @@ def read(
 
     Args:
         given: The fields in JSON.
-        texts: Fields as texts. An empty text counts as missing.
+        texts: Fields as texts.
         only: The fields that are allowed here; None for all.
         is_reason_required: Whether a change needs a reason: always, except on the command line.
 
@@ -301,16 +393,16 @@ def read(
         try:
             if name in given:
                 values[name] = each.kind.of_json(given[name])
-            elif texts.get(name, "").strip():
+            elif name in texts:
                 values[name] = each.kind.of_text(texts[name])
             elif each.is_required or (name == "reason" and is_reason_required):
                 mistakes.append(Mistake(name, "is required"))
-        except ValueError as error:
-            mistakes.append(Mistake(name, str(error)))
-    if action.some_of and not any(each in given or texts.get(each) for each in action.some_of):
+        except Wrong as wrong:
+            mistakes += [Mistake(name, rule, path) for path, rule in wrong.mistakes]
+    if action.some_of and not any(given.get(each) is not None or texts.get(each) for each in action.some_of):
         mistakes.append(Mistake("", f"needs at least one of: {', '.join(action.some_of)}"))
-    wrong = {each.field for each in mistakes}
-    if action.one_of and not wrong & set(action.one_of) and sum(each in values for each in action.one_of) != 1:
+    faulty = {each.field for each in mistakes}
+    if action.one_of and not faulty & set(action.one_of) and sum(each in values for each in action.one_of) != 1:
         mistakes.append(Mistake(action.one_of[0], f"is required, or another one of: {', '.join(action.one_of)}"))
     if mistakes:
         raise Mistakes(mistakes)

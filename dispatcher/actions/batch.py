@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
 from dispatcher.actions.action import Change, field
-from dispatcher.domain.kinds import FLAG, IDS, TENANT
+from dispatcher.domain.kinds import EMAIL_IDS, FLAG, TENANT
 from dispatcher.domain.status import Status
+from dispatcher.domain.values import dataclass
 
 SAMPLE: Final = 5
 """How many ids a preview shows per status."""
@@ -70,7 +71,36 @@ class Group:
     ids: list[UUID]
 
 
-class Batch(Change[Judged]):
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a batch selected and changed: the document of HTTP and of `--json`.
+
+    Attributes:
+        selected: The number of selected emails by status.
+        samples: A few of their ids.
+        others: How many of the named emails have another status, or do not exist.
+        has_more: Whether more emails match than were changed.
+        results: The number of emails by verdict; empty for a dry run.
+        unchanged: The emails that are not as asked, each with its verdict and its status.
+    """
+
+    selected: dict[Status, int]
+    samples: dict[Status, list[UUID]]
+    others: int
+    has_more: bool
+    results: dict[str, int]
+    unchanged: dict[str, Unchanged]
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """An email that is not as asked."""
+
+    result: str
+    status: Status | None
+
+
+class Batch(Change[Outcome]):
     """A change of many emails.
 
     Attributes:
@@ -89,11 +119,13 @@ class Batch(Change[Judged]):
     counter: ClassVar[tuple[str, str] | None] = None
     needs_reason = False  # not with --dry-run
     none_selected: ClassVar[str] = "No email matches."
+    others: ClassVar[str] = "of another status"
+    """What is said of named emails that `count` does not count."""
     batch_rows: ClassVar[int] = 500
     most_over_http: ClassVar[int] = 10_000
 
     tenant_id: str | None = field(TENANT, "Only this tenant; with message keys: the tenant of the keys.", default=None)
-    email_ids: tuple[UUID, ...] | None = field(IDS, "Only these emails.", default=None)
+    email_ids: tuple[UUID, ...] | None = field(EMAIL_IDS, "Only these emails.", default=None)
     all: bool = field(FLAG, "Select every email.", default=False)
     dry_run: bool = field(FLAG, "Only show how many emails are selected; change nothing.", default=False)
 
@@ -115,6 +147,23 @@ class Batch(Change[Judged]):
     def rows(cls) -> dict[str, type[Any]]:
         """The named statements that the action uses, each with the type of its rows."""
         return {cls.query: Judged, cls.count: Group}
+
+    @classmethod
+    def outcome(cls, groups: list[Group], ids: int, judged: list[Judged], *, most: int | None = None) -> Outcome:
+        """The document of what was selected (`ids` emails) and judged."""
+        selected = sum(each.emails for each in groups)
+        return Outcome(
+            {each.status: min(each.emails, most or each.emails) for each in groups},
+            {each.status: each.ids for each in groups},
+            max(0, ids - selected),
+            most is not None and selected > most,
+            Counter(each.verdict for each in judged),
+            {
+                str(each.email_id): Unchanged(each.verdict, each.status)
+                for each in judged
+                if not cls.verdict(each.verdict).is_success
+            },
+        )
 
     @classmethod
     def verdict(cls, name: str) -> Verdict:

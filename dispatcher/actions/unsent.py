@@ -26,6 +26,7 @@ class Unsent(Batch):
 
     filters = ("status", "lane", "correlation_id", "tag", "channel", "older_than_seconds", "newer_than_seconds")
     count, find = "count_unsent", "find_unsent_ids"
+    others = "not pending or waiting"
     none_selected = "No pending or waiting email matches."
 
 
@@ -37,7 +38,7 @@ TOO_LATE = Verdict(
 )
 
 
-class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel_emails", reach=Reach.OWN_TENANT):
+class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel_emails", reach=Reach.ANY_TENANT):
     """Cancel emails that are pending or waiting: they are never sent.
 
     Give the ids or message keys of the emails, select emails by a filter, or select all with --all. With a filter or
@@ -69,7 +70,7 @@ class Reschedule(
     name="reschedule",
     http="POST /v1/emails/reschedule",
     query="reschedule_emails",
-    reach=Reach.OWN_TENANT,
+    reach=Reach.ANY_TENANT,
 ):
     """Change the send time of pending or waiting emails.
 

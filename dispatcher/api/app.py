@@ -115,7 +115,7 @@ def make_app(
     _add(app, "GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES)
     _add(app, "POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE)
     _add(app, "DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE)
-    actions = ActionEndpoints(access, operators.bodies, operators.sessions)
+    actions = ActionEndpoints(access, operators.bodies, operators.sessions, webhooks.settings)
     for method, path, endpoint, operation in (*batch_face.routes(actions), *actions.routes()):
         _add(app, method, path, endpoint, operation)
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)

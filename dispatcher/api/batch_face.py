@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.actions import all_actions
-from dispatcher.actions.action import Mistakes, example, read
-from dispatcher.actions.batch import LOCKED, UNKNOWN, Batch, Judged
-from dispatcher.actions.runner import preview, run_batch, select
-from dispatcher.api.face import ActionEndpoints, Endpoint, body_of, problem_of, who
+from dispatcher.actions.action import example, read
+from dispatcher.actions.batch import LOCKED, UNKNOWN, Batch, Judged, Outcome
+from dispatcher.actions.runner import Who, of_tenant, preview, run_batch, select
+from dispatcher.api.face import ActionEndpoints, Endpoint, body_of, json_response, problems, row_schemas, who
 from dispatcher.api.operation import BODY_PROBLEMS, DECISION_PROBLEMS, ID, Operation, object_schema, path_parameter
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
@@ -56,7 +54,7 @@ def _routes(of: ActionEndpoints, action: type[Batch]) -> Iterator[tuple[str, str
             name=f"{one}_emails",
             summary=f"{action.verb().capitalize()} emails by a filter",
             description=f"Changes at most {action.most_over_http:,} emails; repeat while `has_more` is true.",
-            response_schema="ChangedEmails",
+            response_schema="Outcome",
             request_schema=action.__name__,
             example={**_known(action, example(action), is_one=True), "lane": "bulk"},
             problems=(*BODY_PROBLEMS, "invalid-body"),
@@ -71,26 +69,24 @@ def _known(action: type[Batch], given: Mapping[str, Any], *, is_one: bool) -> di
 
 @asynccontextmanager
 async def _asked(
-    of: ActionEndpoints, action: type[Batch], request: Request, scopes: tuple[Scope, ...], *, is_one: bool
-) -> AsyncIterator[tuple[Batch, Any, AsyncSession]]:
-    caller = await of.access.authenticate(request, *scopes)
+    of: ActionEndpoints, action: type[Batch], request: Request, *others: Scope, is_one: bool
+) -> AsyncIterator[tuple[Batch, Who, AsyncSession]]:
+    caller = await of.access.authenticate(request, action.scope, *others)
+    actor = who(caller)
     async with of.body(request, caller) as given:
-        known = _known(action, dict.fromkeys(action.fields), is_one=is_one)
-        try:
+        with problems("pointer"):
+            known = _known(action, dict.fromkeys(action.fields), is_one=is_one)
             asked = read(action, given, {}, is_reason_required=True, only=known.keys())
-        except Mistakes as error:
-            raise problem_of(error, "pointer", {}) from None
-        asked = type(asked)(**{**asked.values(), "tenant_id": caller.tenant(asked.tenant_id)})
-        async with of.sessions.of(caller.share) as connection:
-            yield asked, who(caller), connection
+            asked = of_tenant(asked, actor)
+            async with of.sessions.of(caller.share) as connection:
+                yield asked, actor, connection
 
 
 def _one(of: ActionEndpoints, action: type[Batch]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        scopes = (Scope.SEND, Scope.OPERATE)
-        async with _asked(of, action, request, scopes, is_one=True) as (asked, actor, connection):
-            async for (judged,) in run_batch(connection, asked, actor, [request.path_params["email_id"]]):
-                return _json({"id": judged.email_id, "status": _after(action, judged)})
+        async with _asked(of, action, request, Scope.SEND, is_one=True) as (asked, actor, connection):
+            async for (judged,) in run_batch(connection, asked, actor, [request.path_params["email_id"]], of.settings):
+                return json_response({"id": judged.email_id, "status": _after(action, judged)})
         raise AssertionError
 
     return endpoint
@@ -98,24 +94,19 @@ def _one(of: ActionEndpoints, action: type[Batch]) -> Endpoint:
 
 def _selected(of: ActionEndpoints, action: type[Batch]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        async with _asked(of, action, request, (action.scope,), is_one=False) as (asked, actor, connection):
+        async with _asked(of, action, request, is_one=False) as (asked, actor, connection):
             if not (asked.dry_run or asked.is_selecting()):
                 detail = "has no filter, so it selects every email of the tenant; set `all` if that is intended"
                 raise Problem("invalid-body", errors=[FieldError("pointer", "#", detail)])
             most = action.most_over_http
             groups = await preview(connection, asked, most=most + 1)
-            results: Counter[str] = Counter()
+            judged: list[Judged] = []
             if not asked.dry_run:
-                async for batch in run_batch(connection, asked, actor, await select(connection, asked, most=most)):
-                    results.update(each.verdict for each in batch)
-        return _json(
-            {
-                "selected": {each.status: min(each.emails, most) for each in groups},
-                "samples": {each.status: each.ids for each in groups},
-                "has_more": sum(each.emails for each in groups) > most,
-                "results": results,
-            }
-        )
+                ids = await select(connection, asked, most=most)
+                async for batch in run_batch(connection, asked, actor, ids, of.settings):
+                    judged += batch
+        named = len(asked.email_ids or ())
+        return json_response(action.outcome(groups, named, judged, most=most))
 
     return endpoint
 
@@ -136,10 +127,6 @@ def _after(action: type[Batch], judged: Judged) -> Status:
     )
 
 
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
-
-
 def _schemas(action: type[Batch]) -> dict[str, Any]:
     """The schemas of a batch's bodies and results."""
     whole = body_of(action)
@@ -148,19 +135,11 @@ def _schemas(action: type[Batch]) -> dict[str, Any]:
     names = _known(action, action.fields, is_one=True)
     properties = {name: each for name, each in whole["properties"].items() if name in names}
     one = {**whole, "properties": properties}
-    count = {"type": "object", "additionalProperties": {"type": "integer"}}
     return {
         action.__name__: whole,
         f"{action.__name__}One": one,
         "ChangedEmail": object_schema({"id": ID, "status": {"type": "string", "enum": list(Status)}}),
-        "ChangedEmails": object_schema(
-            {
-                "selected": count,
-                "samples": {"type": "object", "additionalProperties": {"type": "array", "items": ID}},
-                "has_more": {"type": "boolean"},
-                "results": count,
-            }
-        ),
+        **row_schemas([Outcome]),
     }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,15 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.actions import all_actions
-from dispatcher.actions.action import Action, Mistake, Mistakes, Refused, example, read
+from dispatcher.actions.action import Action, Mistake, Mistakes, Refused, document, example, read
 from dispatcher.actions.batch import Batch
-from dispatcher.actions.runner import Who, check, run
+from dispatcher.actions.runner import Face, Who, check, run
 from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.body_reader import BodyReader, run_off_loop
 from dispatcher.api.fair_limiter import FairSessions
 from dispatcher.api.large_json import parse
-from dispatcher.api.operation import BODY_PROBLEMS, Operation, object_schema, path_parameter, reference
+from dispatcher.api.operation import BODY_PROBLEMS, Operation, nullable, object_schema, path_parameter, reference
 from dispatcher.api.problems import FieldError, Problem
+from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -36,11 +37,12 @@ class ActionEndpoints:
     access: AccessControl
     bodies: BodyReader
     sessions: FairSessions
+    settings: Settings
 
     def routes(self) -> Iterator[tuple[str, str, Endpoint, Operation]]:
         """The method, the path, the endpoint and the description of each action."""
         for action in all_actions():
-            if issubclass(action, Batch):
+            if issubclass(action, Batch) or not action.http:
                 continue
             method, path = action.http.split()
             yield method, path, self._endpoint(action, has_body=method != "GET"), operation(action)
@@ -48,13 +50,13 @@ class ActionEndpoints:
     def _endpoint(self, action: type[Action[Any]], *, has_body: bool) -> Endpoint:
         async def with_body(request: Request) -> Response:
             caller = await self.access.authenticate(request, action.scope)
-            _checked(action, caller)
+            with problems("pointer"):
+                check(action, who(caller))  # before the body is read
             async with self.body(request, caller) as given:
                 return await self._run(action, caller, request, given, {})
 
         async def without_body(request: Request) -> Response:
             async with self.access.admit(request, action.scope) as caller:
-                _checked(action, caller)
                 return await self._run(action, caller, request, {}, _query(request))
 
         return with_body if has_body else without_body
@@ -76,34 +78,49 @@ class ActionEndpoints:
         given: Mapping[str, object],
         texts: Mapping[str, str],
     ) -> Response:
-        in_path: dict[str, str] = request.path_params
-        try:
+        in_path = {name: str(value) for name, value in request.path_params.items()}
+        location = "parameter" if request.method == "GET" else "pointer"
+        with problems(location, in_path):
             asked = read(action, given, {**texts, **in_path}, is_reason_required=True)
-        except Mistakes as error:
-            raise problem_of(error, "pointer" if given else "parameter", in_path) from None
-        try:
             async with self.sessions.of(caller.share) as connection:
-                result = await run(connection, asked, who(caller))
-        except Refused as error:
-            raise Problem(error.code, f"{error.message} {error.remedy or ''}".strip()) from None
-        return Response(
-            orjson.dumps({action.subject(): result} if action.is_list else result), media_type="application/json"
-        )
+                result = await run(connection, asked, who(caller), self.settings)
+        return json_response(document(action, result))
 
 
 def who(caller: Caller) -> Who:
     """A caller as an actor."""
     if (key := caller.key) is None:
-        return Who("api")
-    return Who(f"api key ed_{key.key_id} ({key.name})", key.tenant_id, frozenset(map(Scope, key.scopes)))
+        return Who(Face.OPEN_HTTP, "api")
+    return Who(Face.HTTP, f"api key ed_{key.key_id} ({key.name})", key.tenant_id, frozenset(map(Scope, key.scopes)))
 
 
-def _checked(action: type[Action[Any]], caller: Caller) -> None:
-    """Refuses a caller before the body is read."""
+def json_response(value: object) -> Response:
+    """A response with a JSON document."""
+    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
+
+
+@contextmanager
+def problems(location: str, in_path: Collection[str] = ()) -> Iterator[None]:
+    """Translates what `read` and the runner raise to problems.
+
+    Args:
+        location: Where the fields are: `pointer` (the body) or `parameter`, except those that are in the path.
+    """
     try:
-        check(action, who(caller))
+        yield
     except Refused as error:
         raise Problem(error.code, f"{error.message} {error.remedy or ''}".strip()) from None
+    except Mistakes as error:
+        errors = [_error(each, "parameter" if each.field in in_path else location) for each in error.mistakes[:20]]
+        is_body = any(each.location == "pointer" for each in errors)
+        raise Problem("invalid-body" if is_body else "invalid-parameter", errors=errors) from None
+
+
+def _error(mistake: Mistake, location: str) -> FieldError:
+    if location == "pointer":
+        path = "/".join(filter(None, (mistake.field, mistake.path)))
+        return FieldError(location, f"#/{path}" if path else "#", mistake.rule)
+    return FieldError(location, mistake.field, mistake.rule)
 
 
 def _query(request: Request) -> dict[str, str]:
@@ -111,18 +128,6 @@ def _query(request: Request) -> dict[str, str]:
     if len(given) > len(dict(given)):
         raise Problem("invalid-parameter", "A parameter is given twice.")
     return dict(given)
-
-
-def problem_of(error: Mistakes, location: str, in_path: Mapping[str, str]) -> Problem:
-    errors = [_error(each, "parameter" if each.field in in_path else location) for each in error.mistakes[:20]]
-    is_body = any(each.location == "pointer" for each in errors)
-    return Problem("invalid-body" if is_body else "invalid-parameter", errors=errors)
-
-
-def _error(mistake: Mistake, location: str) -> FieldError:
-    if location == "pointer":
-        return FieldError(location, f"#/{mistake.field}" if mistake.field else "#", mistake.rule)
-    return FieldError(location, mistake.field, mistake.rule)
 
 
 def operation(action: type[Action[Any]]) -> Operation:
@@ -133,7 +138,11 @@ def operation(action: type[Action[Any]]) -> Operation:
     fields = {name: {**each.kind.schema, "description": each.about} for name, each in action.fields.items()}
     parameters = [path_parameter(name, *_split(fields[name])) for name in in_path]
     if method == "GET":
-        parameters += [{"name": name, "in": "query", "schema": fields[name]} for name in fields if name not in in_path]
+        parameters += [
+            {"name": name, "in": "query", "required": action.fields[name].is_required, "schema": fields[name]}
+            for name in fields
+            if name not in in_path
+        ]
     return Operation(
         name=_WORD.sub("_", action.__name__).lower(),
         summary=summary,
@@ -153,26 +162,29 @@ def operation(action: type[Action[Any]]) -> Operation:
 
 def schemas() -> dict[str, Any]:
     """The schemas of all actions' bodies and results."""
-    actions = [each for each in all_actions() if not issubclass(each, Batch)]
-    rows = [each.row for each in actions]
-    _, found = msgspec.json.schema_components(rows, ref_template="#/components/schemas/{name}")
-    for schema in found.values():
-        schema.pop("title", None)
-        schema.update(
-            required=list(schema["properties"]),
-            additionalProperties=False,
-            description=schema.get("description", "").partition("\n")[0],
-        )
-        for each in schema["properties"].values():
-            each.pop("default", None)
+    actions = [each for each in all_actions() if not issubclass(each, Batch) and each.http]
+    found = row_schemas(each.row for each in actions)
     for action in actions:
         if action.is_list:
-            found[_plural(action)] = object_schema(
-                {action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
-            )
+            rows = {action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
+            found[_plural(action)] = object_schema(rows | ({"next": nullable("string")} if action.key else {}))
         else:
             found[action.__name__] = body_of(action)
     return found
+
+
+def row_schemas(rows: Iterable[type[Any]]) -> dict[str, Any]:
+    """The schemas of row types, and of the types in them. Every field is present in a response."""
+    _, found = msgspec.json.schema_components(rows, ref_template="#/components/schemas/{name}")
+    for schema in found.values():
+        schema.pop("title", None)
+        if "properties" not in schema:
+            continue
+        about = schema.get("description", "").partition("\n")[0]
+        schema.update(required=list(schema["properties"]), additionalProperties=False, description=about)
+        for each in schema["properties"].values():
+            each.pop("default", None)
+    return dict(found)
 
 
 def body_of(action: type[Action[Any]]) -> dict[str, Any]:

@@ -11,17 +11,15 @@ from uuid import UUID
 
 import click
 
-from dispatcher.actions.action import Mistakes, read
 from dispatcher.actions.batch import Batch, Group, Judged
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.face import group, help_of, option, words_of
+from dispatcher.cli.face import group, help_of, in_words, option, read_options
 from dispatcher.cli.options import confirm, known_lane, progress
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.config import Settings
 
-DEFAULT_TENANT: Final = "default"
 _MAX_LISTED: Final = 20
 """The most results that are printed one per line. If there are more, the output is a count for each kind of result."""
 
@@ -51,13 +49,7 @@ def batch_command(action: type[Batch]) -> click.Command:
 
 
 def _read(action: type[Batch], names: tuple[str, ...], given: dict[str, Any]) -> Batch:
-    texts = {name: text if isinstance(text, str) else "true" for name, text in given.items() if text}
-    try:
-        if any(not text.strip() for text in given.values() if isinstance(text, str)):
-            raise click.UsageError("An option is blank.")
-        asked = read(action, {}, texts)
-    except Mistakes as error:
-        raise click.UsageError("\n".join(words_of(action, each) for each in error.mistakes)) from None
+    asked = read_options(action, given)
     if names and asked.is_selecting():
         raise click.UsageError("Give ids and message keys, or a filter, not both.")
     if not (names or asked.is_selecting() or asked.tenant_id):
@@ -68,38 +60,42 @@ def _read(action: type[Batch], names: tuple[str, ...], given: dict[str, Any]) ->
 
 
 def _run(asked: Batch, names: tuple[str, ...], actor: str | None, *, yes: bool, as_json: bool) -> int:
-    from dispatcher.actions.runner import Who, run_batch
+    from dispatcher.actions.runner import Face, Who, run_batch
 
     verb, settings = asked.verb(), load_settings("database_url")
     groups, ids = _find(asked, names, settings)
-    lane = getattr(asked, "lane", None)
-    if not ids and lane is not None:
-        known_lane(lane, "--lane")  # only now: a lane that was removed from the settings can still have emails
-    if asked.dry_run or not names:
-        _show(asked, groups, len(ids), as_json=as_json and asked.dry_run)
     if asked.dry_run or not ids:
+        if as_json:
+            print_json(asked.outcome(groups, len(ids), []))
+        else:
+            _show(asked, groups, len(ids))
         return Exit.DONE
     if not names:
+        _show(asked, groups, len(ids))
         confirm(f"{verb.capitalize()} {counted(len(ids), 'email')}?", yes=yes)
 
     async def change(session: Any) -> list[Judged]:
         results: list[Judged] = []
         with progress(verb, total=len(ids)) as advance:
-            async for batch in run_batch(session, _of_all_tenants(asked), Who(actor), ids):
+            async for batch in run_batch(session, asked.but(tenant_id=None), Who(Face.COMMAND, actor), ids, settings):
                 results += batch
                 for _ in batch:
                     advance()
         return results
 
-    return _report(asked, run_with_session(verb, change, settings), as_json=as_json)
-
-
-def _of_all_tenants(asked: Batch) -> Batch:
-    return type(asked)(**{**asked.values(), "tenant_id": None})
+    with in_words(type(asked)):
+        judged = run_with_session(verb, change, settings)
+    outcome = asked.outcome(groups, len(ids), judged)
+    if as_json:
+        print_json(outcome)
+    _report(asked, judged)
+    if not outcome.unchanged:
+        return Exit.DONE
+    return Exit.PARTLY if len(outcome.unchanged) < len(judged) else Exit.FAILED
 
 
 def _find(asked: Batch, names: tuple[str, ...], settings: Settings) -> tuple[list[Group], Sequence[UUID]]:
-    from dispatcher.actions.runner import preview, select
+    from dispatcher.actions.runner import DEFAULT_TENANT, preview, select
     from dispatcher.ops.names import find_ids
 
     async def find(session: Any) -> tuple[list[Group], Sequence[UUID]]:
@@ -108,38 +104,29 @@ def _find(asked: Batch, names: tuple[str, ...], settings: Settings) -> tuple[lis
             ids = await find_ids(session, asked.tenant_id or DEFAULT_TENANT, names)
         else:
             ids = await select(session, asked)
-        of = type(asked)(**{**_of_all_tenants(asked).values(), "email_ids": tuple(ids)})
-        return await preview(session, of), ids
+        return await preview(session, asked.but(tenant_id=None, email_ids=tuple(ids))), ids
 
-    return run_with_session(asked.verb(), find, settings)
+    groups, ids = run_with_session(asked.verb(), find, settings)
+    lane = getattr(asked, "lane", None)
+    if not ids and lane is not None:
+        known_lane(lane, "--lane")  # only now: a lane that was removed from the settings can still have emails
+    return groups, ids
 
 
-def _show(asked: Batch, groups: list[Group], selected: int, *, as_json: bool) -> None:
-    others = selected - sum(each.emails for each in groups)
-    if as_json:
-        emails, samples = {g.status: g.emails for g in groups}, {g.status: g.ids for g in groups}
-        print_json({"emails": emails, "samples": samples, "others": others})
-        return
+def _show(asked: Batch, groups: list[Group], selected: int) -> None:
     for each in groups:
         say(f"{counted(each.emails, 'email')}: {each.status}. For example {', '.join(map(str, each.ids))}")
-    if others:
-        say(f"{counted(others, 'email')}: has another status. The command does not change them.")
+    if others := selected - sum(each.emails for each in groups):
+        say(f"{counted(others, 'email')}: {asked.others}. The command does not change them.")
     if not selected:
         say(asked.none_selected)
 
 
-def _report(asked: Batch, results: list[Judged], *, as_json: bool) -> int:
-    unchanged = [each for each in results if not asked.verdict(each.verdict).is_success]
-    if as_json:
-        listed = {str(each.email_id): {"result": each.verdict, "status": each.status} for each in unchanged}
-        print_json({"counts": Counter(each.verdict for each in results), "unchanged": listed})
-    texts = [asked.verdict(each.verdict).words.format(status=each.status) for each in results]
-    if len(results) <= _MAX_LISTED:
-        for each, text in zip(results, texts, strict=True):
+def _report(asked: Batch, judged: list[Judged]) -> None:
+    texts = [asked.verdict(each.verdict).words.format(status=each.status) for each in judged]
+    if len(judged) <= _MAX_LISTED:
+        for each, text in zip(judged, texts, strict=True):
             say(f"{each.email_id}: {text}")
     else:
         for text, number in Counter(texts).items():
             say(f"{counted(number, 'email')}: {text}")
-    if not unchanged:
-        return Exit.DONE
-    return Exit.PARTLY if len(unchanged) < len(results) else Exit.FAILED

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, cell, flag, label, read
+from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, Page, cell, document, label, read
+from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
 from dispatcher.domain.kinds import FLAG
+
+A = TypeVar("A", bound=Action[Any])
 
 
 def group(subject: ModuleType) -> click.Group:
@@ -49,11 +54,11 @@ def command(action: type[Action[Any]]) -> click.Command:
 def option(action: type[Action[Any]], field: Field) -> click.Option:
     """The option of a field; its value stays text, so that all mistakes are reported at once."""
     if field.kind is FLAG:
-        return click.Option([flag(field.name), field.name], is_flag=True, help=field.about)
+        return click.Option([field.flag, field.name], is_flag=True, help=field.about)
     is_required = field.is_required or (field.name == "reason" and issubclass(action, Change) and action.needs_reason)
     kind = click.Choice(list(field.kind.choices)) if field.kind.choices else click.STRING
     return click.Option(
-        [flag(field.name), field.name], type=kind, metavar=field.kind.metavar, help=field.about, required=is_required
+        [field.flag, field.name], type=kind, metavar=field.kind.metavar, help=field.about, required=is_required
     )
 
 
@@ -66,38 +71,70 @@ def help_of(about: str, examples: Iterable[str]) -> str:
 
 def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
     as_json, actor = given.pop("as_json"), given.pop("actor", None)
-    try:
-        asked = read(action, {}, {name: text for name, text in given.items() if text is not None})
-    except Mistakes as error:
-        raise click.UsageError("\n".join(words_of(action, each) for each in error.mistakes)) from None
-    from dispatcher.actions.runner import Who, run
+    asked = read_options(action, given)
+    from dispatcher.actions.runner import Face, Who, run
 
-    result = run_with_session(action.subject(), lambda session: run(session, asked, Who(actor)))
+    settings = load_settings("database_url")
+    with in_words(action):
+        result = run_with_session(
+            action.subject(), lambda session: run(session, asked, Who(Face.COMMAND, actor), settings), settings
+        )
     if as_json:
-        print_json(result)
-    elif not action.is_list:
+        print_json(document(action, result))
+    elif action.is_list:
+        _show(action, result)
+    else:
+        if action.secret:
+            print_data(getattr(result, action.secret))
         if action.tells_row:
             say(result.describe().rstrip(".") + ".")
         say(action.done)
-    elif result:
-        print_data("\n".join(_table(action, result).lines()))
+    return Exit.DONE
+
+
+def read_options(action: type[A], given: Mapping[str, Any]) -> A:
+    """The action that the options say; a usage error with all mistakes of the command line."""
+    given = {name: text for name, text in given.items() if text not in (None, False)}
+    with in_words(action):
+        return read(action, {}, {name: "true" if text is True else text for name, text in given.items()})
+
+
+@contextmanager
+def in_words(action: type[Action[Any]]) -> Iterator[None]:
+    """Translates mistakes to a usage error in the words of the command line."""
+    try:
+        yield
+    except Mistakes as error:
+        raise click.UsageError("\n".join(words_of(action, each) for each in error.mistakes)) from None
+
+
+def _show(action: type[Action[Any]], result: Any) -> None:
+    rows = result.rows if isinstance(result, Page) else result
+    if rows:
+        print_data("\n".join(_table(action, rows).lines()))
     else:
         say(action.nothing)
-    return Exit.DONE
+    if isinstance(result, Page) and result.next is not None:
+        say(f"More rows follow. Add --after {result.next}")
 
 
 def words_of(action: type[Action[Any]], mistake: Mistake) -> str:
     """A mistake in the words of the command line."""
     if not mistake.field:
-        return f"This {mistake.rule.replace('_', '-')}."
+        rule = mistake.rule
+        for name, each in action.fields.items():
+            rule = re.sub(rf"\b{name}\b", each.flag, rule)
+        return f"The command line {rule}."
     name = mistake.field
-    shown = action.fields[name].kind.metavar if name in action.path_names() else flag(name)
-    return f"Invalid value for '{shown}': it {mistake.rule}."
+    shown = action.fields[name].kind.metavar if name in action.path_names() else action.fields[name].flag
+    place = f" (item {int(mistake.path) + 1})" if mistake.path.isdigit() else ""
+    return f"Invalid value for '{shown}'{place}: it {mistake.rule}."
 
 
 def _table(action: type[Action[Any]], rows: list[Any]) -> Table:
     names = action.row.__match_args__
-    shown = Table(*(label(name).lower() for name in names))
+    numbers = [at for at, name in enumerate(names) if isinstance(getattr(rows[0], name), (int, float))]
+    shown = Table(*(label(name).lower() for name in names), right=numbers)
     for row in rows:
         shown.add(*(cell(action, name, getattr(row, name)) for name in names))
     return shown

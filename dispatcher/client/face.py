@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 import orjson
 
-from dispatcher.actions.action import Action
+from dispatcher.actions.action import Action, Page
 from dispatcher.client.calls import ApiCall, ApiResponse
 
 R = TypeVar("R")
@@ -25,10 +26,12 @@ def call_of(action: Action[R]) -> ApiCall[R]:
     return ApiCall(_parser(action), method, path, (("Content-Type", "application/json"),), orjson.dumps(given))
 
 
-def _parser(action: Action[R]) -> Any:
+def _parser(action: Action[R]) -> Callable[[ApiResponse], Any]:
     def parse(response: ApiResponse) -> Any:
-        if action.is_list:
-            return msgspec.json.decode(response.body, type=dict[str, list[action.row]])[action.subject()]  # type: ignore[name-defined]
-        return msgspec.json.decode(response.body, type=action.row)
+        if not action.is_list:
+            return msgspec.json.decode(response.body, type=action.row)
+        whole = msgspec.json.decode(response.body, type=dict[str, msgspec.Raw])
+        rows = msgspec.json.decode(whole[action.subject()], type=list[action.row])  # type: ignore[name-defined]
+        return Page(rows, msgspec.json.decode(whole["next"], type=str | None)) if action.key else rows
 
     return parse

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.actions.runner import Who, run_batch
+from dispatcher.actions.runner import Face, Who, run_batch
 from dispatcher.actions.unsent import Cancel
 from dispatcher.domain.status import Status
 from dispatcher.ops.acts import Act
@@ -78,7 +78,7 @@ async def test_a_decision_has_its_actor_and_reason(session: AsyncSession, books:
 
 async def test_a_cancelled_email_has_the_instant_of_its_cancellation(session: AsyncSession, books: Books) -> None:
     email_id = books.enqueue_one()
-    async for _ in run_batch(session, Cancel(reason=ACT.reason), Who(ACT.actor), [email_id]):
+    async for _ in run_batch(session, Cancel(reason=ACT.reason), Who(Face.COMMAND, ACT.actor), [email_id]):
         pass
 
     assert sorted(await words(session, email_id)) == ["cancel", "cancelled", "enqueued"]

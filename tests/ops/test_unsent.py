@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dispatcher.actions.batch import Judged
-from dispatcher.actions.runner import Who, run_batch
+from dispatcher.actions.runner import Face, Who, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
 from dispatcher.domain.status import Status
 from dispatcher.ops.acts import Act
@@ -25,12 +25,12 @@ TOMORROW = datetime.now(UTC) + timedelta(days=1)
 
 async def cancel(session: Any, ids: Any, act: Act, *, tenant_id: str | None = None) -> list[Judged]:
     asked = Cancel(tenant_id=tenant_id, reason=act.reason)
-    return [each async for batch in run_batch(session, asked, Who(act.actor), ids) for each in batch]
+    return [each async for batch in run_batch(session, asked, Who(Face.COMMAND, act.actor), ids) for each in batch]
 
 
 async def reschedule(session: Any, ids: Any, at: datetime, act: Act, *, tenant_id: str | None = None) -> list[Judged]:
     asked = Reschedule(tenant_id=tenant_id, reason=act.reason, send_at=at)
-    return [each async for batch in run_batch(session, asked, Who(act.actor), ids) for each in batch]
+    return [each async for batch in run_batch(session, asked, Who(Face.COMMAND, act.actor), ids) for each in batch]
 
 
 def waiting(books: Books, **columns: Any) -> UUID:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.actions.batch import Batch
-from dispatcher.actions.runner import Who, run_batch
+from dispatcher.actions.runner import Face, Who, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
@@ -272,7 +272,7 @@ async def carry_out(
 
 
 async def _change(session: AsyncSession, asked: Batch, email_id: UUID, act: Act) -> Result:
-    async for (judged,) in run_batch(session, asked, Who(act.actor), [email_id]):
+    async for (judged,) in run_batch(session, asked, Who(Face.PAGE, act.actor), [email_id]):
         verdict = asked.verdict(judged.verdict)
         if verdict.is_success and not verdict.words.startswith("not"):
             return Result()

@@ -1,36 +1,63 @@
-"""Derives the forms of the operators' page from actions (see `dispatcher.actions`). `actions.html` renders them."""
+"""Derives lists, filters and forms of the operators' page from actions (see `dispatcher.actions`).
+
+The macros of `actions.html` render them; a subject's own template may use each of them alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.actions.action import Action, Mistakes, Reach, label, path_of, read
-from dispatcher.actions.runner import Who, run
+from dispatcher.actions.action import Action, Mistakes, Page, Reach, Refused, label, path_of, read
+from dispatcher.actions.batch import Batch
+from dispatcher.actions.runner import Face, Who, run
 from dispatcher.api.ops_page.fields import Mistake, all_tenants_only, parameter
 from dispatcher.api.ops_page.forms import Form
+from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 
+R = TypeVar("R")
+
+
+class PageOfForms(Protocol):
+    """Renders the page on which a form is: again, with what was typed, if the form has a mistake."""
+
+    def __call__(
+        self,
+        request: Request,
+        visitor: Visitor,
+        *,
+        form: Form | None = None,
+        mistake: Mistake | None = None,
+        secret: str | None = None,
+    ) -> Awaitable[Response]: ...
+
 
 def pages(subject: ModuleType) -> Callable[[Site], list[Route]]:
-    """The function `routes` of a subject's own page: its list and the forms of its other actions."""
+    """The function `routes` of a subject's page: its list, the list's filter, and the forms of its other actions.
+
+    The subject's first action is the list.
+    """
     actions: tuple[type[Action[Any]], ...] = subject.ACTIONS
     listing, path = actions[0], f"/{actions[0].subject()}"
 
     def routes(site: Site) -> list[Route]:
         async def render(
-            request: Request, visitor: Visitor, *, form: Form | None = None, mistake: Mistake | None = None
+            request: Request,
+            visitor: Visitor,
+            *,
+            form: Form | None = None,
+            mistake: Mistake | None = None,
+            secret: str | None = None,
         ) -> Response:
-            if listing.reach is Reach.ALL_TENANTS:
-                all_tenants_only(visitor)
-            async with site.session() as session:
-                rows = await run(session, listing(), Who(visitor.name, visitor.tenant_id))
+            found, filters, wrong = await listed(site, listing, request, visitor)
+            mistake = mistake or wrong
             return await site.page(
                 request,
                 visitor,
@@ -38,10 +65,13 @@ def pages(subject: ModuleType) -> Callable[[Site], list[Route]]:
                 status=200 if mistake is None else 400,
                 heading=listing.subject().capitalize(),
                 about=(subject.__doc__ or "").split("\n\n"),
-                actions_of=actions,
-                rows=rows,
+                actions_of=[each for each in actions if not issubclass(each, Batch)],
+                page=found,
+                path=path,
+                filters=filters,
                 given=form or {},
                 mistake=mistake,
+                secret=secret,
                 done=done(request, actions),
             )
 
@@ -50,15 +80,24 @@ def pages(subject: ModuleType) -> Callable[[Site], list[Route]]:
     return routes
 
 
-class Page(Protocol):
-    """Renders the page on which a form is: again, with what was typed, if the form has a mistake."""
+async def listed(
+    site: Site, listing: type[Action[Any]], request: Request, visitor: Visitor
+) -> tuple[Page[Any], Mapping[str, str], Mistake | None]:
+    """The rows that the filter in the URL selects, the filter as it was typed, and its mistakes if there are any.
 
-    def __call__(
-        self, request: Request, visitor: Visitor, *, form: Form | None = None, mistake: Mistake | None = None
-    ) -> Awaitable[Response]: ...
+    With a mistake there are no rows.
+    """
+    filters = {name: text for name in listing.fields if (text := parameter(request, name))}
+    try:
+        asked = read(listing, {}, filters)
+        async with site.session() as session:
+            found = await _run(site, session, asked, visitor)
+    except Mistakes as error:
+        return Page([], None), filters, Mistake(_words(error))
+    return (found if isinstance(found, Page) else Page(found, None)), filters, None
 
 
-def forms(site: Site, actions: Iterable[type[Action[Any]]], page: Page, path: str) -> list[Route]:
+def forms(site: Site, actions: Iterable[type[Action[Any]]], page: PageOfForms, path: str) -> list[Route]:
     """The routes of the forms of all actions that change something.
 
     Args:
@@ -68,26 +107,43 @@ def forms(site: Site, actions: Iterable[type[Action[Any]]], page: Page, path: st
     return [
         site.post(path_of(action), _handler(site, action, page, path), title=action.summary()[0])
         for action in actions
-        if not action.is_list
+        if not action.is_list and not issubclass(action, Batch)
     ]
 
 
 def _handler(
-    site: Site, action: type[Action[Any]], page: Page, path: str
+    site: Site, action: type[Action[Any]], page: PageOfForms, path: str
 ) -> Callable[[Request, Visitor, Form], Awaitable[Response]]:
     async def handler(request: Request, visitor: Visitor, form: Form) -> Response:
         if action.reach is Reach.ALL_TENANTS:
             all_tenants_only(visitor)
-        known = {name: text for name, text in form.items() if name in action.fields}
+        known = {name: text for name, text in form.items() if name in action.fields and text.strip()}
         try:
             asked = read(action, {}, known, is_reason_required=True)
+            async with site.session() as session:
+                result = await _run(site, session, asked, visitor)
         except Mistakes as error:
             return await page(request, visitor, form=form, mistake=Mistake(_words(error)))
-        async with site.session() as session:
-            await run(session, asked, Who(visitor.name, visitor.tenant_id))
+        except Refused as error:
+            words = f"{error.message} {error.remedy or ''}".strip()
+            return await page(request, visitor, form=form, mistake=Mistake(words))
+        if action.secret:
+            return await page(request, visitor, secret=getattr(result, action.secret))
         return site.see_other(path, done=action.name)
 
     return handler
+
+
+async def _run(site: Site, session: Any, asked: Action[R], visitor: Visitor) -> R:
+    try:
+        return await run(session, asked, Who(Face.PAGE, visitor.name, visitor.tenant_id), site.settings)
+    except Refused as error:
+        if error.name == "reach":
+            all_tenants_only(visitor)
+        if error.name == "tenant":
+            remedy = "Remove `tenant_id` from the address of this page."
+            raise PageError(404, "There is no tenant with this id.", remedy) from None
+        raise
 
 
 def _words(error: Mistakes) -> str:

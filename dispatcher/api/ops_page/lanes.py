@@ -92,9 +92,16 @@ class LanePages:
         return self.site.see_other(PATH, done=done)
 
     async def render(
-        self, request: Request, visitor: Visitor, *, form: Form | None = None, mistake: Mistake | None = None
+        self,
+        request: Request,
+        visitor: Visitor,
+        *,
+        form: Form | None = None,
+        mistake: Mistake | None = None,
+        secret: str | None = None,
     ) -> Response:
         """The page, with a mistake in one of its forms if there is one."""
+        del secret  # no action on this page has one
         fields.all_tenants_only(visitor)
         async with self.site.session() as session:
             controls = await lanes.find_controls(session)
