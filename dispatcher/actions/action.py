@@ -190,6 +190,7 @@ class Action(Generic[R_co]):
         done: What the command and the page say afterwards.
         tells_row: Whether they also say the row's `describe()`.
         secret: The field of the row with a secret, which every face shows once.
+        plural: What the rows are called in JSON, if it is not the subject.
         nothing: What is said if there are no rows.
         missing: Words for null in a column.
         examples: Command lines without `dispatcher`.
@@ -210,6 +211,7 @@ class Action(Generic[R_co]):
     done: ClassVar[str] = ""
     tells_row: ClassVar[bool] = False
     secret: ClassVar[str] = ""
+    plural: ClassVar[str] = ""
     nothing: ClassVar[str] = ""
     missing: ClassVar[Mapping[str, str]] = {}
     constants: ClassVar[Mapping[str, object]] = {}
@@ -359,8 +361,8 @@ class Change(Action[R_co]):
 def document(action: type[Action[Any]], result: Any) -> Any:
     """A result as the JSON document that HTTP and `--json` show: a row, or the rows under the subject's name."""
     if isinstance(result, Page):
-        return {action.subject(): result.rows, "next": result.next}
-    return {action.subject(): result} if action.is_list else result
+        return {action.plural or action.subject(): result.rows, "next": result.next}
+    return {action.plural or action.subject(): result} if action.is_list else result
 
 
 def read(

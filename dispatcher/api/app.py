@@ -93,8 +93,6 @@ def make_app(
     _add(app, "GET", "/v1/emails", status.list, status_operations.LIST)
     _add(app, "GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY)
     _add(app, "GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET)
-    _add(app, "POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operator_operations.CONFIRM)
-    _add(app, "POST", "/v1/held/{email_id:uuid}/release", operators.release, operator_operations.RELEASE)
     _add(app, "POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY)
     _add(app, "GET", "/v1/replays/{replay_id}", operators.get_replay, operator_operations.GET_REPLAY)
     _add(app, "POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operator_operations.RESUME_REPLAY)

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from dispatcher.actions.failures import DEFAULT_PER_SECOND, MIN_PER_SECOND, DeadFilter
+from dispatcher.actions.dlq import DEFAULT_PER_SECOND, MIN_PER_SECOND, OUTCOMES, DeadFilter
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import filter_options, require_names_or_filter, select_by_names
 from dispatcher.cli.options import Number, audit_options, confirm, json_option, progress
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import RunOnSession, one_session, open_dlq, run_with_dlq, run_with_session
-from dispatcher.cli.table import Table
-from dispatcher.domain.failures import ReplayState, Selection
+from dispatcher.domain.failures import ItemOutcome, ReplayState, Selection
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import ServerUnavailable
 
@@ -32,17 +31,6 @@ if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
 
 _SKIPPED_SHOWN: Final = 1000
-_OUTCOME_TEXTS: Final = {
-    "replayed": "can be sent again",
-    "already_sent": "already sent",
-    "under_way": "already pending, waiting or being sent",
-    "cancelled": "cancelled",
-    "expired": "cannot be sent again: expired",
-    "discarded": "discarded; `dispatcher dlq replay ID` can still send a discarded email again",
-    "may_have_arrived": "may have arrived: held, or an attempt got no answer; add --held to replay these, too",
-    "content_pruned": "cannot be sent again: content was deleted",
-    "unknown": "no such email",
-}
 
 
 @click.command("replay")
@@ -148,8 +136,12 @@ def replay(
     if resume is not None:
         _refuse(names or selection.filters or from_queue or everything, "--resume takes no ids and no filter.")
         with one_session("dlq", settings) as on_session:
-            resumed = {"actor": actor or this_user(), "reason": reason, "per_second": rate, "force": force}
-            found = on_session(lambda session: replaying.resume(session, resume, **resumed))
+            who = actor or this_user()
+            found = on_session(
+                lambda session: replaying.resume(
+                    session, resume, actor=who, reason=reason, per_second=rate, force=force
+                )
+            )
             overlapping = on_session(lambda session: find_overlaps(session, email_ids=[], replay_id=resume))
             _say_overlaps(overlapping, force=force)
             return _run(on_session, found, as_json=as_json)
@@ -233,7 +225,7 @@ def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
         return
     for outcome, count in preview.counts.items():
         examples = ", ".join(map(str, preview.samples[outcome]))
-        say(f"{counted(count, 'email')}: {_OUTCOME_TEXTS[outcome]}. For example {examples}")
+        say(f"{counted(count, 'email')}: {OUTCOMES[ItemOutcome(outcome)]}. For example {examples}")
     if others:
         say(f"{counted(others, 'email')}: not failed or held. The replay skips them.")
     if not preview.total and not others:
@@ -284,7 +276,7 @@ def _report(found: Replay, locked: int) -> int:
         "replayed emails from the DLQ."
     )
     for outcome, count in found.skipped.items():
-        say(f"skipped {count:,}: {_OUTCOME_TEXTS[outcome]}")
+        say(f"skipped {count:,}: {OUTCOMES[ItemOutcome(outcome)]}")
     if locked:
         rows = "its row" if locked == 1 else "their rows"
         say(f"{counted(locked, 'remaining email')} cannot be replayed now: another transaction has locked {rows}.")
@@ -329,55 +321,6 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
 
     removed = run_with_dlq("dlq", repair, settings)
     say(f"Published to {settings.queue}; removed {counted(removed, 'poison message')} from the DLQ.")
-    return Exit.DONE
-
-
-@click.command("replays")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    default=20,
-    show_default=True,
-    help="List at most this many replays.",
-)
-@click.option("--before", type=int, metavar="REPLAY", help="Show the next page: replays before REPLAY.")
-@json_option()
-def replays(limit: int, before: int | None, as_json: bool) -> int:
-    """List replays, newest first: state, progress, operator, reason.
-
-    \b
-    Examples:
-      dispatcher dlq replays
-      dispatcher dlq replays --json | jq '.replays[] | select(.state == "interrupted")'
-
-    The state `interrupted` means that some emails are not replayed yet, but no process runs the replay: for example,
-    because the process was killed, or because another transaction had locked the remaining emails. `dispatcher dlq
-    replay --resume REPLAY` continues the replay.
-    """
-    from dispatcher.store.replays import list_replays
-
-    found = run_with_session(
-        "dlq", lambda session: list_replays(session, before=before, tenant_id=None, limit=limit + 1)
-    )
-    found, after = found[:limit], found[limit - 1].id if len(found) > limit else None
-    if as_json:
-        print_json({"replays": [asdict(each) for each in found], "next": None if after is None else str(after)})
-        return Exit.DONE
-    counted_columns = ("emails", "replayed", "skipped", "remaining")
-    table = Table("replay", "state", *counted_columns, "rate", "operator", "reason", "selection", right=[2, 3, 4, 5])
-    for each in found:
-        filters = ", ".join(f"{name}={value}" for name, value in each.selection.items()) or "all"
-        counts = (each.total, each.replayed, sum(each.skipped.values()), each.waiting)
-        rate = f"{each.per_second:g}/s" if each.per_second else None
-        texts = (rate, each.actor, each.reason, f"{each.source}: {filters}")
-        table.add(each.id, each.state, *(f"{count:,}" for count in counts), *texts)
-    if found:
-        table.show()
-    else:
-        say("There are no replays.")
-    if after is not None:
-        say(f"Next page: --before {after}")
     return Exit.DONE
 
 

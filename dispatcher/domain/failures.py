@@ -169,6 +169,7 @@ class Replay:
             replays together send at the lowest of their rates.
         source: How the emails were selected: `filter`, `ids` or `queue`.
         selection: The filters by name, or the number of ids.
+        reason, actor: None if a tenant may not see them.
     """
 
     id: int
@@ -180,12 +181,12 @@ class Replay:
     include_held: bool
     per_second: float | None
     paced_with: Sequence[int]
-    reason: str
+    reason: str | None
     created_at: datetime
     changed_at: datetime
     source: str
     selection: Mapping[str, Any]
-    actor: str
+    actor: str | None
 
     @property
     def replayed(self) -> int:

@@ -24,7 +24,7 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.actions.failures import DEFAULT_PER_SECOND, MIN_PER_SECOND
+from dispatcher.actions.dlq import DEFAULT_PER_SECOND, MIN_PER_SECOND
 from dispatcher.domain.failures import ItemOutcome, OverlappingReplay, Replay, Selection
 from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import orjson
 
-from dispatcher.domain.failures import DeadEmail, DeadGroup, HeldEmail, ItemOutcome, Selection
+from dispatcher.domain.failures import DeadGroup, ItemOutcome, Selection
 from dispatcher.domain.status import Status
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statement import statement
@@ -44,24 +44,6 @@ class Forecast:
     sample: list[UUID]
 
 
-class Judged(NamedTuple):
-    """What a decision did with one email.
-
-    Attributes:
-        verdict: `confirmed`, `released`, or why nothing was changed.
-        status: The email's status before.
-    """
-
-    email_id: UUID
-    verdict: str
-    status: Status
-
-
-async def list_dead(source: Source, selected: Selection, *, before: UUID | None, limit: int) -> list[DeadEmail]:
-    """A page of failed and held emails with ids below `before`, newest first."""
-    return await fetch(source, "list_dead", {**selected.parameters, "before": before, "limit": limit}, into=DeadEmail)
-
-
 async def group_dead(
     source: Source, selected: Selection, by: str, *, limit: int | None = None, groups: int | None = None
 ) -> list[DeadGroup]:
@@ -81,28 +63,6 @@ async def find_dead_ids(source: Source, selected: Selection, *, most: int | None
     return [row[0] for row in await fetch(source, "find_dead_ids", {**selected.parameters, "most": most})]
 
 
-async def list_held(source: Source, selected: Selection, *, after: UUID | None, limit: int) -> list[HeldEmail]:
-    """A page of held emails with ids above `after`, oldest first."""
-    parameters = {**selected.parameters, "status": Status.HELD, "after": after, "limit": limit}
-    return await fetch(source, "list_held", parameters, into=HeldEmail)
-
-
-async def confirm_held(
-    source: Source, email_ids: Collection[UUID], *, actor: str, reason: str, tenant_id: str | None = None
-) -> list[Judged]:
-    """Makes held emails `sent`. Emails that do not exist are missing in the result."""
-    parameters = {**ids_within(email_ids), "actor": actor, "reason": reason, "tenant_id": tenant_id}
-    return await fetch(source, "confirm_held", parameters, into=Judged)
-
-
-async def release_held(
-    source: Source, email_ids: Collection[UUID], *, actor: str, reason: str, tenant_id: str | None = None
-) -> list[Judged]:
-    """Makes held emails `pending` and due. Emails that do not exist are missing in the result."""
-    parameters = {**ids_within(email_ids), "actor": actor, "reason": reason, "tenant_id": tenant_id}
-    return await fetch(source, "release_held", parameters, into=Judged)
-
-
 async def find_known_ids(source: Source, email_ids: Collection[UUID]) -> set[UUID]:
     """The given ids for which an email exists."""
     if not email_ids:
@@ -116,14 +76,6 @@ async def find_dead_letter_emails(source: Source, email_ids: Collection[UUID]) -
         return {}
     rows = await fetch(source, "find_dead_letter_emails", ids_within(set(email_ids)))
     return {row[0]: DeadLetterEmail(row[1], Status(row[2]), *row[3:]) for row in rows}
-
-
-async def discard_dead(source: Source, email_ids: Collection[UUID], *, actor: str, reason: str) -> set[UUID]:
-    """Marks the emails' dead letters as discarded. Returns the ids of the emails that this call marked."""
-    if not email_ids:
-        return set()
-    parameters = {**ids_within(set(email_ids)), "actor": actor, "reason": reason}
-    return {row[0] for row in await fetch(source, "discard_dead", parameters)}
 
 
 async def republish_dead_letters(source: Source, attempts: Mapping[UUID, int]) -> set[UUID]:

@@ -51,7 +51,7 @@ async def resume_replay(
 ) -> bool: ...
 @statement
 async def list_replays(
-    source: Source, *, replay_id: int | None = None, before: int | None, tenant_id: str | None, limit: int
+    source: Source, *, replay_id: int | None = None, after_id: int | None, tenant_id: str | None, limit: int
 ) -> list[Replay]: ...
 @statement
 async def list_skipped(source: Source, *, replay_id: int, limit: int) -> dict[UUID, ItemOutcome]: ...
@@ -61,5 +61,5 @@ async def count_replayed_by_status(source: Source, *, replay_id: int, limit: int
 
 async def find_replay(source: Source, replay_id: int) -> Replay | None:
     """The current state of a replay; None if there is no such replay."""
-    found = await list_replays(source, replay_id=replay_id, before=None, tenant_id=None, limit=1)
+    found = await list_replays(source, replay_id=replay_id, after_id=None, tenant_id=None, limit=1)
     return found[0] if found else None

@@ -27,14 +27,14 @@
 ) as e
 
 -- name: list_dead
--- A page of failed and held emails with ids below a given id, newest first. Reads only the emails of this page, so it
+-- A page of failed and held emails with ids below `after_email_id`, newest first. Reads only the emails of this page, so it
 -- is fast however many emails match.
 select
     e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.error_type, e.last_error as error, e.attempt_count,
     e.provider, e.created_at, e.dead_letter_due_at is not null as is_letter_due,
     e.dead_letter_discarded_at as discarded_at
 from {dead_emails}
-where %(before)s::uuid is null or e.email_id < %(before)s
+where %(after_email_id)s::uuid is null or e.email_id < %(after_email_id)s
 order by e.email_id desc
 limit %(limit)s;
 
@@ -112,27 +112,53 @@ from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
+-- name: count_dead
+-- The selected emails by status: their number and the first ids. Counts at most `most` emails.
+select status, count(*) as emails, (array_agg(email_id order by email_id))[1:%(sample)s] as ids
+from (
+    select e.email_id, e.status
+    from {dead_emails}
+    order by e.email_id
+    limit %(most)s
+) as e
+group by status
+order by status;
+
 -- name: discard_dead
--- Records that an operator discards the dead letters of these emails. The emails keep their status. An id is missing
--- from the result if the email is not failed or held, or was already discarded.
-with discarded as (
-    update dispatcher.email_log
+-- Records that an operator discards the dead letters of failed and held emails. The emails keep their status. Waits for
+-- locked rows. Returns a row per email that exists: its verdict, and its status.
+with found as (
+    select
+        email_id,
+        status,
+        case
+            when status not in ('failed', 'held') then 'not_dead'
+            when dead_letter_discarded_at is not null then 'already_discarded'
+            else 'discarded'
+        end as verdict
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    order by email_id
+    for no key update
+),
+discarded as (
+    update dispatcher.email_log as e
     set
         dead_letter_discarded_at = clock_timestamp(),
         dead_letter_due_at = null
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
-        and status in ('failed', 'held')
-        and dead_letter_discarded_at is null
-    returning email_id, attempt_count
+    where e.email_id = any(array(select email_id from found where verdict = 'discarded'))
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    returning e.email_id, e.attempt_count
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select %(actor)s, 'discard', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
     from discarded
 )
-select email_id
-from discarded;
+select email_id, verdict, status
+from found;
 
 -- name: find_dead_lettered
 -- Failed and held emails whose dead letter must be on the DLQ: it was published, and no operator discarded it. An email

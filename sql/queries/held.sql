@@ -1,12 +1,12 @@
 -- name: list_held
--- A page of held emails with ids above a given id, oldest first, with everything that is known about each email. Reads
+-- A page of held emails with ids above `after_email_id`, oldest first, with everything that is known about each email. Reads
 -- only the emails of this page, so it is fast however many emails match.
 with page as (
     select
         e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.error_type, e.last_error, e.provider, e.attempt_count,
         e.created_at, e.dead_letter_discarded_at
     from {dead_emails}
-    where %(after)s::uuid is null or e.email_id > %(after)s
+    where %(after_email_id)s::uuid is null or e.email_id > %(after_email_id)s
     order by e.email_id
     limit %(limit)s
 )
@@ -32,17 +32,6 @@ left join lateral (
         and v.doubt is distinct from 'impossible'
 ) as events on true
 order by p.email_id;
-
--- name: count_held
--- The number of held emails that a filter selects, at most `most`, and the first ids.
-select 'held' as status, count(*) as emails, (array_agg(email_id order by email_id))[1:%(sample)s] as ids
-from (
-    select e.email_id
-    from {dead_emails}
-    order by e.email_id
-    limit %(most)s
-) as e
-having count(*) > 0;
 
 -- name: confirm_held
 -- Records that an operator confirms that held emails arrived. They become `sent`, and are counted and audited. Waits for

@@ -255,7 +255,7 @@ from resumed
 returning replay_id;
 
 -- name: list_replays
--- The latest replays of all tenants or of one tenant, or one replay. `before`: only replays with lower ids. A replay is
+-- The latest replays of all tenants or of one tenant, or one replay. `after_id`: only replays with lower ids. A replay is
 -- interrupted if emails are left and no session runs it, and stopping while a session still runs it.
 select
     r.replay_id as id,
@@ -284,7 +284,7 @@ cross join lateral (
     ) as by_outcome
 ) as o
 where (%(replay_id)s::bigint is null or r.replay_id = %(replay_id)s)
-    and (%(before)s::bigint is null or r.replay_id < %(before)s)
+    and (%(after_id)s::bigint is null or r.replay_id < %(after_id)s)
     and (%(tenant_id)s::text is null or r.selection ->> 'tenant_id' = %(tenant_id)s)
 order by r.replay_id desc
 limit %(limit)s;
