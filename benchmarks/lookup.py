@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python b
 
 from dispatcher.dev.servers import private_servers
 from dispatcher.domain.status import Status
-from dispatcher.maintenance.recipient_summaries import RecipientSummaries
+from dispatcher.monitor.upkeep import RecipientSummaries
 from dispatcher.ops.lookup import EmailQuery, find
 from dispatcher.store.connections import connect_async, connected
 from dispatcher.store.migrations import migrate

@@ -75,11 +75,12 @@ def main() -> None:
 
 def _enqueued(options: argparse.Namespace) -> Iterator[str]:
     emails = options.emails
-    waiting = drafts(emails, f"arrival-{options.seed}", is_templated=options.templated)
+    prefix = f"arrival-{options.seed}"
     with connected(os.environ["DISPATCHER_DATABASE_URL"]) as connection:
         starts_at = options.starts_at or time.time() + LEAD_SECONDS
         instants = [starts_at + offset for offset in schedule(options.rate, emails, options.seed, options.batch)]
         if options.ahead:
+            waiting = drafts(emails, prefix, is_templated=options.templated)
             yield from _enqueued_ahead(connection, waiting, instants)
             return
         done = 0
@@ -89,7 +90,9 @@ def _enqueued(options: argparse.Namespace) -> Iterator[str]:
             end = done + 1
             while end < min(emails, done + MAX_AT_ONCE) and instants[end] <= now:
                 end += 1
-            answers = enqueue_many(connection, waiting[done:end], report_conflicts=True)
+            # Made now, because the caller waits for the first of many emails only for a limited time.
+            waiting = drafts(end - done, prefix, first=done, is_templated=options.templated)
+            answers = enqueue_many(connection, waiting, report_conflicts=True)
             committed_at = time.time()
             for answer, instant in zip(answers, instants[done:end], strict=True):
                 yield f"{answer.email_id} {instant:.6f} {committed_at:.6f}"

@@ -116,17 +116,15 @@ def _fill(database_url: str) -> str:
     with psycopg.connect(database_url, autocommit=True) as connection:
         for statement in _FILL:
             connection.execute(statement.encode())
-        insert_key(
+        insert_key.sync(
             connection,
-            {
-                **columns,
-                "key_id": secret.key_id,
-                "secret_hash": secret.hashed(),
-                "tenant_id": None,
-                "name": "benchmark",
-                "scopes": ["read"],
-                "allowed_lanes": [],
-            },
+            **columns,
+            key_id=secret.key_id,
+            secret_hash=secret.hashed(),
+            tenant_id=None,
+            name="benchmark",
+            scopes=["read"],
+            allowed_lanes=[],
         )
     return secret.text()
 

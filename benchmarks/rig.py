@@ -226,10 +226,10 @@ async def _delete(servers: Servers, topology: Topology) -> None:
         await channel.call(channel.raw.exchange_delete, exchange=topology.exchange)
 
 
-def drafts(emails: int, prefix: str = "receipt", *, is_templated: bool = False) -> list[Email]:
-    """Emails like those of a shop. The prefix makes the message keys unique."""
+def drafts(emails: int, prefix: str = "receipt", *, first: int = 0, is_templated: bool = False) -> list[Email]:
+    """Emails like those of a shop, numbered from `first`. The prefix makes the message keys unique."""
     draft = _templated if is_templated else _written
-    return [draft(number, f"{prefix}-{number}") for number in range(emails)]
+    return [draft(number, f"{prefix}-{number}") for number in range(first, first + emails)]
 
 
 def _written(number: int, message_key: str) -> Email:

@@ -102,7 +102,7 @@ def uses() -> set[str]:
 
 
 def test_every_used_query_exists_and_every_query_is_used() -> None:
-    assert uses() == set(all_queries())
+    assert uses() - {"self.name"} == set(all_queries())  # a stub's statement has the name of the stub
 
 
 def test_uses_are_found_through_every_way_to_pass_a_name_on() -> None:

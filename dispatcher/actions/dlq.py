@@ -7,17 +7,21 @@ from uuid import UUID
 
 from dispatcher.actions.action import Action, Change, Paged, Reach, Refusal, field
 from dispatcher.actions.batch import Batch, Verdict
-from dispatcher.domain.failures import DeadEmail, ItemOutcome, Replay, Selection
+from dispatcher.domain.failures import (
+    DEFAULT_PER_SECOND,
+    MAX_PER_SECOND,
+    MIN_PER_SECOND,
+    DeadEmail,
+    ItemOutcome,
+    Replay,
+    Selection,
+)
 from dispatcher.domain.kinds import AGE, EMAIL_IDS, FILTER_TEXT, FLAG, TENANT, Kind, number, one_of, whole
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidEmail
 
 R = TypeVar("R")
-DEFAULT_PER_SECOND: Final = 50.0
-MIN_PER_SECOND: Final = 0.01
-"""The lowest rate in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
-MAX_PER_SECOND: Final = 10_000
 
 
 def _provider(value: object) -> str:

@@ -38,7 +38,7 @@ class ListDomains(Listing[LimitedDomain], name="domains list", http="GET /v1/dom
 
     nothing = "No recipient domain has a ceiling."
     constants: ClassVar = {"most": MOST_WAITING}
-    examples = ("domains list", "domains list --json | jq '.[] | select(.waiting > 0)'")
+    examples = ("domains list", "domains list --json | jq '.domains[] | select(.waiting > 0)'")
 
 
 class SetDomain(Change[DomainLimit], name="domains set", http="PUT /v1/domains/{domain}", query="set_domain_limit"):

@@ -19,7 +19,7 @@ class ListTenants(Listing[TenantLimit], name="tenants list", http="GET /v1/tenan
 
     nothing = "Nothing is set: all tenants have weight 1 and no ceiling."
     missing: ClassVar = {"per_second": "no ceiling"}
-    examples = ("tenants list", "tenants list --json | jq -r '.[].tenant_id'")
+    examples = ("tenants list", "tenants list --json | jq -r '.tenants[].tenant_id'")
 
 
 class SetTenant(Change[TenantLimit], name="tenants set", http="PUT /v1/tenants/{tenant_id}", query="set_tenant_limit"):

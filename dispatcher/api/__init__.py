@@ -12,5 +12,5 @@ A request to enqueue an email passes through these modules, in this order:
     insert_batcher.py        inserts the emails of concurrent requests with one statement
     immediate_publisher.py   publishes the emails' messages; if that fails, the relay publishes them
 
-Needs the extra `api`. Only this package imports FastAPI.
+Needs the extra `api`. Only this package imports Starlette.
 """

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match, Mount, Route
 
 from dispatcher.api import (
     batch_face,
@@ -40,7 +43,6 @@ from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.store.connections import Pool
-from dispatcher.version import VERSION
 
 if TYPE_CHECKING:
     from dispatcher.api.event_endpoints import EventEndpoints
@@ -69,103 +71,77 @@ def make_app(
         events: None if no provider posts events.
         ops: The operators' page; None if it is off.
     """
-    app = FastAPI(
-        title="Email Dispatcher",
-        version=VERSION,
-        description=openapi.ABOUT,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
-    # Starlette's outermost middleware would answer every exception with a 500 without a problem document. So an
-    # `ErrorMiddleware` inside it handles exceptions first. A second `ErrorMiddleware`, around the whole application,
-    # handles the exceptions of `FastRoutes`.
-    app.add_middleware(ErrorMiddleware, refusals=refusals)
-    app.add_exception_handler(Problem, partial(_on_problem, refusals))
-    app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
-    if ops is not None:
-        # Add this route first: routes are tried in order, and operators' open pages send the most requests.
-        _mount(app, ops, ops.paths[0])
-    _add(app, "POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE)
-    _add(app, "POST", "/v1/sms", enqueueing.create_sms, enqueue_operations.CREATE_SMS)
-    _add(app, "POST", "/v1/emails/batch", enqueueing.create_many, enqueue_operations.CREATE_MANY)
-    _add(app, "GET", "/v1/emails", status.list, status_operations.LIST)
-    _add(app, "GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY)
-    _add(app, "GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET)
-    _add(app, "POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY)
-    _add(app, "GET", "/v1/replays/{replay_id}", operators.get_replay, operator_operations.GET_REPLAY)
-    _add(app, "POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operator_operations.RESUME_REPLAY)
-    _add(app, "DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operator_operations.STOP_REPLAY)
-    _add(app, "GET", "/v1/events", feed.list, feed_operations.LIST_EVENTS)
-    _add(app, "POST", "/v1/webhooks", webhooks.create, webhook_operations.CREATE_WEBHOOK)
-    _add(app, "GET", "/v1/webhooks", webhooks.list, webhook_operations.LIST_WEBHOOKS)
-    _add(app, "GET", "/v1/webhooks/{webhook_id}", webhooks.get, webhook_operations.GET_WEBHOOK)
-    _add(app, "DELETE", "/v1/webhooks/{webhook_id}", webhooks.remove, webhook_operations.REMOVE_WEBHOOK)
-    _add(app, "POST", "/v1/webhooks/{webhook_id}/test", webhooks.test, webhook_operations.TEST_WEBHOOK)
-    _add(app, "POST", "/v1/webhooks/{webhook_id}/rotate", webhooks.rotate, webhook_operations.ROTATE_WEBHOOK)
-    _add(app, "POST", "/v1/webhooks/{webhook_id}/enable", webhooks.enable, webhook_operations.ENABLE_WEBHOOK)
-    _add(app, "POST", "/v1/webhooks/{webhook_id}/replay", webhooks.replay, webhook_operations.REPLAY_WEBHOOK)
-    _add(app, "GET", "/v1/suppressions", suppressions.list, suppression_operations.LIST_SUPPRESSIONS)
-    _add(app, "POST", "/v1/suppressions", suppressions.add, suppression_operations.ADD_SUPPRESSIONS)
-    _add(app, "DELETE", "/v1/suppressions", suppressions.remove, suppression_operations.REMOVE_SUPPRESSIONS)
-    pauses = PauseEndpoints(access, operators.bodies, operators.sessions)
-    _add(app, "GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES)
-    _add(app, "POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE)
-    _add(app, "DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE)
     actions = ActionEndpoints(access, operators.bodies, operators.sessions, webhooks.settings)
-    for method, path, endpoint, operation in (*batch_face.routes(actions), *actions.routes()):
-        _add(app, method, path, endpoint, operation)
+    pauses = PauseEndpoints(access, operators.bodies, operators.sessions)
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
-    app.add_route("/v1/unsubscribe/{token}", unsubscribed.ask, methods=["GET"], include_in_schema=False)
-    app.add_route("/v1/unsubscribe/{token}", unsubscribed.unsubscribe, methods=["POST"], include_in_schema=False)
-    fast: dict[tuple[str, str], Endpoint] = {
-        ("POST", "/v1/emails"): enqueueing.create,
-        ("POST", "/v1/sms"): enqueueing.create_sms,
-        ("POST", "/v1/emails/batch"): enqueueing.create_many,
-    }
-    for path, endpoint, operation in events.routes if events is not None else ():
-        _add(app, "POST", path, endpoint, operation)
-        fast["POST", path] = endpoint
-    _add_pages(app, access)
+    enqueues: list[tuple[str, str, Endpoint, Operation]] = [
+        ("POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE),
+        ("POST", "/v1/sms", enqueueing.create_sms, enqueue_operations.CREATE_SMS),
+        ("POST", "/v1/emails/batch", enqueueing.create_many, enqueue_operations.CREATE_MANY),
+    ]
+    posts = [("POST", path, endpoint, operation) for path, endpoint, operation in (events.routes if events else ())]
+    described = [
+        *enqueues,
+        ("GET", "/v1/emails", status.list, status_operations.LIST),
+        ("GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY),
+        ("GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET),
+        ("POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY),
+        ("GET", "/v1/replays/{replay_id}", operators.get_replay, operator_operations.GET_REPLAY),
+        ("POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operator_operations.RESUME_REPLAY),
+        ("DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operator_operations.STOP_REPLAY),
+        ("GET", "/v1/events", feed.list, feed_operations.LIST_EVENTS),
+        ("POST", "/v1/webhooks", webhooks.create, webhook_operations.CREATE_WEBHOOK),
+        ("GET", "/v1/webhooks", webhooks.list, webhook_operations.LIST_WEBHOOKS),
+        ("GET", "/v1/webhooks/{webhook_id}", webhooks.get, webhook_operations.GET_WEBHOOK),
+        ("DELETE", "/v1/webhooks/{webhook_id}", webhooks.remove, webhook_operations.REMOVE_WEBHOOK),
+        ("POST", "/v1/webhooks/{webhook_id}/test", webhooks.test, webhook_operations.TEST_WEBHOOK),
+        ("POST", "/v1/webhooks/{webhook_id}/rotate", webhooks.rotate, webhook_operations.ROTATE_WEBHOOK),
+        ("POST", "/v1/webhooks/{webhook_id}/enable", webhooks.enable, webhook_operations.ENABLE_WEBHOOK),
+        ("POST", "/v1/webhooks/{webhook_id}/replay", webhooks.replay, webhook_operations.REPLAY_WEBHOOK),
+        ("GET", "/v1/suppressions", suppressions.list, suppression_operations.LIST_SUPPRESSIONS),
+        ("POST", "/v1/suppressions", suppressions.add, suppression_operations.ADD_SUPPRESSIONS),
+        ("DELETE", "/v1/suppressions", suppressions.remove, suppression_operations.REMOVE_SUPPRESSIONS),
+        ("GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES),
+        ("POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE),
+        ("DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE),
+        *batch_face.routes(actions),
+        *actions.routes(),
+        *posts,
+    ]
+    unsubscribe = "/v1/unsubscribe/{token}"
+    routes: list[BaseRoute] = [
+        *(Route(path, endpoint, methods=[method]) for method, path, endpoint, _ in described),
+        Route(unsubscribe, unsubscribed.ask, methods=["GET"]),
+        Route(unsubscribe, unsubscribed.unsubscribe, methods=["POST"]),
+        *_pages(access, [(method, path, operation) for method, path, _, operation in described]),
+    ]
     if ops is not None:
-        # Add these routes last: a path that an operator chose in a setting must not hide a path of the API.
-        for path in ops.paths[1:]:
-            _mount(app, ops, path)
-    return FastRoutes(app, fast)
-
-
-def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: Operation) -> None:
-    # The first route serves requests. The second route only adds the operation to the OpenAPI document: if it served
-    # requests, FastAPI would resolve each request's dependencies. Even if a request has no dependencies, this step
-    # takes longer than an enqueue.
-    app.add_route(path, endpoint, methods=[method], include_in_schema=False)
-    app.add_api_route(
-        path,
-        endpoint,
-        methods=[method],
-        response_class=Response,
-        operation_id=operation.name,
-        summary=operation.summary,
-        description=operation.description,
-        status_code=operation.status,
-        responses=operation.responses(),
-        openapi_extra=operation.extra(),
+        # Routes are tried in order. The first path of the page is first, because operators' open pages send the most
+        # requests. Its other paths are last: a path that an operator chose must not hide a path of the API.
+        first, *others = [[Mount(path, ops.app), Route(path, ops.redirect, methods=["GET"])] for path in ops.paths]
+        routes = [*first, *routes, *chain.from_iterable(others)]
+    app = Starlette(
+        routes=routes,
+        # Starlette's outermost middleware would answer every exception with a 500 without a problem document. So an
+        # `ErrorMiddleware` inside it handles exceptions first. A second `ErrorMiddleware`, around the whole
+        # application, handles the exceptions of `FastRoutes`.
+        middleware=[Middleware(ErrorMiddleware, refusals=refusals)],
+        exception_handlers={
+            Problem: partial(_on_problem, refusals),
+            HTTPException: partial(_on_http_exception, refusals),
+        },
     )
+    app.router.redirect_slashes = False
+    return FastRoutes(app, {(method, path): endpoint for method, path, endpoint, _ in (*enqueues, *posts)})
 
 
-def _mount(app: FastAPI, ops: OpsMount, path: str) -> None:
-    app.mount(path, ops.app)
-    app.add_route(path, ops.redirect, methods=["GET"], include_in_schema=False)
-
-
-def _add_pages(app: FastAPI, access: AccessControl) -> None:
+def _pages(access: AccessControl, operations: Sequence[openapi.Described]) -> list[Route]:
     cached: dict[bool, tuple[bytes, str]] = {}
 
     def documentation() -> tuple[bytes, str]:
         # The document changes once: as soon as a key exists, it says that operations need a key.
         if access.is_open not in cached:
-            whole = openapi.document(app, needs_key=not access.is_open)
+            whole = openapi.document(operations, needs_key=not access.is_open)
             cached[access.is_open] = orjson.dumps(whole), page(whole)
         return cached[access.is_open]
 
@@ -178,9 +154,7 @@ def _add_pages(app: FastAPI, access: AccessControl) -> None:
     async def health(_request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
-    app.add_route("/openapi.json", document, include_in_schema=False)
-    app.add_route("/docs", docs, include_in_schema=False)
-    app.add_route("/healthz", health, include_in_schema=False)
+    return [Route("/openapi.json", document), Route("/docs", docs), Route("/healthz", health)]
 
 
 async def _on_problem(refusals: RefusalCounter, _request: Request, error: Any) -> Response:

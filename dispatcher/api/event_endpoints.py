@@ -25,7 +25,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.sms_reply import Reply
 from dispatcher.events import sendgrid, ses, twilio
 from dispatcher.events.contract import EventSink, EventsRefused, EventsUnreadable, ParsedEvents, SourceUnavailable
-from dispatcher.events.reports import report_refusal, report_skipped
+from dispatcher.events.intake import report_refusal, report_skipped
 from dispatcher.events.sendgrid import SendGridSignature, SendGridVerifier
 from dispatcher.events.sns import MessageType, SnsVerifier, fetcher
 from dispatcher.events.sns_certificates import Fetch

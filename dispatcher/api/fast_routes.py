@@ -1,7 +1,7 @@
-"""A shortcut to the endpoints that enqueue emails or receive events, without FastAPI's and Starlette's routing.
+"""A shortcut to the endpoints that enqueue emails or receive events, without Starlette's routing.
 
-The routing would take longer than enqueueing an email. FastAPI still documents these endpoints, and answers requests
-with other methods on their paths. The error middleware handles the exceptions of these endpoints, too.
+The routing would take longer than enqueueing an email. Starlette has routes to these endpoints, too, so that it answers
+requests with other methods on their paths. The error middleware handles the exceptions of these endpoints, too.
 """
 
 from __future__ import annotations

@@ -57,8 +57,23 @@ class Operation:
     headers: dict[str, Any] = field(default_factory=dict)
     needs_key: bool = True
 
-    def responses(self) -> dict[int | str, dict[str, Any]]:
-        """The descriptions of all responses, by HTTP status."""
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI entry."""
+        entry: dict[str, Any] = {
+            "summary": self.summary,
+            "description": self.description,
+            "operationId": self.name,
+            "parameters": list(self.parameters),
+            "responses": self._responses(),
+        }
+        if not self.needs_key:
+            entry["security"] = []
+        if self.request_schema:
+            media_type: dict[str, Any] = {"schema": reference(self.request_schema), "example": self.example}
+            entry["requestBody"] = {"required": True, "content": {"application/json": media_type}}
+        return entry
+
+    def _responses(self) -> dict[str, dict[str, Any]]:
         success: dict[str, Any] = {"description": "Success."}
         if self.response_schema is not None:
             success["content"] = {"application/json": {"schema": reference(self.response_schema)}}
@@ -68,25 +83,8 @@ class Operation:
         key_problems = _KEY_PROBLEMS if self.needs_key else ()
         for code in (*self.problems, *key_problems, *_STORE_PROBLEMS, *_COMMON_PROBLEMS):
             codes.setdefault(PROBLEM_TYPES[code].status, []).append(code)
-        problems: dict[int | str, dict[str, Any]] = {
-            status: _problems(status, codes[status]) for status in sorted(codes)
-        }
-        return {self.status: success, **problems}
-
-    def extra(self) -> dict[str, Any]:
-        """The OpenAPI fields for the parameters and the request body.
-
-        FastAPI cannot derive these fields, because the endpoints parse requests themselves.
-        """
-        extra: dict[str, Any] = {"parameters": list(self.parameters)}
-        if not self.needs_key:
-            extra["security"] = []
-        if self.request_schema:
-            media_type: dict[str, Any] = {"schema": reference(self.request_schema)}
-            if self.example is not None:
-                media_type["example"] = self.example
-            extra["requestBody"] = {"required": True, "content": {"application/json": media_type}}
-        return extra
+        problems = {str(status): _problems(status, codes[status]) for status in sorted(codes)}
+        return {str(self.status): success, **problems}
 
 
 def reference(name: str) -> dict[str, str]:

@@ -45,7 +45,6 @@ from dispatcher.providers.capabilities import capabilities_of
 from dispatcher.store.api_keys import KeyStore
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.drafts import DraftStore
-from dispatcher.store.emails import EmailStore
 from dispatcher.supervisor.run_dir import make_run_dir
 from dispatcher.telemetry import log, metric_files, scrape
 from dispatcher.telemetry.tracing import TRACER
@@ -231,7 +230,6 @@ async def serve(
         )
         status = StatusEndpoints(
             access,
-            EmailStore(read_sessions),
             FairTurns(CONCURRENT_LISTS),
             settings.lease_seconds,
             read_sessions,
@@ -282,8 +280,7 @@ async def _event_endpoints(
         return
     from dispatcher.api import event_endpoints  # loads `cryptography`, which is not needed without these endpoints
     from dispatcher.events.event_batcher import EventBatcher
-    from dispatcher.events.intake import EventIntake
-    from dispatcher.events.suppression_rules import suppression_rules
+    from dispatcher.events.intake import EventIntake, suppression_rules
 
     url, name = settings.database_url, "dispatcher api events"
     pool = make_pool(url, name=name, size=EVENT_SESSIONS, lock_seconds=BATCH_LOCK_SECONDS, keeps_plans=True)

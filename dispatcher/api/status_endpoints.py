@@ -26,9 +26,17 @@ from dispatcher.domain.waiting import explain_wait
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops.email_timeline import timeline
 from dispatcher.ops.lookup import EmailQuery, find
-from dispatcher.store.emails import AttemptRow, EmailRow, EmailStore
+from dispatcher.store.emails import (
+    EmailRow,
+    find_facts,
+    find_tenant_email,
+    list_acts,
+    list_attempts,
+    list_events,
+    list_replays_of,
+)
 from dispatcher.store.lookup import FoundEmail
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Record, Source
 
 DEFAULT_PAGE_EMAILS: Final = 50
 MAX_PAGE_EMAILS: Final = 200
@@ -201,7 +209,6 @@ class StatusEndpoints:
     """
 
     access: AccessControl
-    store: EmailStore
     listing: FairTurns
     lease_seconds: float
     source: Source
@@ -210,7 +217,7 @@ class StatusEndpoints:
         async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {"tenant_id": TENANT})
             tenant_id = caller.tenant(given.get("tenant_id"))
-            return await self._one(await self.store.find(tenant_id, request.path_params["email_id"]))
+            return await self._one(tenant_id, email_id=request.path_params["email_id"])
 
     async def get_by_key(self, request: Request) -> Response:
         async with self.access.admit(request, Scope.READ) as caller:
@@ -218,7 +225,7 @@ class StatusEndpoints:
             key = request.path_params["message_key"]
             if "\0" in key or not key.isprintable():
                 raise Problem("not-found")
-            return await self._one(await self.store.find_by_key(caller.tenant(given.get("tenant_id")), key))
+            return await self._one(caller.tenant(given.get("tenant_id")), message_key=key)
 
     async def list(self, request: Request) -> Response:
         async with self.access.admit(request, Scope.READ) as caller:
@@ -240,18 +247,18 @@ class StatusEndpoints:
         }
         return Response(orjson.dumps(page), media_type="application/json")
 
-    async def _one(self, email: EmailRow | None) -> Response:
+    async def _one(self, tenant_id: str, **identity: Any) -> Response:
+        email = await find_tenant_email(self.source, tenant_id, **identity)
         if email is None:
             raise Problem("not-found", "The tenant has no email with this id or key.")
-        attempts = await self.store.list_attempts(email.email_id)
-        events = await self.store.list_events(email.email_id)
-        acts, replays = await self.store.list_decisions(email.email_id)
+        attempts = await list_attempts(self.source, email.email_id)
+        events = await list_events(self.source, email.email_id)
         moments = timeline(
             asdict(email) | {"last_error": email.error},
-            attempts=[asdict(attempt) for attempt in attempts],
+            attempts=attempts,
             events=events,
-            acts=[act for act in acts if act["action"] not in _PRIVATE_ACTS],
-            replays=replays,
+            acts=[act for act in await list_acts(self.source, email.email_id) if act["action"] not in _PRIVATE_ACTS],
+            replays=await list_replays_of(self.source, email.email_id),
         )
         whole = document(email) | {
             "delivered_recipients": delivered_recipients(email.status, email.recipient_outcomes),
@@ -269,7 +276,7 @@ class StatusEndpoints:
         """
         if email.status not in (Status.PENDING, Status.WAITING, Status.SENDING):
             return None
-        facts = await self.store.find_wait(email.email_id)
+        facts = await find_facts(self.source, email.email_id, most_ahead=0)
         if facts is None:
             return None
         found = explain_wait(facts, recovery_seconds=longest_recovery_seconds(self.lease_seconds))
@@ -283,9 +290,11 @@ def document(email: EmailRow | FoundEmail) -> dict[str, Any]:
     return {"id": shown.pop("email_id"), **shown, "refused_recipients": refused}
 
 
-def _attempt(attempt: AttemptRow) -> dict[str, Any]:
-    fields = _without_success_text(asdict(attempt))
-    return {"attempt": fields.pop("attempt_number"), **fields}
+def _attempt(attempt: Record) -> dict[str, Any]:
+    fields = _without_success_text(attempt)
+    return {"attempt": fields["attempt_number"]} | {
+        name: value for name, value in fields.items() if name not in ("attempt_number", "worker")
+    }
 
 
 def _without_success_text(fields: dict[str, Any]) -> dict[str, Any]:

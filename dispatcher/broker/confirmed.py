@@ -17,10 +17,7 @@ message, or when the email's row was found locked."""
 
 
 class ConfirmedMessages:
-    """The emails whose messages RabbitMQ has confirmed to one publisher, each with the due time that it had then.
-
-    If the email later becomes due at a different time, its entry is no longer valid.
-    """
+    """The emails whose messages RabbitMQ has confirmed to one publisher, each with the due time that it had then."""
 
     def __init__(self) -> None:
         self._since: dict[UUID, _Since] = {}  # in the order of the local times, oldest first
@@ -34,12 +31,7 @@ class ConfirmedMessages:
         return since is not None and since[0] == due_at
 
     def add(self, due: Mapping[UUID, datetime], now: float) -> None:
-        """Records that RabbitMQ has confirmed the messages of these emails.
-
-        Args:
-            due: The due time of each email, by PostgreSQL's clock.
-            now: The current time, by the local clock.
-        """
+        """Records that RabbitMQ has confirmed the messages of these emails."""
         for email_id, due_at in due.items():
             self._since.pop(email_id, None)
             self._since[email_id] = due_at, now
@@ -47,36 +39,19 @@ class ConfirmedMessages:
     def retain(
         self, due: Mapping[UUID, datetime], *, since: datetime | None = None, until: datetime | None = None
     ) -> None:
-        """Drops emails that are no longer due, or that have a different due time.
-
-        Args:
-            due: The due time of every email that became due from `since` on and before `until`; other emails are kept.
-        """
+        """Drops the emails that became due from `since` on and before `until`, unless `due` has the same due time."""
         for email_id, (due_at, _) in list(self._since.items()):
             is_read = (since is None or due_at >= since) and (until is None or due_at < until)
             if is_read and due.get(email_id) != due_at:
                 del self._since[email_id]
 
     def to_mark(self, before: float, limit: int) -> dict[UUID, datetime]:
-        """Up to `limit` emails whose due mark the caller must clear, each with its due time.
-
-        Args:
-            before: Only emails whose message RabbitMQ confirmed, or whose row was found locked, at this local time or
-                earlier.
-        """
+        """Up to `limit` emails whose due mark the caller must clear: confirmed, or found locked, before this time."""
         old = takewhile(lambda item: item[1][1] <= before, self._since.items())
         return {email_id: due_at for email_id, (due_at, _) in islice(old, limit)}
 
     def discard(self, due: Mapping[UUID, datetime], now: float, *, locked: Collection[UUID] = ()) -> None:
-        """Drops emails after the caller has cleared their due marks.
-
-        Keeps an email that meanwhile became due at a different time, and whose message was confirmed again.
-
-        Args:
-            due: The emails, with the due times that `to_mark` returned.
-            locked: Emails whose due mark could not be cleared, because another transaction locks the row. They are
-                kept, and `to_mark` returns them again later.
-        """
+        """Drops emails after the caller has cleared their due marks. Keeps emails that are `locked` or due again."""
         for email_id, due_at in due.items():
             if self.contains(email_id, due_at):
                 del self._since[email_id]

@@ -55,17 +55,7 @@ _DEFAULTS: Final = {
 
 
 def parameters(amqp_url: str, *, name: str = "", ca_file: Path | None = None) -> list[pika.URLParameters]:
-    """The connection parameters of each node.
-
-    Args:
-        amqp_url: A URL, or the comma-separated URLs of a cluster's nodes.
-        name: The name of the connection on RabbitMQ's management page.
-        ca_file: Certificates to trust instead of the system's, for amqps://.
-
-    Raises:
-        ConfigurationError: A URL is invalid, or the URLs contain different virtual hosts.
-        OSError: The certificates cannot be loaded.
-    """
+    """The connection parameters of each node. Raises ConfigurationError, or OSError for the certificates."""
     found = [_parameters(url, name, ca_file) for url in addresses(amqp_url)]
     if len({each.virtual_host for each in found}) > 1:
         raise ConfigurationError(
@@ -93,32 +83,19 @@ def _parameters(amqp_url: str, name: str, ca_file: Path | None) -> pika.URLParam
 
 
 def vhost_of(amqp_url: str) -> str:
-    """The virtual host in `amqp_url`. If `amqp_url` is a comma-separated list of URLs, all have the same virtual host.
-
-    Raises:
-        ConfigurationError: A URL is invalid, or the virtual hosts differ.
-    """
+    """The virtual host in a URL, or in comma-separated URLs. Raises ConfigurationError if the virtual hosts differ."""
     return str(parameters(amqp_url)[0].virtual_host)
 
 
 async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = None) -> Connection:
-    """Opens a connection to one of the nodes. The nodes are tried in random order.
-
-    Raises:
-        BrokerUnavailable: No node can be reached. The message contains each node's address and error.
-        ConfigurationError: A URL is invalid.
-    """
+    """Opens a connection to one of the nodes, in random order. Raises BrokerUnavailable with each node's error."""
     try:
         nodes = parameters(amqp_url, name=name, ca_file=ca_file)
     except OSError as error:
         # The CA file was valid when the settings were read, so it is probably being replaced now. Callers retry after
         # BrokerUnavailable.
         raise BrokerUnavailable(f"DISPATCHER_CA_FILE cannot be loaded ({type(error).__name__}).") from error
-    return await _first_opened(random.sample(nodes, len(nodes)))
-
-
-async def _first_opened(nodes: list[pika.URLParameters]) -> Connection:
-    """Tries one node after the other, and returns the first connection that opens."""
+    random.shuffle(nodes)
     tries: set[asyncio.Task[Connection]] = set()
     faults: list[BrokerUnavailable] = []
     try:
@@ -137,7 +114,10 @@ async def _first_opened(nodes: list[pika.URLParameters]) -> Connection:
         for each in tries:
             each.add_done_callback(_abandon)
             each.cancel()
-    raise _summary(faults)
+    words = " ".join(fault.message for fault in faults)
+    # If any node refused the login, waiting does not help.
+    refusal = next((fault for fault in faults if isinstance(fault, BrokerRefused)), None)
+    raise BrokerRefused(words, remedy=refusal.remedy) if refusal else BrokerUnavailable(words)
 
 
 def _abandon(attempt: asyncio.Task[Connection]) -> None:
@@ -152,27 +132,14 @@ async def _opened(node: pika.URLParameters) -> Connection:
     return connection
 
 
-def _summary(faults: Sequence[BrokerUnavailable]) -> BrokerUnavailable:
-    """Combines the errors of all nodes. Returns BrokerRefused if any node refused the login, because waiting does not
-    help in this case. Otherwise, returns BrokerUnavailable."""
-    words = " ".join(fault.message for fault in faults)
-    refusal = next((fault for fault in faults if isinstance(fault, BrokerRefused)), None)
-    return BrokerRefused(words, remedy=refusal.remedy) if refusal else BrokerUnavailable(words)
-
-
 class Connection:
-    """A connection, open until `lost` is done.
-
-    Attributes:
-        lost: A future, which is done when the connection has ended. Its result is the reason, as a phrase.
-        counting: The channels of `topology.find`, by queue.
-    """
+    """A connection, open until the future `lost` is done, whose result is the reason, as a phrase."""
 
     def __init__(self, node: pika.URLParameters) -> None:
         """Starts connecting. `open_connection` waits for the result."""
         loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = loop.create_future()
-        self.counting: dict[str, Channel] = {}
+        self.counting: dict[str, Channel] = {}  # the channels of `topology.find`, by queue
         self._address = f"RabbitMQ at {node.host}:{node.port}"
         self._opened: asyncio.Future[None] = loop.create_future()
         self._unblocked = asyncio.Event()
@@ -188,11 +155,7 @@ class Connection:
         self._pika.add_on_connection_unblocked_callback(lambda *_: self._unblocked.set())
 
     async def opened(self) -> None:
-        """Waits until the connection is open.
-
-        Raises:
-            BrokerUnavailable: The connection cannot be opened.
-        """
+        """Waits until the connection is open."""
         try:
             # pika has no timeout of its own for a name server that does not answer.
             async with asyncio.timeout(CONNECT_SECONDS + 1):
@@ -218,11 +181,6 @@ class Connection:
         await self._unblocked.wait()
 
     async def open_channel(self) -> Channel:
-        """Opens a channel.
-
-        Raises:
-            BrokerUnavailable: The connection is lost.
-        """
         if not self._pika.is_open:
             cause = self.lost.result() if self.lost.done() else "we are closing the connection"
             raise BrokerUnavailable(f"The connection to RabbitMQ is lost: {cause}.")
@@ -232,10 +190,7 @@ class Connection:
         return channel
 
     async def close(self, within_seconds: float = CLOSE_SECONDS) -> None:
-        """Closes the connection and its channels. Idempotent.
-
-        If RabbitMQ answers within `within_seconds`, everything written before this call has reached RabbitMQ.
-        """
+        """Closes the connection. If RabbitMQ answers in time, everything written before has reached it. Idempotent."""
         if self._pika.is_open:
             self._pika.close()
         await first_of(self.lost, seconds=within_seconds)
@@ -261,12 +216,7 @@ class Connection:
 
 
 class Channel:
-    """A channel, open until `closed` is done.
-
-    Attributes:
-        raw: Pika's channel.
-        closed: A future, which is done when the channel has ended. Its result is the error.
-    """
+    """A channel, open until the future `closed` is done, whose result is the error. `raw`: pika's channel."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
@@ -274,12 +224,7 @@ class Channel:
         raw.add_on_close_callback(lambda _, error: resolve(self.closed, channel_fault(error)))
 
     async def call(self, method: Callable[..., Any], /, **arguments: Any) -> Any:
-        """Calls a method of pika that takes a `callback`, and returns RabbitMQ's answer.
-
-        Raises:
-            ChannelClosed: RabbitMQ refused the call and closed the channel.
-            BrokerUnavailable: The connection is lost, or no answer arrived in time.
-        """
+        """Calls a method of pika that takes a `callback`, and returns RabbitMQ's answer."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
             method(**arguments, callback=lambda given: resolve(answer, given.method))
@@ -288,15 +233,7 @@ class Channel:
         return await self.wait(answer, method.__name__)
 
     async def find_queue(self, queue: str) -> Any:
-        """RabbitMQ's answer about a queue, with its `message_count` and `consumer_count`.
-
-        RabbitMQ reports a quorum queue as empty if the queue did not answer RabbitMQ within a quarter of a second. So a
-        count of 0 is trusted only if the answer arrives quickly. Otherwise, the call is repeated a few times.
-
-        Raises:
-            TopologyError: The queue does not exist.
-            BrokerUnavailable: See `call`.
-        """
+        """RabbitMQ's answer about a queue. Repeats the call if the answer is a late 0 (see TRUSTED_SECONDS)."""
         loop = asyncio.get_running_loop()
         queries = 0
         while True:
@@ -312,25 +249,13 @@ class Channel:
                 return answer
 
     def ack(self, tags: Sequence[tuple[int, bool]]) -> None:
-        """Acks deliveries in one write.
-
-        Args:
-            tags: Each pair is a delivery's tag, and whether the ack includes all earlier deliveries.
-
-        Raises:
-            AMQPError: The channel is closing or closed.
-        """
+        """Acks deliveries in one write. `tags`: a delivery's tag, and whether the ack includes all before it."""
         if not self.raw.is_open:
             raise exceptions.ChannelWrongStateError
         self.raw.connection.emit(acks(self.raw.channel_number, tags))
 
     def write(self, frames: bytes) -> None:
-        """Writes the frames of messages at the end of the event loop's current round, together with all other frames of
-        this round.
-
-        Raises:
-            AMQPError: The channel is closing or closed.
-        """
+        """Writes the frames of messages, together with all other frames of the event loop's current round."""
         if not self.raw.is_open:
             raise exceptions.ChannelWrongStateError
         self.raw.connection.emit((frames,))
@@ -341,24 +266,16 @@ class Channel:
         return int(self.raw.connection.most_body_octets)
 
     async def close(self) -> None:
-        """Closes the channel. Idempotent."""
         if self.raw.is_open:
             self.raw.close()
         await first_of(self.closed, seconds=ANSWER_SECONDS)
 
     def fault(self, error: BaseException) -> BrokerUnavailable:
-        """Translates an exception that pika raised when the channel was used.
-
-        If the channel is closed, returns the error that closed the channel. That error says more than pika's exception.
-        """
+        """Translates an exception of pika. The error that closed the channel says more, so prefers that error."""
         return self.closed.result() if self.closed.done() else channel_fault(error)
 
     async def wait(self, answer: asyncio.Future[Any], what: str) -> Any:
-        """Waits for an answer from RabbitMQ, and returns the answer. Raises the same errors as `call`.
-
-        Args:
-            what: The name of the call, for the error message.
-        """
+        """Waits for RabbitMQ's answer to the call `what`. Raises BrokerUnavailable, or what closed the channel."""
         await first_of(answer, self.closed, seconds=ANSWER_SECONDS)
         if answer.done():
             return answer.result()

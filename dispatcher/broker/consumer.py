@@ -54,32 +54,18 @@ long. RabbitMQ cancels the consumers before it has deleted their queue. A consum
 
 
 class Delivery(NamedTuple):
-    """A delivery that RabbitMQ expects us to ack, reject or requeue. A tuple for speed: tens of thousands per second.
+    """A delivery that we must ack, reject or requeue. A tuple for speed: tens of thousands per second."""
 
-    Attributes:
-        tag: RabbitMQ's number for the delivery on its channel, from 1.
-        generation: A number that identifies the channel of the delivery.
-        redelivered: Whether RabbitMQ has delivered the message before.
-        part: The index of the delivery's email in the message, from 0.
-        lane: The lane whose queue contained the message.
-    """
-
-    tag: int
-    generation: int
+    tag: int  # RabbitMQ's number for the delivery on its channel, from 1
+    generation: int  # identifies the channel of the delivery
     body: bytes
     redelivered: bool
-    part: int = 0
+    part: int = 0  # the index of the delivery's email in the message, from 0
     lane: str = NORMAL
 
 
 class Consumer:
-    """Consumes the queues of all lanes.
-
-    Start `run` as a task. Call all other methods from the same event loop. Methods that are not coroutines never block.
-
-    Attributes:
-        acked_count: The number of messages acked so far.
-    """
+    """Consumes the queues of all lanes. Start `run` as a task, and call the other methods from the same event loop."""
 
     def __init__(
         self,
@@ -94,19 +80,8 @@ class Consumer:
         backoff: Backoff | None = None,
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
-        """Creates a consumer. Does not connect yet.
-
-        Args:
-            queues: The name of each lane's queue, by lane.
-            prefetch: The most unacked deliveries of each lane that RabbitMQ sends us.
-            on_attempt: Called whenever consuming starts, and whenever RabbitMQ cannot be reached.
-            on_refused: Called (instead of `on_attempt`) whenever RabbitMQ refuses the login. The consumer keeps trying.
-            name: The name of the connection on RabbitMQ's management page.
-            check_seconds: How often to check that the consumed queues still exist.
-
-        Raises:
-            ConfigurationError: A URL is invalid.
-        """
+        """Does not connect yet. `on_attempt`: called whenever consuming starts, and whenever RabbitMQ cannot be
+        reached. `on_refused`: called instead whenever RabbitMQ refuses the login; the consumer keeps trying."""
         parameters(amqp_url)
         self._amqp_url = amqp_url
         self._queues = dict(queues)
@@ -147,14 +122,11 @@ class Consumer:
         return len(self._outstanding)
 
     async def run(self, on_delivery: Callable[[Delivery], None], on_lost: Callable[[], None]) -> None:
-        """Consumes until `cancel` or `close`. Reconnects if the connection is lost.
+        """Consumes until `cancel` or `close`. Reconnects if the connection is lost. After `cancel`, returns when the
+        connection is closed or lost.
 
-        After `cancel`, returns when the connection is closed or lost.
-
-        Args:
-            on_delivery: Called in the event loop with each delivery. Must be fast and must not raise.
-            on_lost: Called when the connection or channel has ended: earlier deliveries can no longer be acked. Not
-                called on `close`.
+        `on_delivery` must be fast and must not raise. `on_lost`: called when the connection or channel has ended, so
+        that earlier deliveries can no longer be acked; not called on `close`.
         """
         self._on_delivery, self._on_lost = on_delivery, on_lost
         while await self._may_consume():
@@ -168,26 +140,20 @@ class Consumer:
                 self._backoff.reset()
             wait = self._backoff.next_wait(random.random)
             log.warning("broker.connection_lost", reason=reason, retry_in_seconds=round(wait, 1))
-            await self._pause(wait)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._stopping.wait()
 
     def split(self, delivery: Delivery, count: int) -> list[Delivery]:
-        """Splits a message that points to several emails into parts: one delivery for each email.
-
-        After this call, ack, reject or requeue only the parts, not the delivery itself.
-
-        Args:
-            count: The number of emails to which the message points.
-        """
+        """Splits a message into one delivery for each of its emails. Then ack, reject or requeue only these parts."""
         if self._is_open(delivery):
             self._outstanding[delivery.tag] = (1 << count) - 1
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Marks these deliveries as done. Acks a message when all its parts (see `split`) are done.
-
-        If a part was rejected or requeued, rejects or requeues the whole message instead. One ack frame covers all
-        messages before the first message that is not done. Each later message has its own ack frame.
-        """
+        """Marks these deliveries as done. Acks a message when all its parts (see `split`) are done. If a part was
+        rejected or requeued, rejects or requeues the whole message instead. One ack frame covers all messages before
+        the first message that is not done. Each later message has its own ack frame."""
         done = {each.tag for each in deliveries if self._settle_part(each)}
         if self._refused:
             for tag in self._refused.keys() & done:
@@ -214,10 +180,8 @@ class Consumer:
         self._refuse(delivery, requeue=True)
 
     def pause(self) -> None:
-        """Returns every delivery to RabbitMQ, and stops consuming until `resume`. Calls `on_lost`.
-
-        Idempotent. Has no effect after `cancel`, so that current deliveries can still be acked.
-        """
+        """Returns every delivery to RabbitMQ, and stops consuming until `resume`. Calls `on_lost`. Idempotent. Has no
+        effect after `cancel`, so that current deliveries can still be acked."""
         self._resumed.clear()
         if self._session is not None and not self._stopping.is_set():
             self._session.give_up()
@@ -227,11 +191,8 @@ class Consumer:
         self._resumed.set()
 
     async def pause_lane(self, lane: str) -> None:
-        """Stops the deliveries of one lane until `resume_lane`. Messages that were already delivered can still be acked
-        or requeued.
-
-        After this method returns, `on_delivery` is not called for this lane. Idempotent.
-        """
+        """Stops the deliveries of one lane until `resume_lane`. Earlier deliveries can still be acked or requeued.
+        After this method returns, `on_delivery` is not called for this lane. Idempotent."""
         self._paused_lanes.add(lane)
         await self._update_lanes()
 
@@ -290,10 +251,8 @@ class Consumer:
             log.error("broker.queue_missing", queue=self._queues[lane], lane=lane, remedy=fault.remedy)
 
     async def cancel(self) -> None:
-        """Stops the deliveries, and stops reconnecting. Current deliveries can still be acked. Idempotent.
-
-        After this method returns, `on_delivery` is not called again.
-        """
+        """Stops the deliveries, and stops reconnecting. Current deliveries can still be acked. Idempotent. After this
+        method returns, `on_delivery` is not called again."""
         self._stopping.set()
         if self._session is not None:
             # Ignore a lost connection: without the connection, no more deliveries arrive, either.
@@ -301,10 +260,8 @@ class Consumer:
                 await self._consume_lanes(self._session)
 
     async def close(self) -> None:
-        """Stops consuming, and closes the connection. Idempotent.
-
-        When this method returns, earlier acks have reached RabbitMQ. RabbitMQ redelivers all other messages.
-        """
+        """Stops consuming, and closes the connection. Idempotent. When this method returns, earlier acks have reached
+        RabbitMQ. RabbitMQ redelivers all other messages."""
         self._stopping.set()
         self._closing = True
         if self._session is not None:
@@ -388,11 +345,9 @@ class Consumer:
         return parts == part
 
     def _refuse(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Requeues the delivery's message, or moves it to the DLQ, as soon as all other parts of the message are done.
-
-        If one part is requeued, the whole message is requeued. After the redelivery, the worker finds that the emails
-        of the other parts are finished, and again rejects a part that can never be processed.
-        """
+        """Settles the message when its other parts are done. One requeued part requeues the whole message."""
+        # After the redelivery, the worker finds that the emails of the other parts are finished, and again rejects a
+        # part that can never be processed.
         if self._is_open(delivery):
             self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)
             self.ack([delivery])
@@ -409,11 +364,6 @@ class Consumer:
         self._generation += 1
         self._outstanding.clear()
         self._refused.clear()
-
-    async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
 
 
 class _Session:
@@ -451,12 +401,7 @@ class _Session:
     async def consume(
         self, lane: str, queue: str, receive: Callable[[Any, Any, Any, bytes], None], *, prefetch: int
     ) -> None:
-        """Starts consuming a lane, with a prefetch window of its own. Idempotent.
-
-        Raises:
-            TopologyError: The queue does not exist.
-            ChannelClosed: The queue was deleted at this moment, or RabbitMQ refuses the consumer.
-        """
+        """Starts consuming a lane. Idempotent. Raises ChannelClosed if the queue was deleted at this moment."""
         tag = f"{self._name} {lane}"
         if self._given_up or tag in self._lanes:
             return
@@ -497,10 +442,7 @@ class _Session:
         self._changed.clear()
 
     def _on_cancelled(self, cancel: Any) -> None:
-        """Called when RabbitMQ has cancelled a consumer, because its queue was deleted or the queue's node is down.
-
-        Messages that were already delivered can still be acked.
-        """
+        """Called when RabbitMQ has cancelled a consumer, because its queue was deleted or the queue's node is down."""
         if lane := self._lanes.pop(cancel.method.consumer_tag, None):
             self._on_lane_cancelled(lane)
         self._changed.set()

@@ -53,16 +53,10 @@ NOTED_BATCHES: Final = 256
 
 
 class QueueCredit:
-    """The credit of one publisher at one queue: how many more emails the publisher may publish now. Use it in one event
-    loop."""
+    """How many more emails one publisher may publish to one queue now. Use it in one event loop."""
 
     def __init__(self, find: Callable[[], Awaitable[FoundQueue]], *, most_per_message: int, prefetch: int) -> None:
-        """
-        Args:
-            find: Returns the current counts of the queue. Raises TopologyError or BrokerUnavailable.
-            most_per_message: The most emails per message.
-            prefetch: The size of a worker's prefetch window.
-        """
+        """`find` returns the queue's current counts. `prefetch`: the size of a worker's prefetch window."""
         self._find = find
         self._most_per_message = most_per_message
         self._prefetch = prefetch
@@ -85,14 +79,12 @@ class QueueCredit:
         """How many emails may be published now, so that the queue reaches its target depth (see TARGET_SECONDS).
 
         0 until RabbitMQ has counted the queue's messages once, and while the queue has three quarters of the target or
-        more. If the queue has at least half of the target, asks RabbitMQ in the background to count again.
-
-        Raises:
-            BrokerUnavailable: RabbitMQ did not answer the last time.
+        more. If the queue has at least half of the target, asks RabbitMQ in the background to count again. Raises
+        BrokerUnavailable if RabbitMQ did not answer the last time.
         """
         left = 0 if self._ready is None else self._target - self._ready - self._published
-        if left <= self._target // 2:
-            self._start_count()
+        if left <= self._target // 2 and (self._count is None or self._count.done()):
+            self._count = asyncio.create_task(self._note_count())
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise fault
@@ -110,8 +102,8 @@ class QueueCredit:
     def per_message(self, emails: int) -> int:
         """The most emails that share a message, if the caller publishes this many emails now.
 
-        1 for a few emails, while workers are slow, and while no count has shown how fast they are. The first count of a
-        burst shows only how fast the prefetch windows are filled. So a rate counts only if two counts have shown it.
+        1 until two counts have shown how fast workers are: the first count of a burst shows only how fast the prefetch
+        windows are filled.
         """
         if not self._consumers or time.monotonic() - self._counted_at > RECENT_SECONDS:
             return 1
@@ -133,10 +125,6 @@ class QueueCredit:
         if self._count is not None:
             self._count.cancel()
             await asyncio.gather(self._count, return_exceptions=True)
-
-    def _start_count(self) -> None:
-        if self._count is None or self._count.done():
-            self._count = asyncio.create_task(self._note_count())
 
     async def _note_count(self) -> None:
         if (seconds := self._counted_at + self._interval - time.monotonic()) > 0:
@@ -166,9 +154,7 @@ class QueueCredit:
         self._counted_at = began_at
 
     def _emails_in(self, ready: int) -> int:
-        """To how many emails the ready messages point: those that were published last, because a queue keeps its order.
-
-        Each message of another publisher counts as one email."""
+        """To how many emails the ready messages point: the last ones. Another publisher's message counts as one."""
         found = 0.0
         for messages, emails in reversed(self._batches):
             if ready <= messages:

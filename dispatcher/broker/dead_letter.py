@@ -38,11 +38,7 @@ def encode(dead_letter: DeadLetter) -> bytes:
 
 
 def decode(body: bytes) -> DeadLetter:
-    """The dead letter in a message.
-
-    Raises:
-        InvalidPointer: The body is not a dead letter. The error quotes nothing from the message.
-    """
+    """The dead letter in a message. Raises InvalidPointer, which quotes nothing from the message."""
     fields = decode_fields(body)
     return DeadLetter(
         email_id=email_id(fields),

@@ -37,20 +37,15 @@ _READ: Final = (
 
 
 class DeliveryFrame(NamedTuple):
-    """A delivery, with all fields of its method and properties that `consumer` reads.
+    """A delivery, with all fields of its method and properties that `consumer` reads."""
 
-    Attributes:
-        end: The offset at which the delivery ends in the buffer.
-        table: The encoded headers; None if the message has none.
-    """
-
-    end: int
+    end: int  # the offset at which the delivery ends in the buffer
     channel_number: int
     consumer_tag: str
     delivery_tag: int
     redelivered: bool
     body: bytes
-    table: bytes | None = None
+    table: bytes | None = None  # the encoded headers
 
     @property
     def headers(self) -> Any:
@@ -66,41 +61,37 @@ class DeliveryFrame(NamedTuple):
 def delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
     """The delivery at this offset; None if pika must read the frames there."""
     try:
-        return _delivery_at(buffer, at)
+        kind, channel_number, octets = _FRAME.unpack_from(buffer, at)
+        if kind != spec.FRAME_METHOD or buffer[at + 7 : at + 11] != _DELIVER:
+            return None
+        method_end = at + 7 + octets
+        tag_at = at + 12 + buffer[at + 11]
+        delivery_tag, bits = _TAG.unpack_from(buffer, tag_at)
+        header_at = method_end + 1
+        kind, _, octets, of_class, _, body_octets, flags = _HEADER.unpack_from(buffer, header_at)
+        if kind != spec.FRAME_HEADER or of_class != _BASIC or flags & ~_READ:
+            return None
+        header_end = header_at + 7 + octets
+        body_at = header_end + 8
+        kind, _, octets = _FRAME.unpack_from(buffer, header_end + 1)
+        # If the body has several frames, pika must read the delivery. This is rare, because our messages usually fit
+        # into one frame.
+        if kind != spec.FRAME_BODY or octets != body_octets:
+            return None
+        body_end = body_at + octets
+        if not buffer[method_end] == buffer[header_end] == buffer[body_end] == _END:
+            return None
+        return DeliveryFrame(
+            body_end + 1,
+            channel_number,
+            buffer[at + 12 : tag_at].decode(),
+            delivery_tag,
+            bool(bits & 1),
+            buffer[body_at:body_end],
+            _table(buffer, header_at + _HEADER.size, header_end, flags),
+        )
     except (struct.error, IndexError, UnicodeDecodeError):
         return None
-
-
-def _delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
-    kind, channel_number, octets = _FRAME.unpack_from(buffer, at)
-    if kind != spec.FRAME_METHOD or buffer[at + 7 : at + 11] != _DELIVER:
-        return None
-    method_end = at + 7 + octets
-    tag_at = at + 12 + buffer[at + 11]
-    delivery_tag, bits = _TAG.unpack_from(buffer, tag_at)
-    header_at = method_end + 1
-    kind, _, octets, of_class, _, body_octets, flags = _HEADER.unpack_from(buffer, header_at)
-    if kind != spec.FRAME_HEADER or of_class != _BASIC or flags & ~_READ:
-        return None
-    header_end = header_at + 7 + octets
-    body_at = header_end + 8
-    kind, _, octets = _FRAME.unpack_from(buffer, header_end + 1)
-    # If the body has several frames, pika must read the delivery. This is rare, because our messages usually fit into
-    # one frame.
-    if kind != spec.FRAME_BODY or octets != body_octets:
-        return None
-    body_end = body_at + octets
-    if not buffer[method_end] == buffer[header_end] == buffer[body_end] == _END:
-        return None
-    return DeliveryFrame(
-        body_end + 1,
-        channel_number,
-        buffer[at + 12 : tag_at].decode(),
-        delivery_tag,
-        bool(bits & 1),
-        buffer[body_at:body_end],
-        _table(buffer, header_at + _HEADER.size, header_end, flags),
-    )
 
 
 def is_incomplete_delivery(buffer: bytes) -> bool:
@@ -135,8 +126,7 @@ def _table(buffer: bytes, at: int, end: int, flags: int) -> bytes | None:
 
 
 def acks(channel_number: int, tags: Iterable[tuple[int, bool]]) -> list[bytes]:
-    """The frames that ack deliveries. Each pair is a delivery's tag, and whether the ack includes all earlier
-    deliveries."""
+    """The frames that ack deliveries: for each, its tag, and whether the ack includes all earlier deliveries."""
     kind, method = spec.FRAME_METHOD, spec.Basic.Ack.INDEX
     return [
         _ACK.pack(kind, channel_number, _ACK_OCTETS, method, tag, is_for_all_before, _END)

@@ -9,7 +9,7 @@ and closes its channel. RabbitMQ then returns the unacked messages to the head o
 many messages would not preserve the order: a quorum queue returns them in any order.) Each scan adds one to the
 `x-delivery-count` of every message; the limit of the DLQ is a million (see `topology.DELIVERY_LIMIT`).
 
-A concurrent scan would find an empty queue, so only one caller scans at a time (`maintenance.dead_letters`). A scan must
+A concurrent scan would find an empty queue, so only one caller scans at a time (`monitor.dead_letters`). A scan must
 read all messages, to preserve their order. A quorum queue delivers returned messages in the order in which they were
 returned, and after one scan, all messages are returned messages. If the next scan read only the first messages, they
 would come back behind all others. If a process dies during a scan, no message is lost: RabbitMQ closes the channel and
@@ -40,22 +40,14 @@ _ACKS_AT_ONCE: Final = 24
 
 
 class DlqMessage(NamedTuple):
-    """A message on the DLQ.
+    """A message on the DLQ."""
 
-    Attributes:
-        position: The position in the queue, from 0 at the head.
-        properties: The AMQP properties.
-        redelivered: Whether RabbitMQ has delivered the message before. A scan counts as a delivery.
-        window: The index in `DlqScan.windows` of the channel that received the message.
-        tag: RabbitMQ's number for the delivery on this channel.
-    """
-
-    position: int
+    position: int  # from 0 at the head
     body: bytes
     properties: Any
-    redelivered: bool
-    window: int
-    tag: int
+    redelivered: bool  # a scan counts as a delivery
+    window: int  # the index in `DlqScan.windows` of the channel that received the message
+    tag: int  # of the delivery on this channel
 
 
 class DeadLetterQueue:
@@ -66,23 +58,14 @@ class DeadLetterQueue:
         self.queue = queue
 
     async def depth(self) -> int:
-        """The number of ready messages. Does not count messages that are delivered to a consumer and not yet acked.
-
-        Raises:
-            TopologyError: The queue does not exist.
-        """
+        """The number of ready messages, without those that are delivered to a consumer and not yet acked."""
         async with self._depth_query() as depth_now:
             return await depth_now()
 
     @asynccontextmanager
     async def scan(self) -> AsyncIterator[DlqScan]:
         """Reads the messages that are on the queue now. When the `async with` block ends, removes the messages that
-        were passed to `remove`, and returns all other messages to the queue.
-
-        Raises:
-            TopologyError: The queue does not exist.
-            BrokerUnavailable: The connection is lost. Messages that were not acked stay on the queue.
-        """
+        were passed to `remove`, and returns all others. If the connection is lost, all stay on the queue."""
         async with self._depth_query() as depth_now:
             scan = DlqScan(self._connection, self.queue, await depth_now())
             try:
@@ -91,7 +74,13 @@ class DeadLetterQueue:
                 scan.keep_all()
                 raise
             finally:
-                await self._return_messages(scan, depth_now)
+                unread = scan.depth - sum(window.received for window in scan.windows)
+                expected = max(0, unread)
+                # Close one channel after the other. If two channels returned their messages at the same time, the order
+                # of the messages would be lost.
+                for window in scan.windows:
+                    expected += await window.close()
+                    await _wait_until_returned(expected, depth_now)
 
     @asynccontextmanager
     async def _depth_query(self) -> AsyncIterator[Callable[[], Awaitable[int]]]:
@@ -106,22 +95,9 @@ class DeadLetterQueue:
         finally:
             await channel.close()
 
-    async def _return_messages(self, scan: DlqScan, depth_now: Callable[[], Awaitable[int]]) -> None:
-        unread = scan.depth - sum(window.received for window in scan.windows)
-        expected = max(0, unread)
-        # Close one channel after the other. If two channels returned their messages at the same time, the order of the
-        # messages would be lost.
-        for window in scan.windows:
-            expected += await window.close()
-            await _wait_until_returned(expected, depth_now)
-
 
 class DlqScan:
-    """A scan that is in progress.
-
-    Attributes:
-        depth: The number of messages on the queue at the start.
-    """
+    """A scan that is in progress. `depth`: the number of messages on the queue at the start."""
 
     def __init__(self, connection: Connection, queue: str, depth: int) -> None:
         self._connection = connection
@@ -147,11 +123,10 @@ class DlqScan:
                 return
 
     def remove(self, messages: Iterable[DlqMessage]) -> None:
-        """Removes these messages from the queue when the block of `DeadLetterQueue.scan` ends. If that block ends with
-        an exception, no message is removed.
+        """Removes these messages when the block of `DeadLetterQueue.scan` ends; none if it ends with an exception.
 
         A busy RabbitMQ may drop acks to a quorum queue when the channel closes, and redeliver the messages. To be sure,
-        scan again until nothing is left to remove (`maintenance.dead_letters.remove`).
+        scan again until nothing is left to remove (`monitor.dead_letters.remove`).
         """
         for message in messages:
             self.windows[message.window].removed.add(message.tag)
@@ -192,19 +167,16 @@ class _ScanWindow:
     async def next(self) -> list[_Read]:
         """The next messages. Empty if all messages were read, or if no more arrive."""
         if len(self._unread) < BATCH and self.received < self.size:
-            await self._wait_for_messages()
+            self._arrived.clear()
+            arrived = asyncio.ensure_future(self._arrived.wait())
+            try:
+                await first_of(arrived, self.channel.closed, seconds=_SILENCE_SECONDS)
+            finally:
+                arrived.cancel()
+            if self.channel.closed.done():
+                raise self.channel.closed.result()
         batch, self._unread = self._unread[:BATCH], self._unread[BATCH:]
         return batch
-
-    async def _wait_for_messages(self) -> None:
-        self._arrived.clear()
-        arrived = asyncio.ensure_future(self._arrived.wait())
-        try:
-            await first_of(arrived, self.channel.closed, seconds=_SILENCE_SECONDS)
-        finally:
-            arrived.cancel()
-        if self.channel.closed.done():
-            raise self.channel.closed.result()
 
     async def close(self) -> int:
         """Acks the removed messages, and returns all other messages to the queue. Returns how many were returned."""
@@ -218,8 +190,7 @@ class _ScanWindow:
         return self.received - len(self.removed)
 
     async def _ack(self) -> None:
-        """Acks the removed messages: all before the first kept message with one frame, and the others a few at a
-        time."""
+        """Acks the removed messages: all before the first kept message with one frame, the others a few at a time."""
         first_kept = next(tag for tag in count(1) if tag not in self.removed)
         if first_kept > 1:
             self.channel.raw.basic_ack(first_kept - 1, multiple=True)
@@ -235,10 +206,7 @@ class _ScanWindow:
 
 
 async def _wait_until_returned(expected: int, depth_now: Callable[[], Awaitable[int]]) -> None:
-    """Waits until this many messages are on the queue, or until `_REQUEUE_SECONDS` have passed.
-
-    RabbitMQ returns the messages of a closed channel with a delay.
-    """
+    """Waits until this many messages are on the queue: RabbitMQ returns those of a closed channel with a delay."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_REQUEUE_SECONDS):
             while await depth_now() < expected:  # noqa: ASYNC110 - RabbitMQ does not signal their return

@@ -21,12 +21,7 @@ PRECONDITION_FAILED: Final = 406
 
 
 class ChannelClosed(BrokerUnavailable):
-    """RabbitMQ closed a channel because of a call on it.
-
-    Attributes:
-        code: AMQP's reply code, such as `NOT_FOUND`.
-        text: RabbitMQ's text, such as `NOT_FOUND - no queue 'x' in vhost '/'`.
-    """
+    """RabbitMQ closed a channel because of a call on it. `code`: AMQP's reply code, such as NOT_FOUND."""
 
     def __init__(self, code: int, text: str) -> None:
         remedy = "Run `dispatcher init`." if code == NOT_FOUND else None

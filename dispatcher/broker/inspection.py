@@ -73,11 +73,7 @@ class _QueueReport:
 
 
 def find_faults(management: Management, topology: Topology) -> list[TopologyError]:
-    """Every fault of the exchange, queues, bindings and policies, each with its remedy.
-
-    Raises:
-        BrokerUnavailable: The management API does not answer, or refuses this user.
-    """
+    """Every fault of the exchange, queues, bindings and policies, each with its remedy."""
     faults = [*_exchange_faults(management, topology)]
     for name in topology.queues:
         faults += _queue_faults(management, topology, name)
@@ -85,35 +81,22 @@ def find_faults(management: Management, topology: Topology) -> list[TopologyErro
 
 
 def find_offline_members(management: Management, topology: Topology) -> list[OfflineMembers]:
-    """Quorum queues with an offline member, the DLQ first. Classic queues have no members.
-
-    Raises:
-        BrokerUnavailable: The management API does not answer, or refuses this user.
-    """
+    """Quorum queues with an offline member, the DLQ first. Classic queues have no members."""
     found = (offline_members_in(management.queue(name) or {}) for name in topology.queues)
     return [offline for offline in found if offline is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineMembers:
-    """A quorum queue with offline members. A member is the copy of the queue on one node.
-
-    Attributes:
-        nodes: The nodes of the offline members, at most `MAX_NAMED_NODES`.
-        has_majority: Whether a majority is online. If not, the queue accepts and delivers no messages.
-    """
+    """A quorum queue with offline members. A member is the copy of the queue on one node."""
 
     queue: str
-    nodes: tuple[str, ...]
-    has_majority: bool
+    nodes: tuple[str, ...]  # at most MAX_NAMED_NODES
+    has_majority: bool  # if False, the queue accepts and delivers no messages
 
 
 def offline_members_in(fields: Mapping[str, Any]) -> OfflineMembers | None:
-    """The offline members of a queue; None if all members are online.
-
-    Args:
-        fields: The HTTP API's report about the queue.
-    """
+    """The offline members in the HTTP API's report about a queue; None if all members are online."""
     members, online = fields.get("members"), fields.get("online")
     if not isinstance(members, list) or not isinstance(online, list):
         return None
@@ -126,15 +109,7 @@ def offline_members_in(fields: Mapping[str, Any]) -> OfflineMembers | None:
 
 
 def consumer_timeout_in(fields: Mapping[str, Any]) -> float | None:
-    """For how many seconds a delivery may stay unacked before RabbitMQ closes the channel; None if the queue sets no
-    limit.
-
-    Args:
-        fields: The HTTP API's report about the queue.
-
-    Raises:
-        BrokerUnavailable: The reported value is not a number of milliseconds.
-    """
+    """How many seconds a delivery may stay unacked, by the HTTP API's report about a queue; None without a limit."""
     milliseconds = _QueueReport("", fields).effective("consumer-timeout")
     if milliseconds is None:
         return None
@@ -144,13 +119,10 @@ def consumer_timeout_in(fields: Mapping[str, Any]) -> float | None:
 
 
 def delivery_limit_in(fields: Mapping[str, Any], default: int | None) -> int | None:
-    """How many times RabbitMQ redelivers a message of a queue; None if there is no limit.
+    """How many times RabbitMQ redelivers a message, by the HTTP API's report about a queue; None without a limit.
 
     The lowest of argument, policy and operator policy counts. RabbitMQ ignores a negative limit if another one is set.
-
-    Args:
-        fields: The HTTP API's report about the queue.
-        default: The limit of a quorum queue if nothing sets one. Classic queues have no limit.
+    `default`: the limit of a quorum queue if nothing sets one. Classic queues have no limit.
     """
     queue = _QueueReport("", fields)
     if queue.arguments.get("x-queue-type") != "quorum":
@@ -231,8 +203,7 @@ def _dead_lettering_faults(queue: _QueueReport, topology: Topology) -> Iterator[
 
 
 def _shown(value: object) -> str:
-    """A reported value as a short printable text. The value may contain any text, because users of RabbitMQ who may set
-    policies choose it."""
+    """A reported value as a short printable text. A user of RabbitMQ who may set policies chooses the value."""
     text = printable(str(value)[: MAX_SHOWN_CHARACTERS + 1])
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 

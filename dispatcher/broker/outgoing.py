@@ -41,22 +41,13 @@ _FLAGS: Final = (
 
 @value
 class Outgoing:
-    """A message to publish.
+    """A message to publish."""
 
-    Attributes:
-        queue: The queue's name, which is also the routing key.
-        message_id: The email's id; for a bundle, the id of its first email.
-        correlation_id: None for a bundle, and for an email whose correlation id is longer than 255 octets (AMQP's
-            limit) or missing. The email's row contains the full id.
-        traceparent: The W3C trace context for the header `traceparent`; None for a bundle, and for an email whose
-            trace context is too long or missing.
-    """
-
-    queue: str
+    queue: str  # also the routing key
     body: bytes
-    message_id: str
-    correlation_id: str | None = None
-    traceparent: str | None = None
+    message_id: str  # the email's id; for a bundle, the id of its first email
+    correlation_id: str | None = None  # None for a bundle, and if it is missing or longer than 255 octets
+    traceparent: str | None = None  # for the header of this name; None for a bundle, and if it is missing or too long
 
     @classmethod
     def of_pointer(cls, queue: str, due: Pointer) -> Outgoing:
@@ -66,16 +57,10 @@ class Outgoing:
 
     @classmethod
     def of_pointers(cls, queue: str, due: Sequence[Pointer], most: int) -> tuple[list[Outgoing], list[int]]:
-        """The messages that make workers send these emails.
-
-        Args:
-            most: The most emails per message.
-
-        Returns:
-            The messages, in the order of the emails, with about the same number of emails each. And for each email, the
-            index of its message.
-        """
-        size = _bundle_size(len(due), most)
+        """The messages that make workers send these emails; and for each email, the index of its message."""
+        # As few bundles as possible, of equal size. With at most 16 emails per bundle, 18 emails become two bundles of
+        # 9, and not 16 and 2. So two workers finish at the same time.
+        size = math.ceil(len(due) / math.ceil(len(due) / most)) if due else most
         starts = range(0, len(due), size)
         return [cls._of_bundle(queue, due[at : at + size]) for at in starts], [at // size for at in range(len(due))]
 
@@ -92,11 +77,7 @@ class Outgoing:
         return cls(dlq, dead_letter.encode(failure), message_id, correlation_id, _short(traceparent))
 
     def frames(self, channel_number: int, exchange: str, most_body_octets: int) -> bytes:
-        """The frames that publish this message as persistent and mandatory.
-
-        Args:
-            most_body_octets: The longest body that fits into one frame.
-        """
+        """The frames that publish this message as persistent and mandatory."""
         # The properties are in the order of AMQP's section 4.2.6.1: content type, headers, delivery mode, correlation
         # id, message id.
         flags, properties = _FLAGS, _TYPE_AND_MODE
@@ -116,16 +97,6 @@ class Outgoing:
         pieces = [body[at : at + most_body_octets] for at in range(0, len(body), most_body_octets)]
         frames = [_FRAME.pack(_BODY_FRAME, channel_number, len(piece)) + piece + _END for piece in pieces]
         return b"".join((method, header, *frames))
-
-
-def _bundle_size(count: int, most: int) -> int:
-    """The number of emails per bundle, so that there are as few bundles as possible, of equal size.
-
-    With at most 16 emails per bundle, 18 emails become two bundles of 9, and not 16 and 2. So two workers finish at the
-    same time.
-    """
-    bundles = math.ceil(count / most)
-    return math.ceil(count / bundles) if bundles else most
 
 
 def _short(text: str | None) -> str | None:

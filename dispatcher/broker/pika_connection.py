@@ -19,13 +19,10 @@ CHECKS_PER_HEARTBEAT: Final = 10
 
 
 class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's heartbeats, with one change: a silent connection ends after the timeout. pika itself may need more than
-    twice as long.
+    """Pika's heartbeats, but a silent connection ends after the timeout. Pika may need more than twice as long."""
 
-    RabbitMQ sends a heartbeat twice per timeout. This class counts checks, not seconds. A process that is stopped for a
-    while makes no checks. When the process continues, it reads the data that has arrived before it makes the next
-    check, so it does not drop its connection.
-    """
+    # RabbitMQ sends a heartbeat twice per timeout. This class counts checks, not seconds: a process that was stopped
+    # for a while reads the data that has arrived before it makes the next check, so it does not drop its connection.
 
     def __init__(self, connection: AsyncioConnection, timeout: int) -> None:
         self._check_seconds = timeout / CHECKS_PER_HEARTBEAT
@@ -42,18 +39,14 @@ class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py
 
 
 class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's connection with our extensions. The extensions depend on pika's internals, so each extension has its own
-    test."""
+    """Pika's connection with our extensions. They depend on pika's internals, so each has its own test."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._frames: list[bytes] = []
         super().__init__(*arguments, **named)
 
     def abort(self) -> None:
-        """Drops the connection immediately. Idempotent.
-
-        Pika's `close` would wait for an answer, and a RabbitMQ that blocks publishers sends none.
-        """
+        """Drops the connection at once. Pika's `close` waits for an answer, and a RabbitMQ that blocks sends none."""
         if self.is_closed:
             return
         if self._opened:
@@ -65,10 +58,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         return _Heartbeats(self, self.params.heartbeat) if self.params.heartbeat else None
 
     def _output_marshaled_frames(self, marshaled_frames: Sequence[bytes]) -> None:
-        """Writes the frames of many messages in one piece. pika would make three system calls per message.
-
-        All frames of the event loop's current round are written together, in order, at the end of the round.
-        """
+        """Writes the frames of many messages in one piece. pika would make three system calls per message."""
         self.emit(marshaled_frames)
 
     @property
@@ -91,8 +81,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             self._adapter_emit_data(data)
 
     def _on_data_available(self, data_in: bytes) -> None:
-        """Replaces pika's method. Reads deliveries with the module `deliveries`, and all other frames with pika. pika
-        copies the rest of the buffer for each frame that it reads."""
+        """Replaces pika's method, which copies the rest of the buffer for each frame that it reads."""
         self._frame_buffer += data_in
         while self._frame_buffer:
             self._take_deliveries()
@@ -106,8 +95,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             self._process_frame(value)
 
     def _take_deliveries(self) -> None:
-        """Passes the deliveries at the start of the buffer to their consumers, up to the first frame that `deliveries`
-        cannot read."""
+        """Passes the deliveries at the start of the buffer to their consumers, up to a frame that pika must read."""
         buffer, at = self._frame_buffer, 0
         while delivery := delivery_at(buffer, at):
             channel = self._channels.get(delivery.channel_number)
@@ -122,10 +110,8 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         self._trim_frame_buffer(at)
 
     def _read_frame(self) -> Any:
-        """The next frame, with empty properties if pika cannot parse the message's properties.
-
-        Otherwise, pika would close the connection, RabbitMQ would redeliver the message, and so on for ever.
-        """
+        """The next frame, with empty properties if pika cannot parse the message's properties."""
+        # Otherwise, pika would close the connection, RabbitMQ would redeliver the message, and so on for ever.
         try:
             return super()._read_frame()
         except UNREADABLE:

@@ -38,9 +38,6 @@ class Publisher:
 
     Several tasks may publish at the same time; their messages use the same connection and window. A publisher belongs
     to the event loop on which it first publishes.
-
-    Attributes:
-        batch_seconds: Timeout of one call of `publish`, including the connection.
     """
 
     def __init__(
@@ -53,22 +50,13 @@ class Publisher:
         batch_seconds: float = BATCH_SECONDS,
         window: int = WINDOW,
     ) -> None:
-        """Creates a publisher. Does not connect yet.
-
-        Args:
-            name: The name of the connection on RabbitMQ's management page.
-            batch_seconds: Timeout of one call of `publish`, including the connection.
-            window: The most unconfirmed messages.
-
-        Raises:
-            ConfigurationError: The URL is invalid.
-        """
+        """Does not connect yet. Raises ConfigurationError if the URL is invalid."""
         parameters(amqp_url)
         self._amqp_url = amqp_url
         self._exchange = exchange
         self._name = name
         self._ca_file = ca_file
-        self.batch_seconds = batch_seconds
+        self.batch_seconds = batch_seconds  # of one call of `publish`, including the connection
         self._window = window
         self._stream: _Stream | None = None
         self._connecting = asyncio.Lock()
@@ -78,11 +66,7 @@ class Publisher:
 
         False means that the message was refused or returned as unroutable, or that the result is unknown because the
         connection was lost or the timeout passed. Publish such a message again. The queue may then contain the message
-        twice, which is harmless.
-
-        Raises:
-            BrokerUnavailable: No message was confirmed, because RabbitMQ is unreachable, blocks publishers, lacks the
-                exchange, or does not answer in time. Never raised if any message was confirmed.
+        twice, which is harmless. Raises BrokerUnavailable only if no message was confirmed.
         """
         batch = _Batch(PublishResults([False] * len(messages)))
         fault: BrokerUnavailable | None = None
@@ -106,10 +90,7 @@ class Publisher:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether RabbitMQ blocks publishing over the open connection, because of a memory or disk alarm.
-
-        RabbitMQ blocks a connection when the connection publishes its first message during the alarm.
-        """
+        """Whether an alarm blocks the connection: RabbitMQ blocks it at its first message during the alarm."""
         return self._stream is not None and self._stream.connection.is_blocked
 
     @property
@@ -118,20 +99,11 @@ class Publisher:
         return self._stream is not None and self._stream.has_unanswered
 
     async def open(self) -> None:
-        """Connects, unless a connection is open.
-
-        Raises:
-            BrokerUnavailable: RabbitMQ is unreachable.
-        """
+        """Connects, unless a connection is open."""
         await self._connected()
 
     async def find(self, queue: str) -> FoundQueue:
-        """The current counts of a queue.
-
-        Raises:
-            TopologyError: The queue does not exist.
-            BrokerUnavailable: RabbitMQ is unreachable, blocks publishers, or does not answer in time.
-        """
+        """The current counts of a queue."""
         try:
             async with asyncio.timeout(self.batch_seconds):
                 stream = await self._connected()
@@ -142,11 +114,7 @@ class Publisher:
             raise _blocked_fault() if self.is_blocked else BrokerUnavailable(words) from None
 
     async def bind(self, queue: str) -> None:
-        """Binds a queue to the exchange (see `topology.bind`). Without this binding, RabbitMQ returns all messages.
-
-        Raises:
-            BrokerUnavailable: The queue does not exist, this user may not bind it, or RabbitMQ is unreachable.
-        """
+        """Binds a queue to the exchange. Without this binding, RabbitMQ returns all messages."""
         await bind((await self._connected()).connection, self._exchange, queue)
 
     async def close(self) -> None:
@@ -159,12 +127,19 @@ class Publisher:
         async with self._connecting:
             if self._stream is None or not self.is_open:
                 await self.close()
-                self._stream = await _open_stream(self._amqp_url, self._name, self._ca_file, self._window)
+                connection = await open_connection(self._amqp_url, name=self._name, ca_file=self._ca_file)
+                try:
+                    channel = await connection.open_channel()
+                    stream = _Stream(connection, channel, self._window)
+                    await channel.call(channel.raw.confirm_delivery, ack_nack_callback=stream.on_answer)
+                except BaseException:
+                    connection.abort()
+                    raise
+                self._stream = stream
             return self._stream
 
     def _abandon(self, stream: _Stream) -> None:
-        """Drops this connection; the next message opens a new connection. The callers publish unconfirmed messages
-        again."""
+        """Drops this connection; the next message opens a new one. Callers publish unconfirmed messages again."""
         if self._stream is stream:
             self._stream = None
         stream.connection.abort()
@@ -191,24 +166,14 @@ def _blocked_fault() -> BrokerUnavailable:
 
 
 class PublishResults(list[bool]):
-    """For each message, in order, whether it was published.
+    """For each message, in order, whether it was published."""
 
-    Attributes:
-        returned: How many messages were returned because no queue is bound for them. The other unpublished messages
-            were refused by a queue that is full or has no quorum, or the connection was lost first.
-    """
-
-    returned = 0
+    returned = 0  # messages without a bound queue; a queue refused the others, or the connection was lost
 
 
 @dataclass(slots=True)
 class _Batch:
-    """One call of `publish`.
-
-    Attributes:
-        done: A future, which is done when RabbitMQ has answered every message (the result is None), or when no more
-            answers can arrive (the result is the error).
-    """
+    """One call of `publish`. `done`: None when every message is answered; the error if no more answers can arrive."""
 
     published: PublishResults
     answered: int = 0
@@ -223,21 +188,8 @@ class _Batch:
             resolve(self.done, None)
 
 
-async def _open_stream(amqp_url: str, name: str, ca_file: Path | None, window: int) -> _Stream:
-    connection = await open_connection(amqp_url, name=name, ca_file=ca_file)
-    try:
-        channel = await connection.open_channel()
-        stream = _Stream(connection, channel, window)
-        await channel.call(channel.raw.confirm_delivery, ack_nack_callback=stream.on_answer)
-    except BaseException:
-        connection.abort()
-        raise
-    return stream
-
-
 class _Stream:
-    """A channel in confirm mode, with its unconfirmed messages. RabbitMQ and this class number the messages of a
-    channel from 1."""
+    """A channel in confirm mode, with its unconfirmed messages, which RabbitMQ and this class number from 1."""
 
     def __init__(self, connection: Connection, channel: Channel, window: int) -> None:
         self.connection = connection
@@ -275,8 +227,7 @@ class _Stream:
             self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
 
     def is_refused(self, queue: str, answers: PublishResults) -> bool:
-        """Notes the answers to one call of `publish`. Returns whether the queue has refused every message for
-        REFUSED_SECONDS."""
+        """Notes the answers to a `publish`. Returns whether the queue has refused all messages for REFUSED_SECONDS."""
         if any(answers) or answers.returned:
             self._refused_since.pop(queue, None)
             return False

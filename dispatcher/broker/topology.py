@@ -39,12 +39,7 @@ _VALUE: Final = re.compile(r"(?:the value )?('.*?')(?: of type '\w+')?")
 
 @dataclass(frozen=True, slots=True)
 class FoundQueue:
-    """The counts that RabbitMQ reports for a queue.
-
-    Attributes:
-        messages: Ready messages. Does not count messages that are delivered to a consumer and not yet acked.
-        consumers: The number of consumers.
-    """
+    """The counts that RabbitMQ reports for a queue: ready messages, without those that are delivered, and consumers."""
 
     messages: int
     consumers: int
@@ -52,24 +47,16 @@ class FoundQueue:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The exchange and queues that must exist on RabbitMQ.
-
-    Attributes:
-        queue: The name of the normal lane's send queue. The names of the other lanes' send queues begin with this name.
-        dlq: The name of the queue of dead letters.
-        queue_type: `quorum` or `classic`, for all queues.
-        lanes: The lanes, most urgent first.
-    """
+    """The exchange and queues that must exist on RabbitMQ."""
 
     exchange: str
-    queue: str
+    queue: str  # the normal lane's send queue; the names of the other send queues begin with it
     dlq: str
-    queue_type: str = "quorum"
-    lanes: tuple[str, ...] = DEFAULT_LANES
+    queue_type: str = "quorum"  # `quorum` or `classic`, for all queues
+    lanes: tuple[str, ...] = DEFAULT_LANES  # most urgent first
 
     @classmethod
     def of(cls, settings: Settings) -> Topology:
-        """The topology from the settings."""
         return cls(settings.exchange, settings.queue, settings.dlq, settings.queue_type, settings.lanes)
 
     @property
@@ -87,7 +74,6 @@ class Topology:
         return "DISPATCHER_DLQ" if queue == self.dlq else "DISPATCHER_QUEUE"
 
     def arguments(self, queue: str) -> dict[str, Any]:
-        """The arguments with which a queue is declared."""
         arguments: dict[str, Any] = {"x-queue-type": self.queue_type}
         if self.queue_type == "quorum":
             arguments["x-delivery-limit"] = DELIVERY_LIMIT
@@ -101,13 +87,8 @@ class Topology:
 
 
 async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> list[str]:
-    """Creates the exchange and the queues that are missing. Returns one line of text about the exchange and about each
-    queue. Idempotent.
-
-    Raises:
-        TopologyError: An object exists with different arguments, or the user lacks the permission to declare it.
-        BrokerUnavailable: RabbitMQ cannot be reached.
-    """
+    """Creates the exchange and the queues that are missing. Returns one line of text about each. Idempotent. Raises
+    TopologyError if one exists with different arguments, or the user lacks the permission to declare it."""
     async with await open_connection(amqp_url, name="dispatcher init", ca_file=ca_file) as connection:
         existed = await _exchange_exists(connection, topology.exchange)
         channel = await connection.open_channel()
@@ -125,12 +106,7 @@ async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = N
 
 
 async def bind(connection: Connection, exchange: str, queue: str) -> None:
-    """Binds a queue to the exchange, with the queue's name as routing key. Idempotent.
-
-    Raises:
-        ChannelClosed: The queue or the exchange does not exist, or the user lacks the permission to bind them.
-        BrokerUnavailable: The connection is lost.
-    """
+    """Binds a queue to the exchange, with the queue's name as routing key. Idempotent."""
     channel = await connection.open_channel()
     await channel.call(channel.raw.queue_bind, queue=queue, exchange=exchange, routing_key=queue)
     await channel.close()
@@ -142,10 +118,6 @@ async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = No
     If the user lacks the permission to configure the queues, RabbitMQ does not compare the queues' arguments. This
     function then checks only that the queues exist. It cannot check bindings, because AMQP cannot query them. (If a
     binding is missing, RabbitMQ returns the messages that we publish, and the relay restores the binding.)
-
-    Raises:
-        TopologyError: An object is missing or has different arguments. The error contains a remedy.
-        BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher verify", ca_file=ca_file) as connection:
         await _verify_on(connection, topology)
@@ -165,12 +137,7 @@ async def _verify_on(connection: Connection, topology: Topology) -> None:
 
 
 async def depths(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> dict[str, int]:
-    """The number of ready messages per queue. Does not count messages that are delivered and not yet acked.
-
-    Raises:
-        TopologyError: A queue does not exist.
-        BrokerUnavailable: RabbitMQ cannot be reached.
-    """
+    """The number of ready messages per queue, without those that are delivered and not yet acked."""
     async with await open_connection(amqp_url, name="dispatcher status", ca_file=ca_file) as connection:
         return {queue: found.messages for queue, found in (await _find_queues(connection, topology)).items()}
 
@@ -179,22 +146,12 @@ class QueueWatch:
     """Reads the counts of all queues over one connection. Verifies the topology after each connect."""
 
     def __init__(self, amqp_url: str, topology: Topology, *, name: str, ca_file: Path | None = None) -> None:
-        """Creates a watch. Does not connect yet.
-
-        Args:
-            name: The name of the connection on RabbitMQ's management page.
-        """
         self._open = partial(open_connection, amqp_url, name=name, ca_file=ca_file)
         self._topology = topology
         self._connection: Connection | None = None
 
     async def look(self) -> dict[str, FoundQueue]:
-        """The current counts of all queues, by name.
-
-        Raises:
-            TopologyError: An object is missing or has different arguments.
-            BrokerUnavailable: RabbitMQ cannot be reached.
-        """
+        """The current counts of all queues, by name. Raises TopologyError or BrokerUnavailable."""
         try:
             if self._connection is None:
                 self._connection = await self._open()
@@ -219,12 +176,7 @@ async def _find_queues(connection: Connection, topology: Topology) -> dict[str, 
 
 
 async def find(connection: Connection, queue: str) -> FoundQueue:
-    """The current counts of a queue. Keeps a channel per queue, because RabbitMQ closes the channel of a missing queue.
-
-    Raises:
-        TopologyError: The queue does not exist.
-        BrokerUnavailable: The connection is lost.
-    """
+    """The current counts of a queue. Each queue has a channel, because RabbitMQ closes that of a missing queue."""
     channel = connection.counting.get(queue)
     if channel is None or channel.closed.done():
         channel = connection.counting[queue] = await connection.open_channel()
@@ -269,13 +221,7 @@ def _done(subject: str, kind: str, *, existed: bool) -> str:
 
 @contextmanager
 def _refusals_of(kind: str, name: str, variable: str) -> Iterator[None]:
-    """Raises a TopologyError if RabbitMQ refuses a declaration within the `with` block.
-
-    Args:
-        kind: `exchange` or `queue`.
-        name: The name of the exchange or queue.
-        variable: The setting in which an operator can choose a different name.
-    """
+    """Raises a TopologyError if RabbitMQ refuses a declaration within the `with` block."""
     try:
         yield
     except ChannelClosed as fault:
@@ -300,10 +246,7 @@ def _refusal(kind: str, name: str, variable: str, fault: ChannelClosed) -> Topol
 
 
 def difference(text: str) -> str:
-    """The difference that RabbitMQ reports, such as `x-queue-type is 'classic', we need 'quorum'`.
-
-    Returns RabbitMQ's text if it has a different form.
-    """
+    """The difference that RabbitMQ's text reports: `x-queue-type is 'classic', we need 'quorum'`."""
     found = _DIFFERENCE.search(text)
     if found is None:
         return text

@@ -17,20 +17,14 @@ NOTHING: Final = "^$"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user of RabbitMQ and its permissions.
-
-    Attributes:
-        role: `producer`, `worker`, `operator` or `probe`.
-        about: Which process connects as this user, and for which purpose.
-        tags: RabbitMQ's tags for the management API.
-    """
+    """A user of RabbitMQ and its permissions. `about`: which process connects as this user, and for which purpose."""
 
     role: str
     about: str
     configure: str = NOTHING
     write: str = NOTHING
     read: str = NOTHING
-    tags: str = ""
+    tags: str = ""  # for the management API
 
 
 def users_of(topology: Topology) -> list[User]:

@@ -16,9 +16,8 @@ from dispatcher.cli.table import Styled, Table
 from dispatcher.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dispatcher.alerts.contract import Channel
     from dispatcher.config import Settings
-    from dispatcher.domain.alert import Notice
+    from dispatcher.domain.alert import Channel, Notice
 
 _NO_CHANNEL = (
     "No alert channel is configured, so alerts are only logged. Set DISPATCHER_ALERT_WEBHOOK_URL and "
@@ -73,8 +72,8 @@ def test(as_json: bool) -> int:
 async def _try_all(settings: Settings) -> list[dict[str, Any]]:
     from uuid import uuid4
 
-    from dispatcher.alerts.channels import channels_of
     from dispatcher.domain.alert import Alert, Kind, Notice, Phase
+    from dispatcher.monitor.alert_channels import channels_of
 
     channels = channels_of(settings)
     if not channels:
@@ -87,7 +86,7 @@ async def _try_all(settings: Settings) -> list[dict[str, Any]]:
 
 async def _try(channel: Channel, notice: Notice) -> dict[str, Any]:
     """Sends the notice through one channel; returns the result in the form that `--json` prints."""
-    from dispatcher.alerts.contract import NotDelivered
+    from dispatcher.domain.alert import NotDelivered
 
     try:
         return {"channel": channel.name, "ok": True, "detail": await channel.send(notice)}

@@ -181,11 +181,11 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
     """Checks PostgreSQL: its version, durability, number of connections and tables, and whether a write commits."""
     from dispatcher.store.connections import connected
     from dispatcher.store.old_transactions import find_oldest_transaction
-    from dispatcher.store.server import describe_server
+    from dispatcher.store.server import show_server
 
     try:
         with connected(settings.database_url, name="dispatcher doctor") as connection:
-            server = describe_server(connection)
+            server = show_server.sync(connection)
             words = f"{server.version} is reachable; {OLDEST_POSTGRESQL} is the oldest supported version"
             is_new = server.version_number >= OLDEST_POSTGRESQL * 10_000
             yield passed_if(is_new, "PostgreSQL", words, f"Upgrade PostgreSQL to {OLDEST_POSTGRESQL} or newer.")
@@ -199,7 +199,7 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
                 words = f"{server.standby_count} connected; {waits}"
                 yield passed_if(is_synchronous, "PostgreSQL standbys", words, _SYNCHRONOUS, CheckState.WARNING)
             yield _check_connections(settings, server.max_connections)
-            yield old_transaction_finding(find_oldest_transaction(connection))
+            yield old_transaction_finding(find_oldest_transaction.sync(connection))
             if server.version_number >= _COLLATION_VERSIONS:
                 yield _check_collation(settings, connection)
             yield from _check_tables(settings, connection)
@@ -273,18 +273,18 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     unbuilt = sorted(lasting_indexes(each.text for each in all_migrations()).keys() - find_valid_indexes(connection))
     words = f"these do not exist, or are invalid: {', '.join(unbuilt)}" if unbuilt else "every index exists"
     yield passed_if(not unbuilt, "indexes", words, "Run `dispatcher init`, which builds them.", CheckState.WARNING)
-    filled = find_filled_defaults(connection)
+    filled = find_filled_defaults.sync(connection)
     words = f"there are rows in {', '.join(filled)}" if filled else "the default partitions are empty"
     remedy = "Run `dispatcher init`, which moves this week's rows to this week's partition."
     yield passed_if(not filled, "partitions", words, remedy, CheckState.WARNING)
-    readers = find_hash_readers(connection)
+    readers = find_hash_readers.sync(connection)
     words = f"{', '.join(readers) or 'no application'} can read the hashes of payloads, from which codes can be guessed"
     remedy = (
         "When every application has the library of this release, execute the output of "
         "`dispatcher topology grants --exact`."
     )
     yield passed_if(not readers, "producers' rights", words, remedy, CheckState.WARNING)
-    shared = list_shared_host_names(connection)
+    shared = list_shared_host_names.sync(connection)
     words = f"several connected hosts are named {', '.join(shared)}" if shared else "each connected host has its own"
     remedy = (
         "Set DISPATCHER_HOST_NAME to a different name on each of these hosts. If a host has just lost its network or "

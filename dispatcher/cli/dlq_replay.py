@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from dispatcher.actions.dlq import DEFAULT_PER_SECOND, MIN_PER_SECOND, OUTCOMES, DeadFilter
+from dispatcher.actions.dlq import OUTCOMES, DeadFilter
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import filter_options, require_names_or_filter, select_by_names
 from dispatcher.cli.options import Number, audit_options, confirm, json_option, progress
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import RunOnSession, one_session, open_dlq, run_with_dlq, run_with_session
-from dispatcher.domain.failures import ItemOutcome, ReplayState, Selection
+from dispatcher.domain.failures import DEFAULT_PER_SECOND, MIN_PER_SECOND, ItemOutcome, ReplayState, Selection
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import ServerUnavailable
 
@@ -206,7 +206,7 @@ async def _find(
 
     selection = await select_by_names(session, selection, names)
     if from_queue:
-        from dispatcher.maintenance.dead_letters import list_dead_letter_ids
+        from dispatcher.monitor.dead_letters import list_dead_letter_ids
 
         async with open_dlq(settings, "dlq") as dlq:
             selection = replace(selection, email_ids=tuple(await list_dead_letter_ids(session, dlq)))

@@ -131,7 +131,7 @@ def create(*, as_json: bool, **options: Any) -> int:
     values = _values(options)
     key = Secret.new()
     with _connected() as connection:
-        insert_key(connection, values | {"key_id": key.key_id, "secret_hash": key.hashed()})
+        insert_key.sync(connection, **values, key_id=key.key_id, secret_hash=key.hashed())
     if as_json:
         print_json({"key_id": shown(key.key_id), "key": key.text(), "tenant_id": values["tenant_id"]})
     else:
@@ -214,7 +214,7 @@ def list_(*, with_revoked: bool, as_json: bool) -> int:
     from dispatcher.store.api_keys import list_keys
 
     with _connected() as connection:
-        all_keys = list_keys(connection)
+        all_keys = list_keys.sync(connection)
     keys = [key for key in all_keys if with_revoked or key.revoked_at is None]
     if as_json:
         print_json([_document(key) for key in keys])

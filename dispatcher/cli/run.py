@@ -162,9 +162,9 @@ def _with_metrics_dir(settings: Settings) -> Settings:
 def _roles(settings: Settings) -> list[Role]:
     # Import these modules before the fork. All processes then share the modules' memory, which saves dozens of MB per
     # process.
-    from dispatcher.processes.monitor import run_monitor
-    from dispatcher.processes.relay import run_relay
     from dispatcher.store.connections import load_pools
+    from dispatcher.supervisor.monitor_process import run_monitor
+    from dispatcher.supervisor.relay_process import run_relay
     from dispatcher.supervisor.supervised import Role
     from dispatcher.worker.process import run_worker
 

@@ -172,24 +172,25 @@ def take_snapshot(settings: Settings) -> Snapshot:
     from dispatcher.cli.status_page import Snapshot
     from dispatcher.domain.lease_recovery import longest_recovery_seconds
     from dispatcher.monitor.readiness_client import fetch_unready
-    from dispatcher.store.activity import MISSED_REPORTS, list_silent_hosts, list_workers, measure_latency
+    from dispatcher.store.activity import MISSED_REPORTS, list_presences, list_workers, measure_latency
     from dispatcher.store.connections import connected
-    from dispatcher.store.controls import list_pauses_sync
+    from dispatcher.store.controls import list_pauses
     from dispatcher.store.counts import count_emails
     from dispatcher.store.domains import count_domain_waits_sync
     from dispatcher.store.old_transactions import find_oldest_transaction
     from dispatcher.store.providers import find_troubles
-    from dispatcher.store.retention import Retention, count_expiring_sync
+    from dispatcher.store.retention import Retention, count_expiring
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
-        old = find_oldest_transaction(connection)
-        troubles, pauses = find_troubles.sync(connection), list_pauses_sync(connection)
+        old = find_oldest_transaction.sync(connection)
+        troubles, pauses = find_troubles.sync(connection), list_pauses.sync(connection)
         domains = [each for each in count_domain_waits_sync(connection) if each.waiting]
-        workers, latency = list_workers(connection), measure_latency(connection)
+        workers, latency = list_workers.sync(connection), measure_latency.sync(connection)
         longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
-        silent = list_silent_hosts(connection, after_seconds=longest_seconds)
-        expiring = count_expiring_sync(connection, Retention.of(settings))
+        silent = {host: age for host, _, age in list_presences.sync(connection) if age > longest_seconds}
+        undecided = Retention.of(settings).expiring
+        expiring = count_expiring.sync(connection, **undecided) if undecided else None
     queues, fault = None, None
     try:
         queues = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))

@@ -29,12 +29,12 @@ def show_history(settings: Settings, seconds: float, *, as_json: bool) -> bool:
         StoreUnavailable, SchemaError: PostgreSQL cannot be read.
     """
     from dispatcher.store.connections import connected
-    from dispatcher.store.samples import sum_attempts_sync
+    from dispatcher.store.samples import sum_attempts
 
     unit = "hour" if seconds <= HOURS_UP_TO_SECONDS else "day"
     units = ("hour", "day") if as_json else (unit,)
     with connected(settings.database_url, name="dispatcher status") as connection:
-        found = {unit: sum_attempts_sync(connection, unit, seconds) for unit in units}
+        found = {unit: sum_attempts.sync(connection, unit, seconds) for unit in units}
     if as_json:
         return print_json({f"{unit}s": [_to_json(each) for each in found[unit]] for unit in units})
     if not found[unit]:

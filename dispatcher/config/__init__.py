@@ -73,14 +73,8 @@ def every_setting(providers: Iterable[str] = BUILT_IN) -> list[Setting]:
 
 
 def load(environ: Mapping[str, str], *, needs: Collection[str] = ()) -> Settings:
-    """Reads the settings from an environment.
-
-    Args:
-        needs: Fields of `Settings` that must be set, because the command needs them.
-
-    Raises:
-        ConfigurationError: Lists every mistake, with its variable and the remedy.
-    """
+    """Reads the settings from an environment. Raises ConfigurationError, which lists every mistake with its variable
+    and the remedy. The fields in `needs` must be set, because the command needs them."""
     settings, _, mistakes = examine(environ, needs=needs)
     if mistakes:
         raise ConfigurationError(mistakes)
@@ -90,14 +84,11 @@ def load(environ: Mapping[str, str], *, needs: Collection[str] = ()) -> Settings
 def examine(
     environ: Mapping[str, str], *, needs: Collection[str] = (), reads_own: bool = True
 ) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Reads the settings. An invalid setting does not raise an exception, but gets its default value.
+    """Reads the settings; an invalid one gets its default. Returns them; for each variable, where its value comes from;
+    and a sentence for each mistake.
 
-    Returns the settings; for each variable, where its value comes from; and a sentence for each mistake.
-
-    Args:
-        needs: Fields of `Settings` that must be set. An unset field is a mistake.
-        reads_own: Whether to read the settings of every provider, too, which takes about 50 ms. If not, reads those of
-            the providers that this host uses if `needs` contains "providers", and otherwise none.
+    If `reads_own`, reads the settings of every provider, too, which takes about 50 ms; otherwise only those of the
+    providers in use, if `needs` contains "providers".
     """
     reading = SettingReader(environ)
     settings = reading.read(Settings)

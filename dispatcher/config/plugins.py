@@ -41,10 +41,7 @@ def provider_names() -> tuple[str, ...]:
 
 
 def verify_name(name: str) -> None:
-    """Raises ValueError if no provider has this name. Does not load the provider's code.
-
-    The message is the same as that of `provider_class`.
-    """
+    """Raises ValueError, as `provider_class`, if no provider has this name. Does not load the provider's code."""
     if name not in BUILT_IN and name not in installed():
         # A text that cannot be a name may be a secret, such as a URL with a password, so the error does not repeat it.
         named = repr(name) if name.isidentifier() or name.replace("-", "").isalnum() else "a text that is not a name"
@@ -55,9 +52,8 @@ def verify_name(name: str) -> None:
 def provider_class(name: str) -> Any:
     """The class of a provider. It is typed Any, because a package's class might not follow `contract.ProviderClass`.
 
-    Raises:
-        ValueError: The provider is unknown, cannot be loaded, or does not follow the contract. The message follows the
-            variable's name, and includes the remedy: `has an unknown provider: … Choose from: …`.
+    Raises ValueError if the provider is unknown, cannot be loaded, or does not follow the contract. The message follows
+    the variable's name, and includes the remedy.
     """
     if name in BUILT_IN:
         return import_module(f"dispatcher.providers.{name.replace('-', '_')}").PROVIDER

@@ -56,11 +56,7 @@ def setting(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A declared setting.
-
-    Attributes:
-        name: The name of the field. The function `setting` explains the other attributes.
-    """
+    """A declared setting: the field `name`, and what the function `setting` explains."""
 
     name: str
     variable: str
@@ -74,14 +70,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The source of a setting's value, for `dispatcher config`.
-
-    Attributes:
-        variable: The environment variable.
-        text: The text that was read; None if the default is used.
-        source: `environment`, `default`, or `file` if the text was read from the file in `<variable>_FILE`. Commands
-            also set `env-file`, for a value from the file of the option --env-file.
-    """
+    """Where a setting's value comes from: `environment`, `default`, `file` (the one in `<variable>_FILE`), or
+    `env-file` (the option --env-file). `text` is None if the default is used."""
 
     variable: str
     text: str | None
@@ -109,13 +99,7 @@ def secrets_in(own: object) -> tuple[list[str], list[str]]:
 
 
 class SettingReader:
-    """Reads settings from an environment, and collects their origins and mistakes.
-
-    Attributes:
-        origins: The origin of each setting, by variable.
-        mistakes: One sentence per mistake, beginning with the variable.
-        invalid: The variables with a mistake.
-    """
+    """Reads settings from an environment, and collects their origins, and a sentence per mistake."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ

@@ -29,12 +29,8 @@ LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class SmtpServer:
-    """The address, encryption and login of an SMTP server, parsed from a setting such as `DISPATCHER_SMTP_URL`.
-
-    Attributes:
-        security: `tls` (from the first byte), `starttls` (required) or `none`.
-        username: The name for the login (AUTH); empty if there is no login.
-    """
+    """An SMTP server, parsed from a setting such as `DISPATCHER_SMTP_URL`. `security` is `tls` (from the first byte),
+    `starttls` (required) or `none`; without a login, `username` is empty."""
 
     host: str
     port: int
@@ -45,12 +41,7 @@ class SmtpServer:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """An address to listen at.
-
-    Attributes:
-        host: The host; empty to listen nowhere.
-        port: The port; 0 for any free port.
-    """
+    """An address to listen at. Without a host, nothing listens; port 0 is any free port."""
 
     host: str
     port: int
@@ -207,10 +198,7 @@ def urls(*schemes: str) -> Callable[[str], str]:
 
 
 def database_url(text: str) -> str:
-    """Checks the address of a database, in libpq's URL or keyword form, and returns the text unchanged.
-
-    A URL can list several hosts.
-    """
+    """Checks a database's address, in libpq's URL (with one or several hosts) or keyword form; returns it unchanged."""
     if "://" not in text and "=" in text:
         return text
     parts = re.fullmatch(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", text, re.DOTALL)
@@ -454,11 +442,7 @@ def host_name(text: str) -> str:
 
 
 def path_of(text: str) -> Path:
-    """Makes a path absolute, and expands a `~` at the beginning to the home folder.
-
-    Raises:
-        ValueError: The path begins with the home of an unknown user.
-    """
+    """Makes a path absolute, and expands a `~` at the beginning. Raises ValueError for the home of an unknown user."""
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError:

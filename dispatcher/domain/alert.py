@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from dispatcher.domain.values import dataclass
 
@@ -125,13 +125,37 @@ class Notice:
     alert: Alert
 
 
+class NotDelivered(Exception):
+    """A channel did not deliver a notice, or does not know whether it did. A second try may succeed. `reason` contains
+    no addresses and no secrets."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Channel(Protocol):
+    """A way to notify operators."""
+
+    @property
+    def name(self) -> str:
+        """The channel's name in the log, in the database and in settings."""
+        ...
+
+    async def send(self, notice: Notice) -> str:
+        """Sends a notice, or fails within seconds. Returns the result, such as `the receiver answered 204`.
+
+        Raises:
+            NotDelivered: The notice was not accepted, or the result is unknown.
+        """
+        ...
+
+
 def next_phase(*, is_firing: bool, notice_age_seconds: float | None, reminder_seconds: float) -> Phase | None:
     """The phase that the next notice reports; None if no notice is due.
 
-    Args:
-        is_firing: Whether the condition is true now.
-        notice_age_seconds: Seconds since the last notice about the condition; None if no notice was sent yet.
-        reminder_seconds: The time after which a notice is repeated, if the condition persists.
+    `notice_age_seconds` is None if no notice about the condition was sent yet. If the condition persists, a notice is
+    repeated after `reminder_seconds`.
     """
     if notice_age_seconds is None:
         return Phase.RAISED if is_firing else None

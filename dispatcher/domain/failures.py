@@ -15,6 +15,11 @@ DEAD: Final = frozenset({Status.FAILED, Status.HELD})
 GROUPINGS: Final = ("cause", "error_type", "provider", "tenant", "status", "domain", "error")
 """By what failed and held emails are grouped. A cause is an error type and a provider."""
 
+DEFAULT_PER_SECOND: Final = 50.0
+MIN_PER_SECOND: Final = 0.01
+"""The lowest rate in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
+MAX_PER_SECOND: Final = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:

@@ -81,13 +81,10 @@ _RULES: Final = (
 
 
 def classify(status: str | None, words: str, *, after_data: bool = False) -> Bounce:
-    """How permanent a bounce is: hard, soft or blocked.
+    """How permanent a bounce is: hard, soft or blocked. `words`: what the servers said about the recipient.
 
-    Args:
-        status: The enhanced status code that the bounce reports; None if it reports none.
-        words: What the receiving or the sending server said about the recipient; may be empty.
-        after_data: Whether the server accepted the recipient, and refused the email only after it had received the
-            content. Some servers then say that the user is unknown; these words are ignored.
+    `after_data`: whether the server refused the email only after it had received the content. Some servers then say
+    that the user is unknown; these words are ignored.
     """
     words = " ".join((status or "", *(word for word in words.split() if not _NAME.search(word))))
     for pattern, bounce in _RULES:

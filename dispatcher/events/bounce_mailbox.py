@@ -53,11 +53,7 @@ class BounceMailbox:
         self._is_failing = False
 
     async def run_once(self) -> float | None:
-        """Reads up to MAX_MESSAGES messages. Returns the seconds until the next round; None for the usual interval.
-
-        Raises:
-            StoreUnavailable: PostgreSQL is unavailable. The messages stay in the mailbox, and a later round reads them.
-        """
+        """Reads up to MAX_MESSAGES messages. Returns the seconds until the next round; None for the usual interval."""
         try:
             count, waiting = await self._round()
         except OSError as error:
@@ -74,8 +70,7 @@ class BounceMailbox:
         return 0.0 if count == MAX_MESSAGES and waiting < count else None
 
     async def _round(self) -> tuple[int, int]:
-        """Handles one batch of messages. Returns their number, and how many of them stay in the mailbox because the
-        rows of their emails are locked."""
+        """Handles one batch of messages. Returns their number, and how many stay, because their rows are locked."""
         messages = await asyncio.to_thread(self._maildir.read_new, MAX_MESSAGES)
         if not messages:
             return 0, 0
@@ -98,9 +93,9 @@ class BounceMailbox:
         return len(messages), waiting
 
     def _email_id_in(self, message: NewMessage) -> UUID | None:
-        """The email's id by the token in its envelope sender (see `BounceAddress`); None without a valid token. The
-        token is usually in the message's header. In a feedback report, it is in a quoted part, so the whole message is
-        searched, too."""
+        """The email's id by the token in its envelope sender (see `BounceAddress`); None without a valid token."""
+        # The token is usually in the message's header. In a feedback report, it is in a quoted part, so the whole
+        # message is searched, too.
         octets = message.octets or b""
         header = _END_OF_HEADER.split(octets, maxsplit=1)[0]
         return self._address.find(header.decode("latin-1")) or self._address.find(octets.decode("latin-1"))
@@ -131,8 +126,7 @@ def _report(
 
 
 def _each(dispose: Callable[[str], None], names: Iterable[str]) -> None:
-    """Calls `dispose` with the name of each message, even if a call fails. Then raises the last error, if there was
-    one."""
+    """Calls `dispose` with the name of each message, even if a call fails. Then raises the last error, if any."""
     failed: OSError | None = None
     for name in names:
         try:

@@ -110,36 +110,21 @@ _FIELDS: Final = _Fields()
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What a message says about one recipient.
-
-    Attributes:
-        is_sent_to: Whether the refused address is the address to which the email was sent. False if, for example, a
-            server forwarded the email to a different address, and this address was refused.
-        status: The enhanced status code of the notice.
-        words: What the servers said about the recipient.
-        after_data: Whether the server refused the email only after it had received the content.
-    """
+    """What a message says about one recipient."""
 
     kind: EventKind
     recipient: str | None = None
-    is_sent_to: bool = False
-    status: str | None = None
-    words: str = ""
-    after_data: bool = False
+    is_sent_to: bool = False  # False if, for example, a server forwarded the email, and the address there was refused
+    status: str | None = None  # the enhanced status code of the notice
+    words: str = ""  # what the servers said about the recipient
+    after_data: bool = False  # whether the server refused the email only after it had received the content
 
 
 def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], received_at: datetime) -> list[ProviderEvent]:
-    """The events that a returned message reports. The message arrived at the email's envelope sender.
+    """The events, at least one, that a message to the email's envelope sender reports: it proves the acceptance.
 
-    Returns at least one event, because the message proves that the provider accepted the email.
-
-    Args:
-        octets: The message, or its beginning.
-        recipients: The addresses to which the email was sent; empty if they are unknown.
-        received_at: When the message arrived here, with a time zone.
-
-    Raises:
-        ValueError, RecursionError: The message cannot be parsed.
+    `recipients`: the addresses to which the email was sent; empty if they are unknown. Raises ValueError or
+    RecursionError if the message cannot be parsed.
     """
     if octets.lower().count(b"boundary") > MAX_BOUNDARIES:
         raise ValueError("the message has too many nested parts")
@@ -195,8 +180,7 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
 
 
 def _code(finding: _Finding) -> str | None:
-    """The first enhanced status code that is not vague, of the servers' words, then of the notice's status. If there is
-    none, the first vague code; then the first SMTP reply code of a bounce or a deferral."""
+    """The first enhanced status code of the words and the notice, rather a clear one; or an SMTP reply code."""
     codes = [*ENHANCED.findall(finding.words), *([finding.status] if finding.status else [])]
     replies = REPLY.findall(finding.words) if finding.kind in (EventKind.BOUNCED, EventKind.DEFERRED) else []
     return next((code for code in codes if not is_vague(code)), None) or next(iter((*codes, *replies)), None)
@@ -237,12 +221,10 @@ def _parts(message: Message) -> Iterator[Message]:
 
 
 def _status_blocks(part: Message) -> Iterator[Message]:
-    """The groups of fields of a delivery status; none if the part is not a delivery status.
-
-    Python's library parses only `message/delivery-status` completely. This function also parses the groups that the
-    library leaves as text: in `message/global-delivery-status` (RFC 6533), all groups except the first; in a delivery
-    status in Base64, all groups. It also reads a delivery status that a gateway has converted to plain text.
-    """
+    """The groups of fields of a delivery status; none if the part is not a delivery status."""
+    # Python's library parses only `message/delivery-status` completely. This function also parses the groups that the
+    # library leaves as text: in `message/global-delivery-status` (RFC 6533), all groups except the first; in a delivery
+    # status in Base64, all groups. It also reads a delivery status that a gateway has converted to plain text.
     payload = part.get_payload()
     if part.get_content_type() in _REPORT_TYPES and isinstance(payload, list):
         blocks = [block for block in payload if isinstance(block, Message)]
@@ -280,8 +262,9 @@ def _of_block(block: Message, explanation: Explanation, known: Known, *, is_only
 
 
 def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
-    """The recipient that a block is about, or None, and `is_sent_to` (see `_Finding`). If a block's original and final
-    address differ, a server has forwarded the email, and the block reports what became of it there."""
+    """The recipient that a block is about, or None, and `is_sent_to` (see `_Finding`)."""
+    # If a block's original and final address differ, a server has forwarded the email, and the block reports what
+    # became of it there.
     original, final = (_address_in(field(block, f"{name}-Recipient"), known) for name in ("Original", "Final"))
     if final in known:
         return final, original in ("", final)
@@ -289,10 +272,8 @@ def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
 
 
 def _address_in(value: str, known: Known) -> str:
-    """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if it contains no address.
-
-    Decodes xtext (`ann+2Bnews@…`, RFC 3461) and unitext (`j\\x{F6}rg@…`, RFC 6533), if this makes a known address.
-    """
+    """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if it contains no address."""
+    # Decodes xtext (`ann+2Bnews@…`, RFC 3461) and unitext (`j\x{F6}rg@…`, RFC 6533), if this makes a known address.
     address = value.rpartition(";")[2].strip("\"' ")
     if "@" not in address:
         return ""

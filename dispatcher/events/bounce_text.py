@@ -58,13 +58,7 @@ _TAG: Final = any_of(r"<!?/?[a-z][^<>]*>")
 
 
 def kind_of_notice(message: Message, explanation: Explanation, *, names_recipient: bool) -> EventKind | None:
-    """BOUNCED if a mail server's message reports a failure; DEFERRED if it reports a delay.
-
-    None if the message reports neither, or if no mail server wrote the message.
-
-    Args:
-        names_recipient: Whether the explanation names an address to which the email was sent.
-    """
+    """BOUNCED if a mail server's message reports a failure; DEFERRED if it reports a delay; otherwise None."""
     if not _is_from_server(message):
         return None
     if "X-Failed-Recipients" in message:
@@ -87,10 +81,7 @@ def _is_from_server(message: Message) -> bool:
 
 
 class Explanation:
-    """The server's explanation: the first text part that is not empty, without HTML tags, up to a copy of the email.
-
-    The paragraphs are searched for reasons only once, however many recipients the text names.
-    """
+    """The server's explanation: the first text part that is not empty, without HTML tags, up to a copy of the email."""
 
     def __init__(self, parts: Sequence[Message]) -> None:
         self.text = _text_of(parts)
@@ -101,6 +92,7 @@ class Explanation:
     @cached_property
     def _paragraphs(self) -> list[tuple[int, bool]]:
         """For each paragraph, where it ends, and whether it gives a reason."""
+        # They are searched for reasons only once, however many recipients the text names.
         ends = [*(blank.start() for blank in BLANK_LINES.finditer(self.text)), len(self.text)]
         return [(end, says_why(self.text[start:end])) for start, end in pairwise([0, *ends])]
 
@@ -112,8 +104,7 @@ class Explanation:
         """What the text says about an address; empty if the text does not contain the address.
 
         Searches the first paragraph that contains both the address and a reason; if no paragraph does, the whole text.
-        The result begins at the line with the address. It ends before the next line that begins with a different
-        address, or at the end of the paragraph.
+        The result ends before the next line that begins with a different address.
         """
         found = islice(self._places(address), MAX_MENTIONS)
         places = [(place, self._paragraphs[bisect(self._paragraphs, (place, True))]) for place in found]

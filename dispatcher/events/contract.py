@@ -32,11 +32,7 @@ class Refusal(StrEnum):
 
 
 class EventsRefused(Exception):
-    """A request with events is refused, because it may be forged. Its events were neither parsed nor stored.
-
-    Attributes:
-        detail: The reason, without any value from the request.
-    """
+    """A request with events is refused unread, because it may be forged. `detail` has no value from the request."""
 
     def __init__(self, refusal: Refusal, detail: str) -> None:
         super().__init__(detail)
@@ -86,10 +82,6 @@ class EventSink(Protocol):
     """An object that stores events, such as `events.intake.EventIntake`."""
 
     async def store(self, events: Sequence[ProviderEvent], /) -> object:
-        """Stores events. Returns after they are committed. Idempotent.
-
-        Raises:
-            StoreUnavailable: It is unknown which events were stored. Repeat the call, or let the provider repeat the
-                events.
-        """
+        """Stores events. Returns after they are committed. Idempotent. If it raises StoreUnavailable, it is unknown
+        which events were stored: repeat the call, or let the provider repeat the events."""
         ...

@@ -31,7 +31,6 @@ class EventBatcher:
         self._storing: asyncio.Task[None] | None = None
 
     async def store(self, events: Sequence[ProviderEvent]) -> None:
-        """See `EventSink.store`."""
         if not events:
             return
         committed = asyncio.get_running_loop().create_future()

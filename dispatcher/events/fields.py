@@ -33,9 +33,6 @@ def load_json(text: bytes | bytearray | str) -> Any:
 
     orjson alone would refuse the whole text because of one such character in one event. The provider would then repeat
     the whole request, and in the end discard all of its events.
-
-    Raises:
-        EventsUnreadable: The text is not JSON, or is nested too deep.
     """
     try:
         return orjson.loads(text)
@@ -54,12 +51,10 @@ def _whole_number(digits: str) -> int | float:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """The JSON object; empty if the value is not a JSON object."""
     return value if isinstance(value, dict) else {}
 
 
 def items(value: object) -> list[Any]:
-    """The JSON array; empty if the value is not a JSON array."""
     return value if isinstance(value, list) else []
 
 

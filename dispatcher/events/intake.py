@@ -1,4 +1,7 @@
-"""Stores the events that providers report, and settles the emails whose acceptance these events prove."""
+"""Stores the events that providers report, and settles the emails whose acceptance these events prove.
+
+Counts and logs what is stored, refused and left out. No content is logged.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +11,41 @@ from itertools import chain
 from typing import Final
 from uuid import UUID
 
+from dispatcher.config import Settings
 from dispatcher.domain.provider_event import ProviderEvent
-from dispatcher.domain.suppression import SuppressionRules
+from dispatcher.domain.suppression import SuppressionReason, SuppressionRules
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
-from dispatcher.events.contract import BOUNCE_PROVIDER
+from dispatcher.events.contract import BOUNCE_PROVIDER, ParsedEvents, Refusal, Skipped
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
 from dispatcher.store.events import EventRow, SettledEmail, StoredEvents, settle_proven, store_events
 from dispatcher.store.locked import LockedRows
+from dispatcher.store.outbox import Outbox
 from dispatcher.store.recipients import RECIPIENT_OCTETS, find_recipient_hashes
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 BATCH: Final = 500
-"""The most events per statement."""
+"""The most events per statement, and the most emails per round of `ProvenEmails`, during which the relay cannot
+publish."""
+SETTLE_SECONDS: Final = 1.0
 _STATEMENT_FAULTS: Final = "42"
 """The class of SQLSTATEs about a wrong statement, missing tables or missing privileges. An event cannot cause such an
 error."""
+_LOGGED: Final = (Skipped.MALFORMED, Skipped.UNKNOWN_KIND)
+"""The reasons that are logged. The other reasons are normal, for example because another program sends through the same
+account."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What `EventIntake.store` did with a batch of events.
+    """What `EventIntake.store` did with a batch of events."""
 
-    Attributes:
-        new: The number of events that were stored, without impossible events.
-        duplicates: The number of events that were already stored, because providers repeat events.
-        unknown: The number of events whose email does not exist.
-        settled: The number of emails whose status the events changed.
-    """
-
-    new: int = 0
+    new: int = 0  # without impossible events
     duplicates: int = 0
-    unknown: int = 0
-    settled: int = 0
+    unknown: int = 0  # events whose email does not exist
+    settled: int = 0  # emails whose status the events changed
 
 
 class EmailsLocked(StoreBusy):
@@ -68,11 +71,8 @@ class EventIntake:
         When this method returns, the events are committed. Only then may a source acknowledge them to the provider. An
         event that PostgreSQL refuses to store is logged and left out, because PostgreSQL would refuse it again.
 
-        Raises:
-            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement for a reason other than the events. It
-                is unknown which events were stored. The source must repeat the call, or let the provider repeat the
-                events.
-            EmailsLocked: Other transactions have locked some of the emails. The events of all other emails are stored.
+        Raises EmailsLocked if other transactions have locked some of the emails: the events of all others are stored.
+        Any other StoreUnavailable leaves unknown which events were stored: repeat the call, or let the provider do it.
         """
         if not events:
             return Stored()
@@ -94,7 +94,6 @@ class EventIntake:
         return Stored(new, duplicates, unknown, settled)
 
     async def _store(self, rows: Sequence[EventRow]) -> tuple[list[StoredEvents], set[UUID]]:
-        """Stores a part of the events. Returns the counts of stored events, and the ids of locked emails."""
         outcome = await self._locked.execute_unlocked(
             {row.email_id for row in rows},
             lambda free: self._execute([row for row in rows if row.email_id in free]),
@@ -134,8 +133,7 @@ class EventIntake:
         ]
 
     async def _settle(self, email_ids: Collection[UUID]) -> int:
-        """Settles emails now, and returns how many changed their status. On failure, the leading relay settles them
-        later."""
+        """Settles emails now, and returns how many. On failure, the leading relay settles them later."""
         with suppress(StoreUnavailable):
             outcome = await self._locked.execute_unlocked(email_ids, lambda free: settle_proven(self._pool, free))
             report_settled(settled := outcome.rows())
@@ -161,3 +159,42 @@ def report_settled(settled: Iterable[SettledEmail]) -> None:
             previous_status=email.previous_status,
             status=email.status,
         )
+
+
+class ProvenEmails:
+    """Settles the emails that `EventIntake` could not settle. A service of the leading relay."""
+
+    # `EventIntake` leaves an email to this service if a worker has leased the email, or if its process exits before the
+    # email is settled.
+
+    interval_seconds = SETTLE_SECONDS
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+
+    async def run_once(self) -> None:
+        report_settled(await self._outbox.settle_proven(BATCH))
+
+
+def report_refusal(provider: str, refusal: Refusal) -> None:
+    """Counts a request that is not genuine. Logs nothing, because the API logs the number of refusals once a minute."""
+    metrics.EVENTS.add(1, provider, "unknown", "stale" if refusal is Refusal.STALE else "forged", "unknown")
+
+
+def report_skipped(provider: str, parsed: ParsedEvents) -> None:
+    """Counts the events that were left out. Logs the number of events that are malformed or of an unknown kind."""
+    for why, count in parsed.skipped.items():
+        metrics.EVENTS.add(count, provider, "unknown", why.value, "unknown")
+    counts = {why.value: parsed.skipped[why] for why in _LOGGED if parsed.skipped[why]}
+    if counts:
+        get_log().warning("events.skipped", provider=provider, counts=counts)
+
+
+def suppression_rules(settings: Settings) -> SuppressionRules:
+    """Which events suppress a recipient, by the settings. `store_events` applies the rules."""
+    return SuppressionRules(
+        reasons=frozenset(SuppressionReason(name) for name in settings.suppress_on),
+        days=settings.suppress_days,
+        soft_bounces=settings.suppress_soft_bounces,
+        soft_bounce_days=settings.suppress_soft_bounce_days,
+    )

@@ -20,16 +20,11 @@ ASIDE: Final = ".Refused"
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """A message in the folder `new`.
-
-    Attributes:
-        octets: The beginning of the message; None if the entry is not a regular file.
-        received_at: When the mail server wrote the file.
-    """
+    """A message in the folder `new`."""
 
     name: str
-    octets: bytes | None
-    received_at: datetime
+    octets: bytes | None  # the beginning of the message; None if the entry is not a regular file
+    received_at: datetime  # when the mail server wrote the file
 
 
 class Maildir:
@@ -41,11 +36,7 @@ class Maildir:
         self._keeps = keeps
 
     def read_new(self, limit: int) -> list[NewMessage]:
-        """Reads up to `limit` messages of the folder `new`, in any order.
-
-        Raises:
-            OSError: The folder cannot be read.
-        """
+        """Reads up to `limit` messages of the folder `new`, in any order."""
         new = os.open(self.folder / "new", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with os.scandir(new) as entries:
@@ -55,11 +46,7 @@ class Maildir:
             os.close(new)
 
     def put_away(self, name: str) -> None:
-        """Deletes a message, or moves it to `cur` with the flag `seen`. Idempotent.
-
-        Raises:
-            OSError: The process is not allowed to change the folder.
-        """
+        """Deletes a message, or moves it to `cur` with the flag `seen`. Idempotent."""
         with suppress(FileNotFoundError):
             if self._keeps:
                 (self.folder / "new" / name).rename(self.folder / "cur" / f"{name.partition(':')[0]}:2,S")
@@ -67,11 +54,7 @@ class Maildir:
                 (self.folder / "new" / name).unlink()
 
     def set_aside(self, name: str) -> None:
-        """Moves a message to `.Refused`, for the operator. Idempotent.
-
-        Raises:
-            OSError: The process is not allowed to change the folder.
-        """
+        """Moves a message to `.Refused`, for the operator. Idempotent."""
         for each in ("", "new", "cur", "tmp"):
             (self.folder / ASIDE / each).mkdir(mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):

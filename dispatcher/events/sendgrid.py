@@ -71,25 +71,12 @@ class SendGridVerifier:
     """Verifies that a request was signed with one of several keys, and not too long ago."""
 
     def __init__(self, keys: Sequence[str], *, max_age_seconds: float, clock: Callable[[], float] = time.time) -> None:
-        """
-        Args:
-            keys: Public keys in base64 (SPKI). During a rotation, these are the old key and the new key.
-            max_age_seconds: How old a signature may be; 0 for any age.
-
-        Raises:
-            ConfigurationError: A key is not a point on the curve.
-        """
+        """`keys`: public keys in base64 (SPKI), several during a rotation. `max_age_seconds`: 0 for any age."""
         self._keys = [_key_of(text) for text in keys]
         self._freshness = Freshness(max_age_seconds, clock)
 
     def check_headers(self, headers: Mapping[str, str]) -> SendGridSignature:
-        """Checks the headers, and returns the signature.
-
-        Call this before the body is read, so that a forged request costs little.
-
-        Raises:
-            EventsRefused: A header is missing or malformed, or the timestamp is too old.
-        """
+        """Returns the signature. Call this before the body is read, so that a forged request costs little."""
         timestamp, encoded = headers.get(TIMESTAMP_HEADER, ""), headers.get(SIGNATURE_HEADER, "")
         if not timestamp or not encoded:
             raise EventsRefused(Refusal.SIGNATURE, "The request has no signature. Turn on the signed event webhook.")
@@ -99,11 +86,6 @@ class SendGridVerifier:
         return SendGridSignature(timestamp.encode(), decode(encoded))
 
     def verify(self, given: SendGridSignature, body: bytes | bytearray) -> None:
-        """Asserts that one of the keys has signed the body.
-
-        Raises:
-            EventsRefused: No key has signed the body.
-        """
         digest = sha256(given.timestamp)
         digest.update(body)
         for key in self._keys:
@@ -129,11 +111,6 @@ def _key_of(text: str) -> EllipticCurvePublicKey:
 
 
 def parse(body: bytes | bytearray) -> ParsedEvents:
-    """The events of a verified request.
-
-    Raises:
-        EventsUnreadable: The body is not JSON.
-    """
     found = fields.load_json(body)
     parsed = ParsedEvents()
     for each in found if isinstance(found, list) else [found]:

@@ -51,13 +51,9 @@ class _Recipient:
 
 
 def events_of_message(text: str, topics: Collection[str] = ()) -> ParsedEvents:
-    """The events of a message from an SQS queue.
+    """The events of a message from an SQS queue: a notice of SES, in an envelope of SNS or EventBridge or without one.
 
-    The message is a notice of SES: in an envelope of SNS, in an envelope of EventBridge, or without an envelope.
-
-    Args:
-        topics: The allowed topics of SNS; empty to allow all topics, and messages that name no topic. All other
-            messages are skipped.
+    `topics`: the allowed topics of SNS; if there are any, all other messages are skipped.
     """
     try:
         document = fields.mapping(fields.load_json(text))
@@ -82,7 +78,6 @@ def parse_text(text: str) -> ParsedEvents:
 
 
 def parse(document: object) -> ParsedEvents:
-    """The events of a notice."""
     parsed = ParsedEvents()
     parsed.add(_events(fields.mapping(document)))
     return parsed
@@ -175,8 +170,7 @@ def _unsubscribed(notice: _Notice, make: _Make) -> list[ProviderEvent] | Skipped
 
 
 def _of_destinations(kind: EventKind, *texts: str) -> _Read:
-    """Reads notices about the whole email: one event per recipient. `texts`: the notice's fields that become the
-    detail."""
+    """Reads notices about the whole email: one event per recipient, with the fields `texts` as the detail."""
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         detail = fields.detail(*(notice.facts.get(text) for text in texts))
@@ -212,8 +206,7 @@ _READERS: Final[Mapping[str, tuple[str, _Read]]] = {
 
 
 def _recipients(notice: _Notice, field: str) -> list[_Recipient]:
-    """The recipients in a field, which contains objects or plain addresses. If the field names none, returns the
-    email's only recipient, or, if the email has several, a recipient without an address."""
+    """The recipients in a field; if it names none, the email's only recipient, or one without an address."""
     found = [_recipient(each) for each in fields.items(notice.facts.get(field))]
     return found or [_Recipient(_only_destination(notice))]
 

@@ -15,11 +15,7 @@ _MAX_CHARACTERS: Final = 1024
 
 
 def decode(signature: str) -> bytes:
-    """A signature's bytes, from base64.
-
-    Raises:
-        EventsRefused: The signature is not base64, or is too long.
-    """
+    """A signature's bytes, from base64. Raises EventsRefused."""
     try:
         if len(signature) <= _MAX_CHARACTERS:
             return base64.b64decode(signature, validate=True)
@@ -29,23 +25,18 @@ def decode(signature: str) -> bytes:
 
 
 class Freshness:
-    """Checks how old a signature is.
+    """Checks how old a signature is. `max_age_seconds`: 0 for any age.
 
     A copy of an old request would change nothing, because its events are already stored. But each copy would cost a
     transaction, so old requests are refused.
     """
 
     def __init__(self, max_age_seconds: float, clock: Callable[[], float]) -> None:
-        """`max_age_seconds`: how old a signature may be; 0 for any age. `clock`: returns the current Unix time."""
         self._max_age_seconds = max_age_seconds
         self._clock = clock
 
     def check(self, signed_at: float) -> None:
-        """Checks the age of a signature by the Unix time at which it was made.
-
-        Raises:
-            EventsRefused: The signature is too old, or its time is too far in the future.
-        """
+        """Raises EventsRefused if a signature made at this Unix time is too old, or too far in the future."""
         if not self._max_age_seconds:
             return
         age = self._clock() - signed_at

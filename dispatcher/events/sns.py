@@ -58,12 +58,7 @@ class MessageType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnsMessage:
-    """A verified message of Amazon SNS.
-
-    Attributes:
-        text: The text that the publisher sent.
-        token: The token with which the subscription can be confirmed; None for a notification.
-    """
+    """A verified message of Amazon SNS. `token` can confirm a subscription; None for a notification."""
 
     type: MessageType
     topic: str
@@ -72,11 +67,7 @@ class SnsMessage:
 
 
 def fetcher(ca_file: Path | None) -> Fetch:
-    """A function that sends a GET request to AWS. It follows no redirect.
-
-    Args:
-        ca_file: Certificates to trust in addition to the system's.
-    """
+    """A function that sends a GET request to AWS. It follows no redirect."""
     transports: dict[str, HttpTransport] = {}  # one for each region: to read all trusted certificates takes 20 ms
 
     async def fetch(url: str) -> HttpResponse:
@@ -95,11 +86,7 @@ def fetcher(ca_file: Path | None) -> Fetch:
 
 
 class SnsVerifier:
-    """Verifies the messages of Amazon SNS, and confirms subscriptions to allowed topics.
-
-    Attributes:
-        certificates: The certificates of SNS. Call `certificates.load` before the first message.
-    """
+    """Verifies the messages of Amazon SNS, and confirms subscriptions to allowed topics."""
 
     def __init__(
         self,
@@ -111,29 +98,16 @@ class SnsVerifier:
         clock: Callable[[], float] = time.time,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """
-        Args:
-            topics: The ARNs of the allowed topics.
-            max_age_seconds: How old a message's signature may be; 0 for any age.
-            source: Where certificates that have verified a message are stored; None to store none.
-            retry_seconds: The shortest time between two requests for the same certificate.
-
-        Raises:
-            ConfigurationError: botocore does not know the region of a topic.
-        """
+        """`topics`: the ARNs of the allowed topics. `max_age_seconds`: of a signature; 0 for any age. `source`: where
+        certificates that have verified a message are stored. Raises ConfigurationError if botocore does not know a
+        region."""
         self._endpoints = {topic: endpoint_of(topic) for topic in topics}
         self._freshness = Freshness(max_age_seconds, clock)
         self._fetch = fetch
-        self.certificates = Certificates(fetch, clock, source, retry_seconds)
+        self.certificates = Certificates(fetch, clock, source, retry_seconds)  # call `load` before the first message
 
     async def verify(self, body: bytes | bytearray) -> SnsMessage:
-        """Verifies the message in a request body, and returns it.
-
-        Raises:
-            EventsUnreadable: The body is not JSON.
-            EventsRefused: The message is not genuine, or its topic is not allowed.
-            SourceUnavailable: The certificate cannot be fetched now.
-        """
+        """Returns the message in a request body. Raises EventsUnreadable, EventsRefused or SourceUnavailable."""
         given = _envelope(body)
         kind, topic = MessageType(given["Type"]), given["TopicArn"]
         if topic not in self._endpoints:
@@ -156,14 +130,8 @@ class SnsVerifier:
 
     async def confirm(self, message: SnsMessage) -> None:
         """Confirms the subscription for which SNS sent this message, by a call to SNS in the topic's region.
-        Idempotent.
-
-        The URL in the message is not used, because this process sends requests only to URLs that it builds.
-
-        Raises:
-            EventsRefused: The message has no valid token.
-            SourceUnavailable: SNS does not respond, or refuses the confirmation.
-        """
+        Idempotent. The URL in the message is not used, because this process sends requests only to URLs that it
+        builds."""
         token = message.token or ""
         if not 0 < len(token) <= _MAX_TOKEN_CHARACTERS:
             raise EventsRefused(Refusal.SIGNATURE, "The message has no token.")

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events.contract import EventsRefused, Refusal, SourceUnavailable
-from dispatcher.store.events import list_certificates, store_certificate
+from dispatcher.store.events import list_sns_certificates, store_sns_certificate
 from dispatcher.store.statements import Source
 from dispatcher.transport.http_response import HttpResponse
 
@@ -60,12 +60,7 @@ class Certificates:
     def __init__(
         self, fetch: Fetch, clock: Callable[[], float], source: Source | None, retry_seconds: float = RETRY_SECONDS
     ) -> None:
-        """
-        Args:
-            clock: Returns the current Unix time.
-            source: Where proven certificates are stored; None to store none.
-            retry_seconds: The shortest time between two fetches of one certificate.
-        """
+        """`source`: where proven certificates are stored; None to store none."""
         self._fetch = fetch
         self._clock = clock
         self._source = source
@@ -77,9 +72,9 @@ class Certificates:
         self._waiting = 0
 
     async def load(self) -> None:
-        """Reads the proven certificates from the database. Raises StoreUnavailable."""
+        """Reads the proven certificates from the database."""
         if self._source is not None:
-            for url, pem in await list_certificates(self._source, MAX_CERTIFICATES):
+            for url, pem in await list_sns_certificates(self._source, MAX_CERTIFICATES):
                 with suppress(EventsRefused, SourceUnavailable):  # of a damaged row: the certificate is fetched again
                     self._known[url] = _parsed(pem.encode(), is_proven=True)
 
@@ -111,7 +106,7 @@ class Certificates:
         known.is_proven = True
         try:
             if self._source is not None:
-                await store_certificate(self._source, url, known.pem.decode(), MAX_CERTIFICATES)
+                await store_sns_certificate(self._source, url, known.pem.decode(), MAX_CERTIFICATES)
         except StoreUnavailable:
             known.is_proven = False  # the next message tries again
 

@@ -27,9 +27,7 @@ from dispatcher.events import ses
 from dispatcher.events.aws import region_in
 from dispatcher.events.contract import EventSink, ParsedEvents, SourceUnavailable
 from dispatcher.events.event_batcher import EventBatcher
-from dispatcher.events.intake import EventIntake
-from dispatcher.events.reports import report_skipped
-from dispatcher.events.suppression_rules import suppression_rules
+from dispatcher.events.intake import EventIntake, report_skipped, suppression_rules
 from dispatcher.host.daemon_thread import in_daemon_thread
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.telemetry.log import get_log
@@ -60,11 +58,7 @@ class Queue:
         self._client: Any = None
 
     def receive(self) -> Sequence[Message]:
-        """Receives up to MAX_MESSAGES messages. Waits up to `wait_seconds` for the first message.
-
-        Raises:
-            SourceUnavailable: SQS cannot be reached, or refuses the call.
-        """
+        """Receives up to MAX_MESSAGES messages. Waits up to `wait_seconds` for the first message."""
         call = partial(
             self._opened().receive_message, MaxNumberOfMessages=MAX_MESSAGES, WaitTimeSeconds=self._wait_seconds
         )
@@ -72,11 +66,6 @@ class Queue:
         return found
 
     def delete(self, messages: Sequence[Message]) -> None:
-        """Deletes messages.
-
-        Raises:
-            SourceUnavailable: SQS cannot be reached, or refuses the call. The messages will be received again.
-        """
         entries = [{"Id": str(at), "ReceiptHandle": each["ReceiptHandle"]} for at, each in enumerate(messages)]
         self._answer(partial(self._opened().delete_message_batch, Entries=entries))
 
@@ -128,8 +117,7 @@ class QueuePoller:
         topics: Collection[str] = (),
         first_wait_seconds: float = FIRST_WAIT_SECONDS,
     ) -> None:
-        """`topics`: the allowed topics of SNS; empty for all (see `ses.events_of_message`). `first_wait_seconds`: the
-        wait before a failed call is repeated; it doubles with each further failure."""
+        """`topics`: see `ses.events_of_message`. `first_wait_seconds`: doubles with each further failure."""
         self._queue = queue
         self._sink = sink
         self._topics = frozenset(topics)
@@ -152,11 +140,6 @@ class QueuePoller:
                 self._backoff.reset()
 
     async def run_once(self) -> None:
-        """Receives one batch of messages, stores their events, and deletes the messages.
-
-        Raises:
-            SourceUnavailable: SQS cannot be used now.
-        """
         messages = await in_daemon_thread(self._queue.receive, "sqs")
         if not messages:
             return
@@ -196,7 +179,6 @@ class QueuePolling:
         self._settings = settings
 
     async def run(self) -> None:
-        """Runs POLLERS pollers until cancelled."""
         settings = self._settings
         name = "dispatcher events"
         pool = make_pool(settings.database_url, name=name, size=SESSIONS, lock_seconds=BATCH_LOCK_SECONDS)

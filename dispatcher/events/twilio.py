@@ -55,13 +55,7 @@ class TwilioVerifier:
         self._secrets = [secret.encode() for secret in secrets]
 
     def check_headers(self, headers: Mapping[str, str]) -> TwilioSignature:
-        """Checks the headers, and returns the signature.
-
-        Call this before the body is read, so that a forged request costs little.
-
-        Raises:
-            EventsRefused: The signature is missing or malformed.
-        """
+        """Returns the signature. Call this before the body is read, so that a forged request costs little."""
         given = headers.get(SIGNATURE_HEADER, "")
         if not given:
             raise EventsRefused(Refusal.SIGNATURE, "The request has no signature.")
@@ -71,15 +65,10 @@ class TwilioVerifier:
         return TwilioSignature(octets, algorithm)
 
     def verify(self, given: TwilioSignature, url: str, body: bytes | bytearray) -> dict[str, str]:
-        """Verifies a request, and returns the fields of its form.
+        """Verifies a request to the public URL, with its query, and returns the fields of its form.
 
-        Args:
-            url: The public URL that Twilio requested, with its query. Proxies change the URL of a request, so the
-                public URL comes from a setting.
-
-        Raises:
-            EventsRefused: No secret has signed the request.
-            EventsUnreadable: The body is not a form.
+        Proxies change the URL of a request, so the public URL comes from a setting. Raises EventsRefused if no secret
+        has signed the request, and EventsUnreadable if the body is not a form.
         """
         form = _form(body)
         signed = "".join(name + value for name, value in sorted(set(form)))
@@ -115,8 +104,7 @@ def _form(body: bytes | bytearray) -> list[tuple[str, str]]:
 
 
 def _with_and_without_port(url: str) -> list[str]:
-    """The URL without its port, and the URL with its port. Twilio may have signed either of them. Twilio never signs a
-    user and a password."""
+    """The URL without and with its port: Twilio may have signed either. It never signs a user and a password."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2].removesuffix(f":{parts.port}")
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -124,12 +112,7 @@ def _with_and_without_port(url: str) -> list[str]:
 
 
 def parse_status(email_id: str, form: Mapping[str, str], *, clock: datetime | None = None) -> ParsedEvents:
-    """The event of a status callback.
-
-    Args:
-        email_id: The email's id, from the callback's URL. Twilio's signature covers this URL.
-        clock: The current time, which becomes the event's time, because a status callback contains no time.
-    """
+    """The event of a status callback, which contains no time. Twilio's signature covers the email's id in the URL."""
     parsed = ParsedEvents()
     parsed.add(_event(email_id, form, clock or datetime.now(UTC)))
     return parsed
@@ -156,17 +139,11 @@ def _event(email_id: str, form: Mapping[str, str], now: datetime) -> tuple[Provi
 
 @dataclass(frozen=True, slots=True)
 class InboundSms:
-    """An SMS that a recipient sent to one of our numbers.
+    """An SMS that a recipient sent to one of our numbers."""
 
-    Attributes:
-        message_id: Twilio's id of the SMS. A repeated request has the same id.
-        number: The recipient's phone number, in E.164. Must not be logged.
-        reply: What the SMS asks for; None if it is neither STOP nor START.
-    """
-
-    message_id: str
-    number: str
-    reply: Reply | None
+    message_id: str  # Twilio's id of the SMS; a repeated request has the same id
+    number: str  # in E.164; must not be logged
+    reply: Reply | None  # None if the SMS is neither STOP nor START
 
 
 def parse_inbound(form: Mapping[str, str]) -> InboundSms | None:

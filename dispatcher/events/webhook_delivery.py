@@ -83,22 +83,15 @@ class Reaction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EventPost:
-    """An event that a round posts.
-
-    Attributes:
-        position: The event's position in the feed; None if this post repeats a refused event.
-        failed_at: When the receiver refused the event for the first time; None if this is the first post of the event.
-    """
+    """An event that a round posts."""
 
     event: OutgoingEvent
-    position: Position | None = None
-    failed_at: datetime | None = None
+    position: Position | None = None  # in the feed; None if this post repeats a refused event
+    failed_at: datetime | None = None  # when the receiver first refused the event; None if this is its first post
 
 
 @dataclass(frozen=True, slots=True)
 class PostResult:
-    """What the receiver did with the event of a post."""
-
     post: EventPost
     reaction: Reaction
     error: str | None = None
@@ -106,8 +99,7 @@ class PostResult:
 
 
 class WebhookDelivery:
-    """Delivers the feed's events to all webhooks. Each monitor runs this task, but only the monitor that holds the lock
-    LOCK_NAME in PostgreSQL delivers events."""
+    """Delivers the feed's events to all webhooks, if this monitor holds the lock LOCK_NAME in PostgreSQL."""
 
     def __init__(
         self,
@@ -121,15 +113,8 @@ class WebhookDelivery:
         retry_seconds: float = STANDBY_SECONDS,
         resolver: Resolve = resolve,
     ) -> None:
-        """Opens no connection yet.
-
-        Args:
-            allow_private: Whether events may be posted to IP addresses that are not public, such as 10.0.0.1.
-            context: The TLS context for the posts (see `signed_post.trusting_context`).
-            now: Returns the current time.
-            post_seconds: The longest time for one post.
-            retry_seconds: The wait after a round that failed.
-        """
+        """`allow_private`: whether events may be posted to addresses that are not public, such as 10.0.0.1.
+        `retry_seconds`: the wait after a round that failed."""
         self._database_url = database_url
         self._private_setting = None if allow_private else PRIVATE_SETTING
         self._context = context
@@ -145,10 +130,7 @@ class WebhookDelivery:
         self._log = get_log()
 
     async def run(self) -> None:
-        """Until cancelled, delivers events, or waits while another host's monitor delivers.
-
-        Reconnects to PostgreSQL after outages.
-        """
+        """Until cancelled, delivers events, or waits while another host's monitor delivers."""
         while True:
             try:
                 async with await connect_async(
@@ -276,8 +258,8 @@ async def _post_all(
     bodies: dict[UUID, bytes],
     concurrency: int,
 ) -> list[PostResult]:
-    """Posts events, several at once, those of one email in order, until all are posted or the receiver fails. Returns
-    one result per posted event, in the order of `posts`; the last events are missing if the receiver fails."""
+    """Posts events, several at once, those of one email in order, until all are posted or the receiver fails."""
+    # Returns one result per posted event, in the order of `posts`; the last events are missing if the receiver fails.
     results: dict[int, PostResult] = {}
     latest: dict[UUID, asyncio.Future[None]] = {}
     waiting: Iterator[tuple[int, EventPost]] = iter(enumerate(posts))
@@ -332,12 +314,8 @@ def settle(
 ) -> Deliveries:
     """Decides what to save after a round.
 
-    Args:
-        posts: The posts of the round.
-        results: The results, in the order of `posts`. If the receiver failed, the last posts have no result.
-        end: The position of the last event that was read for the round. The webhook may not get this event, because of
-            the event's kind or tenant.
-        draw: Returns a random number from 0 to 1.
+    `results`: in the order of `posts`; the last are missing if the receiver failed. `end`: the position of the last
+    event that was read for the round, which may be of a kind or tenant that the webhook does not get.
     """
     delivered = [result.post for result in results if result.reaction is Reaction.DELIVERED]
     failed = [result for result in results if result.reaction is not Reaction.DELIVERED]
@@ -385,8 +363,8 @@ def _refused(result: PostResult, now: datetime, draw: float) -> RefusedEvent:
 def _handled(
     position: Position, posts: Sequence[EventPost], results: Sequence[PostResult], end: Position, *, is_working: bool
 ) -> Position:
-    """The webhook's new cursor. It passes refused events, which are stored for a retry, if the receiver works.
-    Otherwise it stops before the first event that was not delivered."""
+    """The webhook's new cursor. It passes refused events, which are stored for a retry, if the receiver works."""
+    # Otherwise it stops before the first event that was not delivered.
     for result in results:
         if result.reaction is not Reaction.DELIVERED and not is_working and result.post.position is not None:
             return position

@@ -39,7 +39,6 @@ class BatchQueue(Generic[T]):
         self._idle.set()
 
     def add(self, item: T) -> None:
-        """Queues an item."""
         self._items.append(item)
         self._idle.clear()
         self._woken.set()
@@ -75,17 +74,12 @@ class BatchQueue(Generic[T]):
         is_urgent: Callable[[], bool] = lambda: False,
         is_any_order: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Passes batches to the handler until cancelled.
+        """Passes batches to the handler, which must not raise, until cancelled.
 
-        Args:
-            handle: Handles a batch; must not raise.
-            room: How many items may be handled now. Call `wake` when the number grows.
-            full: The size of a full batch. None: never wait for a full batch.
-            linger_seconds: How long to wait for a full batch, at most, after the previous batch was handled.
-            is_urgent: Whether other work waits for the next batch. If so, the queue does not wait for a full batch,
-                unless items arrive fast (see BUSY_SHARE).
-            is_any_order: Whether a batch may start at any item. If so, it starts at a random item. A worker that probes
-                a provider uses this, because emails that the provider refuses may arrive together.
+        `room` says how many items may be handled now; call `wake` when the number grows. For a batch of `full` items,
+        waits at most `linger_seconds` after the previous batch; if `is_urgent`, only while items arrive fast (see
+        BUSY_SHARE). If `is_any_order`, a batch starts at a random item, for probes: emails that the provider refuses
+        may arrive together.
         """
         self._full = full
         while True:
@@ -99,7 +93,6 @@ class BatchQueue(Generic[T]):
                 self._idle.set()
 
     async def _linger(self, full: int, seconds: float) -> None:
-        """Waits until a full batch is queued, at most `seconds`."""
         if len(self._items) >= full:
             return
         self._filled = asyncio.Event()
@@ -111,7 +104,6 @@ class BatchQueue(Generic[T]):
             self._filled = None
 
     async def finish(self) -> None:
-        """Waits until all items are handled."""
         await self._idle.wait()
 
     def _next(self, room: int, is_any_order: Callable[[], bool]) -> list[T]:
@@ -119,8 +111,7 @@ class BatchQueue(Generic[T]):
 
 
 def take(items: deque[T], room: int, is_any_order: Callable[[], bool]) -> list[T]:
-    """Removes and returns the next batch, at most `room` items. If items may be handled in any order, the batch starts
-    at a random item."""
+    """Removes and returns the next batch, at most `room` items, from a random item on if `is_any_order`."""
     room = min(room, MAX_BATCH)
     if 0 < room < len(items) and is_any_order():
         items.rotate(random.randrange(len(items)))  # noqa: S311

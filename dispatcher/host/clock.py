@@ -23,8 +23,7 @@ def seconds_to_tick(interval_seconds: float) -> float:
 
 
 def boot_id() -> str:
-    """The kernel's id of the last boot. Empty if the kernel provides no id: every ledger is then treated as if it might
-    lack its last writes."""
+    """The kernel's id of the last boot. If it is empty, every ledger is treated as if it might lack its last writes."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

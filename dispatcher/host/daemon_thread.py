@@ -13,10 +13,7 @@ T = TypeVar("T")
 
 
 def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Calls `work` in a daemon thread of this name. Returns a future of the result.
-
-    If the future is cancelled, the thread continues, and the result is dropped.
-    """
+    """Calls `work` in a daemon thread. If the future is cancelled, the thread continues, and the result is dropped."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[T] = loop.create_future()
 

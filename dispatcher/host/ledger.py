@@ -77,23 +77,13 @@ from dispatcher.host.ledger_format import (
 
 
 class Ledger:
-    """A worker's own ledger. Only `begin_rendering` and `end_rendering` are thread-safe.
-
-    Attributes:
-        has_database: Whether the ledger contains the id of its database.
-    """
+    """A worker's own ledger. Only `begin_rendering` and `end_rendering` are thread-safe."""
 
     def __init__(self, folder: Path, *, worker: str, slot: str, slots: int, boot: str | None = None) -> None:
-        """Creates the file and locks it until this process exits.
+        """Creates the file in the run directory, and locks it until this process exits.
 
-        Args:
-            folder: The run directory; created if it does not exist.
-            slot: Host and slot number of the worker, as in `email_hourly.slot`.
-            slots: How many attempts may be in flight at the same time.
-            boot: The boot id to write; None for the current boot id.
-
-        Raises:
-            DispatcherError: The file cannot be created, for example on a full disk.
+        `slot` is the worker's host and slot number; `slots` limits the attempts in flight. Raises DispatcherError if
+        the file cannot be created, for example on a full disk.
         """
         self.path = folder / f"{worker.replace('/', '_')}{SUFFIX}"
         self._slots = slots
@@ -126,14 +116,10 @@ class Ledger:
         started_at: float,
         policy: OnUncertain,
     ) -> int:
-        """Marks an attempt as on the wire. Returns the attempt's slot.
+        """Marks an attempt as on the wire, and returns its slot. If the worker dies before the answer, the relay
+        follows `policy`.
 
-        Args:
-            started_at: When the attempt started, in Unix seconds.
-            policy: What the relay does with the email if the worker dies before the answer arrives.
-
-        Raises:
-            IndexError: All slots are in use; the email must not be sent.
+        Raises IndexError if all slots are in use: the email must not be sent.
         """
         slot = self._free.popleft()
         at = HEADER_BYTES + slot * SLOT_BYTES
@@ -145,11 +131,7 @@ class Ledger:
         return slot
 
     def mark_answered(self, slot: int, outcome: Outcome, *, finished_at: float) -> None:
-        """Stores the answer to the attempt in this slot.
-
-        Args:
-            finished_at: When the answer arrived, in Unix seconds.
-        """
+        """Stores the answer to the attempt in this slot."""
         at = HEADER_BYTES + slot * SLOT_BYTES
         # The relay may read a slot while the worker reuses the slot for the next email. The answer's checksum includes
         # the attempt's checksum, so that the relay never combines one email's answer with another email's attempt.
@@ -180,11 +162,8 @@ class Ledger:
             return False
 
     def begin_rendering(self, email_id: UUID, lease_token: int) -> int | None:
-        """Notes that this email is being rendered, in case the process dies before `end_rendering`.
-
-        Returns the argument for `end_rendering`. If `RENDERINGS` emails are being rendered already, notes nothing and
-        returns None.
-        """
+        """Notes that this email is being rendered, in case the process dies before `end_rendering`. Returns the
+        argument for `end_rendering`; None if `RENDERINGS` emails are being rendered already."""
         try:
             index = self._renderings.pop()
         except IndexError:
@@ -193,7 +172,6 @@ class Ledger:
         return index
 
     def end_rendering(self, index: int | None) -> None:
-        """Clears what `begin_rendering` wrote."""
         if index is not None:
             at = RENDERING_AT + index * RENDERING.size
             self._map[at : at + RENDERING.size] = NOT_RENDERING

@@ -65,13 +65,9 @@ class LedgerUnreadable(DispatcherError):
 
 
 class InFlightAttempt(NamedTuple):
-    """One attempt in a ledger slot. A tuple, for speed: thousands are created per second.
+    """One attempt in a ledger slot, times in Unix seconds. A tuple, for speed: thousands are created per second.
 
-    Attributes:
-        started_at: Unix seconds.
-        policy: What to do with the email if the outcome stays unknown.
-        finished_at: Unix seconds; None while on the wire.
-        outcome: The provider's answer; None while on the wire.
+    While on the wire, `finished_at` and `outcome` are None. `policy`: what to do if the outcome stays unknown.
     """
 
     email_id: UUID
@@ -120,7 +116,6 @@ def read_head(content: bytes) -> LedgerHeader:
 
 
 def file_octets(slots: int) -> int:
-    """The size of a ledger file with this number of slots."""
     return HEADER_BYTES + slots * SLOT_BYTES
 
 

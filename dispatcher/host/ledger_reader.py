@@ -35,16 +35,11 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DeadLedger:
-    """The ledger of a dead worker.
+    """The ledger of a dead worker. `database_id` is None if the worker never leased an email, or in the previous
+    format.
 
-    Attributes:
-        worker: The worker's name, as in `email_log.locked_by`.
-        slot: The worker's slot, as in `email_hourly.slot`.
-        database_id: The database of the leases; None if the worker never leased an email, or in the previous format.
-        attempts: Attempts that were on the wire or answered, and not yet recorded.
-        suspects: Emails that were being rendered when the worker died.
-        is_complete: Whether every email that was on the wire is in `attempts`. False after the host has rebooted,
-            because the ledger's last writes may be lost.
+    `attempts` were on the wire or answered, and are not yet recorded; `suspects` were being rendered. After the host
+    has rebooted, the ledger's last writes may be lost: it is not `is_complete`.
     """
 
     path: Path
@@ -58,13 +53,8 @@ class DeadLedger:
 
 @dataclass(frozen=True, slots=True)
 class LivingLedger:
-    """The ledger of a live worker, which may write to the ledger while the relay reads it.
-
-    Attributes:
-        worker: The worker's name, as in `email_log.locked_by`.
-        slot: The worker's slot, as in `email_hourly.slot`.
-        database_id: The database of the leases; None before the first lease, or in the previous format.
-    """
+    """The ledger of a live worker, which may write to it while the relay reads. `database_id` is None before the first
+    lease, or in the previous format."""
 
     path: Path
     worker: str
@@ -72,16 +62,11 @@ class LivingLedger:
     database_id: UUID | None
 
     def void_leases(self, at: float) -> None:
-        """Voids every lease that was last confirmed (leased or renewed) before `at`: the worker then begins no attempt
-        under these leases.
+        """Voids every lease that was last confirmed (leased or renewed) before `at` (`steady_clock`): the worker then
+        begins no attempt under these leases.
 
-        The worker sees this change after a moment, not immediately. Wait before you call `attempts`.
-
-        Args:
-            at: The current time (`steady_clock`). A lease that is confirmed later stays valid.
-
-        Raises:
-            LedgerUnreadable: The file cannot be written.
+        The worker sees this change after a moment, not immediately. Wait before you call `attempts`. Raises
+        LedgerUnreadable.
         """
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
@@ -96,10 +81,7 @@ class LivingLedger:
         """Reads the attempts that are on the wire or answered.
 
         An attempt that begins during the call may be missing in the result. This cannot happen for a voided lease,
-        because the worker begins no attempt under it.
-
-        Raises:
-            LedgerUnreadable: The file can no longer be read.
+        because the worker begins no attempt under it. Raises LedgerUnreadable.
         """
         with _opened(self.path) as descriptor:
             if descriptor is None:
@@ -109,21 +91,14 @@ class LivingLedger:
 
 @contextmanager
 def dead_ledger(path: Path) -> Iterator[DeadLedger | None]:
-    """Locks and reads the ledger of a dead worker; None if the worker is alive or the file was deleted.
-
-    Raises:
-        LedgerUnreadable: The file is not a ledger, has an unknown format, is truncated, or cannot be read.
-    """
+    """Locks and reads the ledger of a dead worker; None if the worker is alive or the file was deleted. Raises
+    LedgerUnreadable."""
     with _opened(path) as descriptor:
         yield None if descriptor is None or not _lock(descriptor) else _read(path, _content(descriptor))
 
 
 def living_ledger(path: Path) -> LivingLedger | None:
-    """Reads the header of a ledger; None if the file was deleted. Does not check that the worker is alive.
-
-    Raises:
-        LedgerUnreadable: The file is not a ledger, has an unknown format, is truncated, or cannot be read.
-    """
+    """Reads the header of a ledger, whose worker may be dead; None if the file was deleted. Raises LedgerUnreadable."""
     with _opened(path) as descriptor:
         head = None if descriptor is None else read_head(_content(descriptor, HEADER_BYTES))
     return None if head is None else LivingLedger(path, head.worker, head.slot, head.database_id)

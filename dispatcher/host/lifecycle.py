@@ -26,8 +26,8 @@ class StrayCancel(DispatcherError):
 def stop_event(context: ChildContext) -> asyncio.Event:
     """An event that is set when this process must drain: on SIGTERM, or when the parent exits.
 
-    Also starts the heartbeat, which shows the parent that the event loop runs. The heartbeat is a timer of the loop,
-    and lasts until the loop is closed. A task could be cancelled; a thread would continue while the loop hangs.
+    Also starts the heartbeat, a timer of the loop: a task could be cancelled, and a thread would continue while the
+    loop hangs.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -62,13 +62,10 @@ def _beat(loop: asyncio.AbstractEventLoop, process_slot: ProcessSlot) -> None:
 
 
 async def raise_on_stray_cancel(work: Callable[P, Coroutine[Any, Any, T]], *given: P.args, **named: P.kwargs) -> T:
-    """Awaits `work(*given, **named)`. If the work is cancelled although the calling task is not, raises an exception.
+    """Awaits the work. If it is cancelled although the calling task is not, raises StrayCancel.
 
-    If a library cancels something that the work awaits, CancelledError ends the task as if the task had been cancelled.
-    A task group would then continue without the task, and report no error.
-
-    Raises:
-        StrayCancel: A future that the work waited for was cancelled.
+    If a library cancels what the work awaits, CancelledError would end the task as if it had been cancelled; a task
+    group would continue without it, and report no error.
     """
     try:
         return await work(*given, **named)

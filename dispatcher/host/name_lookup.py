@@ -10,13 +10,10 @@ from dispatcher.host.daemon_thread import in_daemon_thread
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Resolves a host name. Returns the addresses in the order of the system's resolver, each once.
+    """The addresses of a host name, in the order of the system's resolver, each once.
 
-    Each call has its own thread. A silent name server would occupy the few threads in which the loop resolves all other
+    Each call has its own thread: a silent name server would occupy the few threads in which the loop resolves all other
     names, such as those of PostgreSQL and of the alerts' SMTP server.
-
-    Raises:
-        OSError: The name has no address.
     """
     find = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in await in_daemon_thread(find, "name lookup")))

@@ -51,20 +51,9 @@ def _now() -> int:
 class ProcessStatus:
     """A snapshot of one row.
 
-    Attributes:
-        role: `worker`, `relay` or `monitor`.
-        number: The slot number within the role.
-        pid: The process id; None while the process waits to be started.
-        is_ending: Whether the parent is stopping the process: to replace it, to remove it, or to stop everything.
-        failed_boots: How many times in a row the process exited before it was up.
-        reason: Why the last start failed; contains nothing private.
-        beats: A counter that grows while the event loop runs.
-        commit_wait_seconds: How long the process has waited for a commit; None if it is not waiting.
-        confirm_wait_seconds: How long the process has waited for RabbitMQ's confirms; None if it is not waiting.
-        served_seconds: Seconds since the last confirm from RabbitMQ or the last ack to RabbitMQ; None before the first.
-        age_seconds: Seconds since the process was forked; None while it waits to be started.
-        restarts: How many times the process has ended although the parent did not stop it. Counts from when the process
-            was added to the table.
+    The waits are None if the process does not wait; `served_seconds`, since its last confirm from or ack to RabbitMQ,
+    is None before the first; `pid` and `age_seconds` are None while it waits to be started. `reason` says why the last
+    start failed, and contains nothing private. `restarts` counts ends that the parent did not cause.
     """
 
     role: str
@@ -107,7 +96,6 @@ class ProcessTable:
         return self._reasons[first : first + REASON_OCTETS]
 
     def statuses(self) -> list[ProcessStatus]:
-        """The status of each process that runs or should run."""
         return [self._status(at) for at in range(0, MAX_PROCESSES * _FIELDS, _FIELDS) if self._cells[at + _Field.TAKEN]]
 
     def unready(self) -> list[str]:
@@ -149,13 +137,12 @@ class Wait:
         self._at = at
 
     def begin(self) -> None:
-        """Notes that the process waits from now on. If it already waits, keeps the first start time."""
+        """Notes that the process waits from now on, if it does not wait already."""
         if not self._cells[self._at]:
             self._cells[self._at] = _now()
 
     @property
     def seconds(self) -> float | None:
-        """How long the process has waited; None if it is not waiting."""
         return _seconds_since(self._cells[self._at])
 
     def end(self) -> None:
@@ -170,12 +157,7 @@ class Wait:
 
 
 class ProcessSlot:
-    """One process's row.
-
-    Attributes:
-        commit: The child's wait for a commit.
-        confirm: The child's wait for RabbitMQ's confirms.
-    """
+    """One process's row. `commit` and `confirm` are the child's waits for a commit, and for RabbitMQ's confirms."""
 
     def __init__(self, cells: memoryview[int], at: int, reason: memoryview) -> None:
         self._cells = cells
@@ -187,15 +169,12 @@ class ProcessSlot:
     # Methods that the child calls.
 
     def mark_up(self) -> None:
-        """Marks the process as up. Idempotent."""
         self._cells[self._at + _Field.IS_UP] = 1
 
     def beat(self) -> None:
-        """Shows that the event loop runs."""
         self._cells[self._at + _Field.BEATS] += 1
 
     def note_served(self) -> None:
-        """Notes that RabbitMQ has just confirmed messages of this process, or that the process has just sent acks."""
         self._cells[self._at + _Field.SERVED] = _now()
 
     def ask_for_successor(self) -> None:
@@ -215,7 +194,6 @@ class ProcessSlot:
             self._cells[self._at + cell] = 0
 
     def note_process(self, pid: int | None) -> None:
-        """Stores the pid of the process; None if the process has exited."""
         self._cells[self._at + _Field.PID] = pid or 0
         self._cells[self._at + _Field.STARTED] = _now()
         if pid is None:
@@ -224,24 +202,19 @@ class ProcessSlot:
             self.confirm.end()
 
     def note_ending(self) -> None:
-        """Notes that the parent is stopping the process."""
         self._cells[self._at + _Field.IS_ENDING] = 1
 
     def note_failed_boots(self, count: int) -> None:
-        """Stores how many times in a row the process exited before it was up."""
         self._cells[self._at + _Field.FAILED_BOOTS] = count
 
     def note_restart(self) -> None:
-        """Adds one to the number of restarts: the process has ended although the parent did not stop it."""
         self._cells[self._at + _Field.RESTARTS] += 1
 
     def free(self) -> None:
-        """Frees the row for another process."""
         self._cells[self._at + _Field.TAKEN] = 0
 
     @property
     def reason(self) -> str:
-        """Why the process failed to start."""
         return _text(self._reason)
 
     @property
@@ -250,25 +223,17 @@ class ProcessSlot:
 
     @property
     def beats(self) -> int:
-        """The heartbeat: changes while the event loop runs."""
         return self._cells[self._at + _Field.BEATS]
 
     @property
     def wants_successor(self) -> bool:
-        """Whether the process has requested a replacement."""
         return bool(self._cells[self._at + _Field.WANTS_SUCCESSOR])
 
 
 @dataclass(frozen=True, slots=True)
 class ChildContext:
-    """The values that the parent passes to a forked child.
-
-    Attributes:
-        lifeline: A pipe whose write end the parent keeps open. EOF means that the parent has exited.
-        number: The slot number: unique among the live children of a parent, and kept across restarts.
-        process_slot: The child's row in the table.
-        process_table: The whole table.
-    """
+    """The values that the parent passes to a forked child. EOF on `lifeline` means that the parent has exited. `number`
+    is unique among the live children, and kept across restarts."""
 
     lifeline: int
     number: int

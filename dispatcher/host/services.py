@@ -53,16 +53,12 @@ class Periodic:
 
     @property
     def wait_seconds(self) -> float:
-        """The time until the next round is due; 0 if it is due now."""
         return max(0.0, self._due_at - time.monotonic())
 
     async def run_if_due(self) -> None:
-        """Runs a round of the service if a round is due.
-
-        If the round fails, raises its exception. The next round is due after the interval, as usual. If PostgreSQL
-        refuses a statement, for example because of a damaged row, logs one line until a round succeeds, and raises
-        nothing: the other services of the process do not depend on this row.
-        """
+        """Runs a round if one is due, and raises its exception. If PostgreSQL refuses a statement, for example because
+        of a damaged row, logs one line until a round succeeds, and raises nothing: the process's other services do not
+        depend on this row."""
         if time.monotonic() >= self._due_at - EARLY_SECONDS:
             self._due_at = time.monotonic() + seconds_to_tick(self.service.interval_seconds)
             try:
@@ -79,8 +75,7 @@ class Periodic:
             self._due_at = time.monotonic() + seconds
 
     async def run(self) -> None:
-        """Runs the service, round after round, until cancelled. During an outage of PostgreSQL, logs one line, and
-        retries."""
+        """Runs round after round until cancelled. During an outage of PostgreSQL, logs one line, and retries."""
         while True:
             self.woken.clear()
             try:
@@ -108,12 +103,8 @@ class Task(Protocol):
 async def run_tasks(
     tasks: Sequence[Task], stop: asyncio.Event, *, process: str, first_wait_seconds: float = FIRST_WAIT_SECONDS
 ) -> None:
-    """Runs all tasks until `stop` is set.
-
-    Args:
-        process: The name of the process, for the log.
-        first_wait_seconds: The wait before a failed task runs again. The wait doubles with each further failure.
-    """
+    """Runs all tasks until `stop` is set. The wait before a failed task runs again doubles with each further
+    failure."""
     running = [asyncio.create_task(_run_task(task, process, first_wait_seconds)) for task in tasks]
     try:
         await stop.wait()
@@ -142,8 +133,7 @@ async def _run_task(task: Task, process: str, first_wait_seconds: float) -> None
 
 
 def _described(error: Exception) -> str:
-    """Describes an exception for the log: our own exceptions by their messages, all others only by type and location,
-    because their messages may be private."""
+    """Describes an exception for the log: not ours only by type and location, because its message may be private."""
     if isinstance(error, DispatcherError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -33,8 +33,6 @@ _READ_OCTETS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class WebResponse:
-    """The response of a page."""
-
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
@@ -44,11 +42,7 @@ Page = Callable[[], Awaitable[WebResponse]]
 
 
 class WebServer:
-    """Serves pages at an address. Retries while the address cannot be bound.
-
-    Attributes:
-        address: The bound address; None while no address is bound.
-    """
+    """Serves pages at an address. Retries while the address cannot be bound; `address` is None until then."""
 
     def __init__(
         self,
@@ -60,14 +54,8 @@ class WebServer:
         request_seconds: float = REQUEST_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """
-        Args:
-            pages: The pages, by the path of their URL.
-            setting: The name of the setting that contains the address, for the remedy in error messages.
-            shares_port: Whether to set SO_REUSEPORT, so that other processes of the same user may serve the same pages.
-            request_seconds: How long a client may take to send its request.
-            retry_seconds: The first wait after the address could not be bound. Later waits are longer.
-        """
+        """`setting` names the address's setting, for error messages. If `shares_port`, other processes of the same user
+        may serve the same pages (SO_REUSEPORT)."""
         self.address: Listener | None = None
         self._listener = listener
         self._setting = setting
@@ -133,7 +121,7 @@ class WebServer:
         writer.close()
 
     def _end_oldest(self) -> bool:
-        """Ends the oldest connection that has not sent a whole request. Returns whether there was such a connection."""
+        """Ends the oldest connection that has not sent a whole request. Returns whether there was one."""
         if (oldest := next(iter(self._reading), None)) is None:
             return False
         del self._reading[oldest]
@@ -199,8 +187,7 @@ async def _read(reader: asyncio.StreamReader) -> h11.Request | None:
 
 
 async def _linger(reader: asyncio.StreamReader) -> None:
-    """Waits until the client closes the connection. If the server closed first, a TCP reset could destroy the
-    response."""
+    """Waits until the client closes: if the server closed first, a TCP reset could destroy the response."""
     async with asyncio.timeout(LINGER_SECONDS):
         while await reader.read(_READ_OCTETS):
             pass

@@ -30,11 +30,8 @@ OLD_SECONDS: Final = 6 * POLL_SECONDS
 
 
 class Health:
-    """The checks of /readyz for this host.
-
-    The checks use the last answers that the monitor got from PostgreSQL and RabbitMQ, and what the processes of this
-    host report in shared memory.
-    """
+    """The checks of /readyz for this host: of the last answers from PostgreSQL and RabbitMQ, and of what the host's
+    processes report in shared memory."""
 
     def __init__(
         self,
@@ -45,11 +42,6 @@ class Health:
         unready: Callable[[], list[str]],
         members: Callable[[], list[ProcessStatus]],
     ) -> None:
-        """
-        Args:
-            unready: Returns a sentence for each process of this host that is not ready.
-            members: Returns the entries of this host's process table.
-        """
         self._settings = settings
         self._store = store
         self._broker = broker
@@ -90,11 +82,8 @@ class Health:
         return f"The send queue of lane {idle[0]} has no consumer." if idle else None
 
     def _providers(self) -> str | None:
-        """A sentence if no provider is usable: every circuit breaker is open, in every worker that has reported.
-
-        None if any breaker is closed, or if no worker has reported. Ignores providers that an operator paused. A
-        half-open breaker counts as open: it waits for the answer to a probe, which can take a long time.
-        """
+        """A sentence if every circuit breaker is open, in every worker that has reported, except of paused providers. A
+        half-open breaker counts as open: it waits for the answer to a probe, which can take a long time."""
         paused = self._paused_providers
         states = self._processes.values_of(metrics.BREAKERS).items()
         views = [labels for labels, workers in states if workers and labels[0] not in paused]
@@ -136,13 +125,8 @@ class Health:
 def _unavailability(
     poll: Poll[MonitorCounts] | Poll[dict[str, FoundQueue]], server: str, answered: type[Exception]
 ) -> str | None:
-    """Why a server counts as unreachable; None if it is reachable.
-
-    Leaves out the error's text, which may contain users and hosts; the log has the text.
-
-    Args:
-        answered: A class of errors that come from the server's answer, so the server is reachable.
-    """
+    """Why a server counts as unreachable, without the error's text, which may contain users and hosts; None if it is
+    reachable, as after an error of the class `answered`."""
     if isinstance(poll.fault, answered):
         return None
     if poll.fault is not None:
@@ -160,8 +144,5 @@ def _late(what: str, waits: list[float | None]) -> str | None:
 
 
 def _fault_text(poll: Poll[MonitorCounts] | Poll[dict[str, FoundQueue]], kind: type[Exception]) -> str | None:
-    """The text of the last poll's error if it is an error of this class; otherwise None.
-
-    The dispatcher itself writes the texts of such errors, so they contain nothing private.
-    """
+    """The last poll's error if it is of this class: the dispatcher writes its text, so it contains nothing private."""
     return str(poll.fault) if isinstance(poll.fault, kind) else None

@@ -24,7 +24,6 @@ from dispatcher.telemetry.scrape import CONTENT_TYPE, ProcessCollector
 
 
 def poll_of_queues(settings: Settings) -> Poll[dict[str, FoundQueue]]:
-    """The task that polls RabbitMQ for the counts of all queues."""
     queues = QueueWatch(settings.amqp_url, Topology.of(settings), name="dispatcher monitor", ca_file=settings.ca_file)
     return Poll(queues.look, close=queues.close)
 
@@ -32,12 +31,8 @@ def poll_of_queues(settings: Settings) -> Poll[dict[str, FoundQueue]]:
 def pages_of(
     settings: Settings, pool: Pool, process_table: ProcessTable, broker: Poll[dict[str, FoundQueue]]
 ) -> list[Task]:
-    """The tasks that poll PostgreSQL and serve the pages; empty if DISPATCHER_METRICS_ADDRESS switches them off.
-
-    Args:
-        process_table: This host's process table.
-        broker: The counts of all queues. The caller runs this poll.
-    """
+    """The tasks that poll PostgreSQL and serve the pages; none if DISPATCHER_METRICS_ADDRESS is off. The caller runs
+    the poll of the `broker`."""
     if not settings.metrics_address.host:
         return []
 
@@ -56,7 +51,6 @@ def pages_of(
     registry.register(ServerGauges(settings, store, broker, health))
 
     async def metrics() -> WebResponse:
-        """The metrics of this host's processes, and the monitor's own gauges."""
         return WebResponse(generate_latest(registry), CONTENT_TYPE)
 
     async def healthz() -> WebResponse:

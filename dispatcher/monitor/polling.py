@@ -23,13 +23,8 @@ LONGEST_SECONDS: Final = 60.0
 
 
 class Poll(Generic[T]):
-    """Polls one server at intervals.
-
-    Attributes:
-        found: The last poll's answer; None if the poll failed, or before the first poll.
-        fault: The last poll's error; None if the poll succeeded, or before the first poll.
-        interval_seconds: The time from the end of a poll to the next poll.
-    """
+    """Polls one server at intervals. Of the last poll, either the answer is in `found` or the error in `fault`.
+    `interval_seconds` is the time from the end of a poll to the next."""
 
     def __init__(
         self,
@@ -38,12 +33,8 @@ class Poll(Generic[T]):
         seconds: float = POLL_SECONDS,
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """
-        Args:
-            ask: Queries the server; raises DispatcherError if that fails.
-            seconds: The shortest interval between two polls.
-            close: Called when the polling ends.
-        """
+        """`ask` queries the server, and raises DispatcherError if that fails. `close` is called when the polling
+        ends."""
         self._ask = ask
         self._close = close
         self._seconds = seconds
@@ -58,7 +49,6 @@ class Poll(Generic[T]):
         return None if self._answered_at is None or self.found is None else time.monotonic() - self._answered_at
 
     async def run(self) -> None:
-        """Polls the server at intervals until cancelled. Then calls `close`."""
         try:
             await Periodic(self).run()
         finally:
@@ -66,7 +56,7 @@ class Poll(Generic[T]):
                 await self._close()
 
     async def run_once(self) -> float | None:
-        """Polls once, and sets `interval_seconds` according to the duration of the poll. Returns a longer interval."""
+        """Polls once, and sets `interval_seconds` by the duration. Returns a longer interval."""
         began_at = time.monotonic()
         await self.ask()
         seconds = time.monotonic() - began_at
@@ -76,7 +66,6 @@ class Poll(Generic[T]):
         return self.interval_seconds if self.interval_seconds > self._seconds else None
 
     async def ask(self) -> None:
-        """Polls once, and stores the answer or the error."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 self.found, self.fault = await self._ask(), None
@@ -88,10 +77,6 @@ class Poll(Generic[T]):
 
 
 def interval_after(answer_seconds: float, *, shortest: float) -> float:
-    """The seconds to wait before the next poll. A slow server is polled less often.
-
-    Args:
-        answer_seconds: How long the server took to answer; 0 if it is down.
-        shortest: The shortest wait, in seconds.
-    """
+    """The seconds to wait before the next poll: a slow server is polled less often. `answer_seconds` is 0 if it is
+    down."""
     return max(shortest, min(answer_seconds / LARGEST_SHARE, LONGEST_SECONDS))

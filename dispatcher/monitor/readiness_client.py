@@ -17,11 +17,7 @@ _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - a monit
 
 
 async def fetch_unready(listener: Listener) -> str | None:
-    """Which processes of this host are not ready, and why; None if all are ready, or if no monitor answers.
-
-    Args:
-        listener: The address on which the monitor listens.
-    """
+    """Which processes of this host are not ready, and why; None if all are ready, or if no monitor answers."""
     if not listener.host:
         return None
     try:

@@ -35,11 +35,7 @@ class ServerGauge:
     labels: Labels = ()
 
     def show(self, values: Mapping[Labels, float]) -> Metric:
-        """The Prometheus metric of this gauge.
-
-        Args:
-            values: The gauge's value for each combination of label values, such as `{("failed",): 3}`.
-        """
+        """The Prometheus metric; its values by the values of the labels, such as `{("failed",): 3}`."""
         family = GaugeMetricFamily(self.name, self.about, labels=self.labels)
         for labels, value in values.items():
             family.add_metric(labels, value)
@@ -112,7 +108,6 @@ class ServerGauges(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges whose values are known."""
         if self._store.found is not None:
             yield from _of_counts(self._store.found)
         if self._broker.found is not None:

@@ -16,7 +16,7 @@ class UnknownKey(DispatcherError):
 
 async def list_keys(session: AsyncSession) -> list[ApiKey]:
     """All keys, oldest first. Includes revoked keys."""
-    return await store.find_keys(session)
+    return await store.list_keys(session)
 
 
 async def revoke(session: AsyncSession, key_id: str, act: Act) -> str:

@@ -27,10 +27,12 @@ from dispatcher.ops.figures import (
 )
 from dispatcher.ops.pausing import seen_by
 from dispatcher.ops.shared_reading import FRESH_SECONDS, Answer, SharedReading
-from dispatcher.store.activity import MISSED_REPORTS, Latency, WorkerSeen, find_vanished_hosts
+from dispatcher.store.activity import MISSED_REPORTS, Latency, WorkerSeen, find_vanished_hosts, list_workers
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.controls import read_controls
+from dispatcher.store.counts import find_oldest_pending
 from dispatcher.store.overview import (
+    COUNTED,
     BoundedCount,
     HostReport,
     ProviderRate,
@@ -38,10 +40,8 @@ from dispatcher.store.overview import (
     count_for_overview_of_tenant,
     count_paused,
     find_alert_check,
-    find_oldest,
     list_host_reports,
     list_rates,
-    list_workers,
     measure_recent_latency,
     one_snapshot,
 )
@@ -129,7 +129,7 @@ class OverviewReader:
 
     async def _read_trends(self) -> Trends:
         async with self._open_session() as session, one_snapshot(session):
-            pending_seconds, due_seconds = await find_oldest(session)
+            pending_seconds, due_seconds = await find_oldest_pending(session, limit=COUNTED)
             latency = await measure_recent_latency(session)
             hours = await sum_attempts(session, "hour", 23 * _HOUR_SECONDS)
         return Trends(pending_seconds, due_seconds, latency, hours)
@@ -166,7 +166,7 @@ async def read_overview(
         workers = await list_workers(session)
         reports = await list_host_reports(session)
         troubles = {trouble.provider: trouble for trouble in await find_troubles(session)}
-        rates = await list_rates(session)
+        rates = {each.provider: each for each in await list_rates(session)}
         check = await find_alert_check(session, settings.dlq)
     pending_seconds, due_seconds = trends.pending_seconds, trends.due_seconds
     sample = samples[-1] if samples else None

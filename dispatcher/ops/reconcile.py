@@ -14,7 +14,7 @@ from uuid import UUID
 
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.domain.poison_id import poison_id
-from dispatcher.maintenance.dead_letters import MAX_PASSES, DlqEntry, classify, scan
+from dispatcher.monitor.dead_letters import MAX_PASSES, DlqEntry, classify, scan
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit, audit_orphans, find_dead_lettered, republish_dead_letters

@@ -24,8 +24,14 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.actions.dlq import DEFAULT_PER_SECOND, MIN_PER_SECOND
-from dispatcher.domain.failures import ItemOutcome, OverlappingReplay, Replay, Selection
+from dispatcher.domain.failures import (
+    DEFAULT_PER_SECOND,
+    MIN_PER_SECOND,
+    ItemOutcome,
+    OverlappingReplay,
+    Replay,
+    Selection,
+)
 from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
 from dispatcher.store import failures, replays

@@ -29,6 +29,6 @@ async def count_events(session: AsyncSession) -> EventCounts:
 
     Counts at most the newest 20,000 events.
     """
-    counts = await store.count_events(session)
+    counts = await store.count_recent_events(session)
     is_cut = sum(each.events for each in counts) >= EXAMINED_ROWS
     return EventCounts(counts, is_cut, min((each.since for each in counts), default=None))

@@ -81,7 +81,7 @@ async def remove(session: AsyncSession, tenant_id: str, recipients: Sequence[Rec
     """Removes recipients' entries; returns how many it removed. The recipients get later emails again. Idempotent."""
     hasher = await AddressHasher.open(session)
     hashes = [hash_of(each, hasher) for each in recipients]
-    return await suppressions.delete_suppressions(session, tenant_id, hashes, actor=act.actor, reason=act.reason)
+    return len(await suppressions.delete_suppressions(session, tenant_id, hashes, actor=act.actor, reason=act.reason))
 
 
 async def unsubscribe(session: AsyncSession, token: str) -> bool:

@@ -221,7 +221,7 @@ async def find_test_target(source: Source, webhook_id: int) -> TestTarget:
     Raises:
         UnknownWebhook: There is no such webhook.
     """
-    target = await store.find_target(source, webhook_id)
+    target = await store.find_webhook_target(source, webhook_id)
     _require(webhook_id, exists=target is not None)
     assert target is not None
     return TestTarget(webhook_id, *target)

@@ -25,20 +25,12 @@ from dispatcher.providers.registry import class_of
 
 @dataclass(frozen=True, slots=True)
 class CapabilityGap:
-    """The reason why no configured provider can ever deliver an email.
+    """The reason why no configured provider can ever deliver an email."""
 
-    Attributes:
-        field: The field that no configured provider supports, by its name in the email's JSON.
-        message: A text that names the missing feature, the providers that have this feature, and the configured
-            providers.
-        remedy: What to do.
-        reason: The reason that a worker records when it gives the email the status `failed`.
-    """
-
-    field: str
+    field: str  # the first field that no configured provider supports, by its name in the email's JSON
     message: str
     remedy: str
-    reason: Reason
+    reason: Reason  # of an email that a worker fails because of the gap
 
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}"
@@ -71,19 +63,13 @@ def capabilities_of(names: Iterable[str]) -> dict[str, Capabilities]:
 
 
 def idempotency_keys_of(names: Iterable[str]) -> dict[str, float]:
-    """How many seconds each of these providers remembers an idempotency key. The keys are the providers' names.
-
-    Leaves out providers that have no idempotency keys.
-    """
+    """How many seconds each of these providers remembers an idempotency key, without those that have none."""
     seconds = {name: one.idempotency_key_seconds for name, one in capabilities_of(names).items()}
     return {name: known for name, known in seconds.items() if known is not None}
 
 
 def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> CapabilityGap | None:
-    """The reason why no configured provider can ever deliver the email.
-
-    None if a configured provider can deliver the email, or if no provider is configured.
-    """
+    """Why no configured provider can ever deliver the email; None if one can, or if none is configured."""
     needs: list[Requirement] = []
     for capabilities in configured.values():
         need = capabilities.unmet_requirement(email)

@@ -25,8 +25,6 @@ NAME: Final = "capture"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSettings(ProviderSettings):
-    """The settings of the capture provider."""
-
     dir: Path | None = setting(
         values.path_of, None, "Maildir that the capture provider writes into.", needed="set a folder"
     )
@@ -48,7 +46,6 @@ class CaptureProvider:
     _variable = "DISPATCHER_CAPTURE_DIR"
 
     def __init__(self, folder: Path) -> None:
-        """Creates an adapter for one Maildir. The first email creates the Maildir."""
         self._folder = folder
         self._tmp = str(folder / "tmp") + "/"
         self._new = str(folder / "new") + "/"
@@ -56,14 +53,13 @@ class CaptureProvider:
 
     @classmethod
     def open(cls, settings: Settings) -> Self:
-        """See `contract.ProviderClass`."""
         folder: Path | None = settings.of(cls.settings).dir
         if folder is None:
             raise ConfigurationError([f"{cls._variable} is not set: set it to a folder."])
         return cls(folder)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Makes one attempt; see `contract.Provider.send`. Ignores the deadline, because it waits for no server."""
+        """Ignores the deadline, because it waits for no server."""
         try:
             with attempt.rendering:
                 content = await self._rendered(email)
@@ -84,13 +80,7 @@ class CaptureProvider:
         return (await rendered(email)).content
 
     async def check(self) -> str:
-        """Reports for `dispatcher doctor` whether the Maildir is writable.
-
-        Creates the Maildir if necessary. Writes a file into the Maildir, and deletes the file.
-
-        Raises:
-            ProviderFault: The Maildir cannot be written.
-        """
+        """Checks with a file whether the Maildir, which it creates if necessary, is writable."""
         name = f"check.{time.time_ns()}.{os.getpid()}"
         try:
             self._create_maildir()
@@ -125,7 +115,6 @@ class CaptureProvider:
             os.close(file)
 
     def _move_to_new(self, name: str) -> None:
-        """Moves a complete file to the folder that readers search. The name is new, so no file is overwritten."""
         try:
             os.rename(self._tmp + name, self._new + name)  # noqa: PTH104
         except OSError:

@@ -6,47 +6,86 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
+from typing import ClassVar, Final
 
-from dispatcher.domain.outcome import Outcome, Rejected
+from dispatcher.domain.outcome import Deferred, Outcome, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
 from dispatcher.transport.body import Body
-from dispatcher.transport.http_response import HttpResponse, NoResponse
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 from dispatcher.transport.mime_headers import UnrenderableEmail
-from dispatcher.transport.provider_api import ProviderApi
+from dispatcher.transport.tls_faults import tls_fault
+
+CHECK_SECONDS: Final = 15.0
+"""The time limit of a request for `dispatcher doctor`."""
 
 
 class HttpProvider(ABC):
-    """Makes the attempts of an adapter whose subclass builds the request, and translates the response."""
+    """Makes the attempts of an adapter whose subclass builds the request, and translates the response.
 
-    def __init__(self, api: ProviderApi, send_url: str) -> None:
-        self._api = api
+    Attributes:
+        title: The provider's name in sentences, such as `SendGrid`.
+        url_variable: The environment variable that sets the API's URL.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    url_variable: ClassVar[str]
+
+    def __init__(self, transport: HttpTransport, send_url: str) -> None:
+        self._transport = transport
         self._send_url = send_url
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """See `contract.Provider.send`. Raises ProviderFault also if the provider has answered, and accepted no
-        email."""
         try:
             headers, body = self._request(email, attempt)
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
-        result = await self._api.post(self._send_url, headers, body, attempt)
+        result = await self._post(headers, body, attempt)
         return self._outcome(email, result) if isinstance(result, HttpResponse) else result
 
     def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
-        """See `contract.PromptProvider.begin`."""
-        transport = self._api.transport
-        if not transport.idle or email.attachments:
+        if not self._transport.idle or email.attachments:
             return None
         headers, body = self._request(email, attempt)
-        return transport.begin(self._send_url, headers, body, attempt, partial(self._answered, email))
+        return self._transport.begin(self._send_url, headers, body, attempt, partial(self._answered, email))
 
     async def close(self) -> None:
-        """Closes the connections."""
-        await self._api.transport.close()
+        await self._transport.close()
+
+    async def _post(
+        self, headers: Mapping[str, str], body: bytes | Body, attempt: Attempt
+    ) -> HttpResponse | Deferred | Uncertain:
+        """The response; without a response, the outcome. Raises ProviderFault if TLS cannot succeed."""
+        try:
+            return await self._transport.post(self._send_url, headers, body, attempt)
+        except RequestNotSent as error:
+            if fault := self._tls_fault(error):
+                raise fault from error
+            return error.outcome
+        except NoResponse as error:
+            return error.outcome
+
+    async def _checked(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
+        """The response to a GET for `dispatcher doctor`. Raises ProviderFault if there is none."""
+        deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
+        try:
+            return await self._transport.get(url, headers, deadline)
+        except (RequestNotSent, NoResponse) as error:
+            unreached = ProviderFault(
+                self.name,
+                f"{self.title} cannot be reached: {error.detail}.",
+                remedy="Check that no firewall blocks the connection.",
+            )
+            raise self._tls_fault(error) or unreached from error
 
     def _answered(self, email: OutgoingEmail, result: HttpResponse | NoResponse) -> Outcome:
         return self._outcome(email, result) if isinstance(result, HttpResponse) else result.outcome
+
+    def _tls_fault(self, error: Exception) -> ProviderFault | None:
+        return tls_fault(self.name, self.title, error.__cause__, url=self.url_variable)
 
     @abstractmethod
     def _request(self, email: OutgoingEmail, attempt: Attempt) -> tuple[Mapping[str, str], bytes | Body]:
@@ -54,4 +93,4 @@ class HttpProvider(ABC):
 
     @abstractmethod
     def _outcome(self, email: OutgoingEmail, response: HttpResponse) -> Outcome:
-        """The outcome for a response. Raises ProviderFault if the account or the settings are at fault."""
+        """Raises ProviderFault if the account or the settings are at fault, and no email was accepted."""

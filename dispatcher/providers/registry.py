@@ -11,11 +11,7 @@ from dispatcher.providers.contract import CheckableProvider, ProviderClass
 
 
 def class_of(name: str) -> ProviderClass:
-    """The class of the provider with this name.
-
-    Raises:
-        ConfigurationError: No provider has this name, or its class cannot be used.
-    """
+    """The class of the provider with this name. Raises ConfigurationError if there is none, or it cannot be used."""
     try:
         found: ProviderClass = provider_class(name)
     except ValueError as error:
@@ -36,10 +32,8 @@ def max_in_flight(name: str, settings: Settings) -> int:
 def open_provider(name: str, settings: Settings) -> CheckableProvider:
     """Creates the adapter of this name, without connecting. Call this after the fork.
 
-    From then on, `scrub` removes the provider's secrets from texts.
-
-    Raises:
-        ConfigurationError: No provider has this name, or a setting is missing or invalid.
+    From then on, `scrub` removes the provider's secrets from texts. Raises ConfigurationError for a mistake in the
+    settings.
     """
     kind = class_of(name)
     OWN_SECRETS.register(name, *secrets_in(settings.of(kind.settings)))
@@ -50,12 +44,7 @@ def open_provider(name: str, settings: Settings) -> CheckableProvider:
 
 
 async def check_provider(name: str, settings: Settings) -> str:
-    """Checks a provider for `dispatcher doctor`, and returns a report. Connects and logs in, and sends nothing.
-
-    Raises:
-        ConfigurationError: A setting is missing or invalid.
-        ProviderFault: The provider cannot be used. The message gives the reason, and the remedy says what to do.
-    """
+    """Checks a provider for `dispatcher doctor`, and returns a report. Connects and logs in, and sends nothing."""
     provider = open_provider(name, settings)
     try:
         return await provider.check()

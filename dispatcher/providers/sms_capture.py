@@ -25,16 +25,12 @@ NAME: Final = "sms-capture"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmsCaptureSettings(CaptureSettings):
-    """The settings of the sms-capture provider."""
-
     dir: Path | None = setting(
         values.path_of, None, "Maildir that the sms-capture provider writes into.", needed="set a folder"
     )
 
 
 class SmsCaptureProvider(CaptureProvider):
-    """Writes each SMS as a JSON object; see `contract.Provider`."""
-
     name = NAME
     capabilities = Capabilities(copies=4, channel=SMS_CHANNEL, delivers=False)
     settings = SmsCaptureSettings

@@ -18,8 +18,7 @@ from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.contract import Attempt
-from dispatcher.transport.mime import RenderedEmail, rendered
-from dispatcher.transport.mime_ascii import is_sendable_in_ascii, rendered_in_ascii
+from dispatcher.transport.mime import RenderedEmail, is_sendable_in_ascii, rendered, rendered_in_ascii
 from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.smtp_connection import NotConnected, SmtpConnection, open_connection
 from dispatcher.transport.smtp_faults import NAME
@@ -36,8 +35,6 @@ CHECK_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmtpSettings(ProviderSettings):
-    """The settings of the smtp provider."""
-
     url: values.SmtpServer | None = setting(
         values.smtp_url,
         None,
@@ -77,11 +74,9 @@ class SmtpSettings(ProviderSettings):
     )
 
     def max_connections(self, _settings: Settings, /) -> int:
-        """See `ProviderSettings`."""
         return self.connections
 
     def mistakes(self, settings: Settings, /) -> list[str]:
-        """See `ProviderSettings`."""
         found = []
         if self.bounce_address and not self.bounce_keys:
             found.append(
@@ -96,7 +91,6 @@ class SmtpSettings(ProviderSettings):
         return found
 
     def doubts(self) -> list[str]:
-        """See `ProviderSettings`."""
         if self.ehlo_name or self.url is None or self.url.host in values.LOOPBACKS or values.full_name_of_this_host():
             return []
         words = "this host's name has no domain, so EHLO contains the IP address, which many servers refuse"
@@ -108,8 +102,6 @@ class SmtpSettings(ProviderSettings):
 
 
 class SmtpProvider:
-    """Sends over SMTP; see `contract.Provider`."""
-
     name = NAME
     # The size limit and the support for SMTPUTF8 cannot be declared here: a server announces them only in its reply to
     # EHLO.
@@ -119,10 +111,7 @@ class SmtpProvider:
     def __init__(
         self, own: SmtpSettings, *, ca_file: Path | None = None, trusted_idle_seconds: float = TRUSTED_IDLE_SECONDS
     ) -> None:
-        """Creates the adapter without connecting. `ca_file`: certificates to trust instead of the system's. A
-        connection that was idle for longer than `trusted_idle_seconds` is tested before the next email. Raises
-        ConfigurationError if DISPATCHER_SMTP_URL is not set, and ssl.SSLError or OSError if the CA file cannot be
-        used."""
+        """`trusted_idle_seconds`: a connection that was idle for longer is tested before the next email."""
         if own.url is None:
             raise ConfigurationError(["DISPATCHER_SMTP_URL is not set: set it to a URL such as smtp://host:587."])
         self._server = own.url
@@ -139,15 +128,12 @@ class SmtpProvider:
 
     @classmethod
     def open(cls, settings: Settings) -> SmtpProvider:
-        """See `contract.ProviderClass`."""
         return cls(settings.of(SmtpSettings), ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Makes one attempt; see `contract.Provider.send`.
-
-        The email is sent to the recipients that the server takes. The detail lists the others, by position in To, Cc,
-        Bcc. The outcome is `Accepted` if they are refused for good, and a partial delivery if they are refused for now.
-        """
+        """The email is sent to the recipients that the server takes. The detail lists the others, by position in To,
+        Cc, Bcc. The outcome is `Accepted` if they are refused for good, and a partial delivery if they are refused for
+        now."""
         transaction = SmtpTransaction(attempt, self._bounces.of(email.email_id) if self._bounces else None)
         try:
             outcome = await self._deliver(email, attempt, transaction, rendered)
@@ -160,7 +146,6 @@ class SmtpProvider:
             return Rejected(error.reason, error.message)
 
     async def check(self) -> str:
-        """Connects and logs in; sends no email. Raises ProviderFault if the server cannot be used."""
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 connection = await self._open()
@@ -216,8 +201,7 @@ class SmtpProvider:
         return await self._deliver(email, attempt, transaction, render)
 
     async def _transact(self, content: RenderedEmail, transaction: SmtpTransaction) -> Outcome:
-        """Runs the transaction. If the server does not handle a group of commands, this and all later transactions send
-        one command at a time, unless the server refuses the single command, too."""
+        """If the server does not handle a group of commands, sends one at a time, now and in later transactions."""
         try:
             return await self._transact_once(content, transaction)
         except PipeliningBroken:

@@ -65,11 +65,8 @@ class DeadWorkers:
         self._log = get_log()
 
     async def settle(self, path: Path) -> bool:
-        """Settles a ledger. Returns False if the ledger's worker is alive, or still has a database session. Idempotent.
-
-        Raises:
-            StoreUnavailable: PostgreSQL is unreachable. Call again later.
-        """
+        """Settles a ledger. Returns False if the ledger's worker is alive, or still has a database session.
+        Idempotent."""
         try:
             with dead_ledger(path) as ledger:
                 if ledger is not None:
@@ -102,11 +99,8 @@ class DeadWorkers:
             self._settlement.log(ledger.worker, released, recorded)
 
     async def _end_sessions(self, ledger: DeadLedger) -> None:
-        """Ends the worker's sessions, so that the worker can commit nothing more.
-
-        Raises:
-            StoreBusy: A session has not ended in time. Later calls for the same ledger check only once, without a wait.
-        """
+        """Ends the worker's sessions, so that it can commit nothing more. Raises StoreBusy if one has not ended in
+        time. Later calls for the same ledger check only once, without a wait."""
         give_up_at = time.monotonic() + (0.0 if ledger.path in self.delayed else SESSIONS_GONE_SECONDS)
         async with session(self._pool) as connection:
             while await terminate_sessions(connection, ledger.worker):
@@ -115,8 +109,7 @@ class DeadWorkers:
                 await asyncio.sleep(0.02)  # poll, because PostgreSQL does not report that a session has ended
 
     async def _record(self, ledger: DeadLedger, store: LeaseStore) -> tuple[list[Result], set[UUID]]:
-        """Records in PostgreSQL the results that the ledger contains. Returns the recorded results, and the ids of the
-        emails that it skipped, because their rows are locked or PostgreSQL refuses their results."""
+        """Records the ledger's results. Returns them, and the emails that it skipped: locked or refused."""
         async with session(self._pool) as connection:
             histories = await find_histories(
                 connection,
@@ -136,14 +129,8 @@ class DeadWorkers:
         return [result for result in missing if result.email_id not in left], left
 
     async def _release(self, ledger: DeadLedger, unrecorded: set[UUID]) -> tuple[int, bool]:
-        """Releases the leases that have no result. Counts a crash for each email that was being rendered.
-
-        Args:
-            unrecorded: The emails whose results are not recorded yet. They keep their leases.
-
-        Returns:
-            How many leases were released, and whether the worker has no lease left.
-        """
+        """Releases the leases that have no result, but not those of `unrecorded` emails. Counts a crash for each email
+        that was being rendered. Returns how many were released, and whether no lease is left."""
         suspects = {suspect.email_id: suspect.lease_token for suspect in ledger.suspects}
         async with session(self._pool) as connection:
             try:
@@ -159,10 +146,8 @@ class DeadWorkers:
         return released + sum(map(len, outcome.answers)), is_all
 
     async def _count_crashes(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
-        """Counts a crash for each email that was being rendered. Returns how many of these emails are pending again.
-
-        The other emails have reached `MAX_CRASHES`, and become failed.
-        """
+        """Counts a crash for each email that was being rendered; at `MAX_CRASHES`, it fails. Returns how many are
+        pending again."""
         crashed = await note_crashes(connection, worker, suspects, MAX_CRASHES)
         for email in crashed:
             self._log.warning(
@@ -176,13 +161,10 @@ class DeadWorkers:
         return sum(email.status is Status.PENDING for email in crashed)
 
     async def _undo_recovery(self, ledger: DeadLedger, store: LeaseStore, unrecorded: set[UUID]) -> bool:
-        """If another host has set emails to `held` that this worker had not sent, makes these emails pending again.
-        Returns False if this method had to skip an email.
+        """Makes emails pending again that another host has held although this worker had not sent them. False if one
+        was skipped.
 
-        An email that was on the wire stays held. By now, its uncertain result is recorded, which confirms the recovery.
-
-        Args:
-            unrecorded: The emails whose results are not recorded yet.
+        An email that was on the wire stays held: by now, its recorded uncertain result confirms the recovery.
         """
         async with session(self._pool) as connection:
             rescued = await find_recovered(connection, ledger.worker)

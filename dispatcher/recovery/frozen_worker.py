@@ -75,11 +75,7 @@ class FrozenWorkers:
             self._next_poll_at = began_at + min(seconds, MAX_RECOVERY_INTERVAL_SECONDS)
 
     async def settle(self, ledgers: Iterable[LivingLedger]) -> None:
-        """Settles the expired leases of the workers that own these ledgers.
-
-        Raises:
-            StoreUnavailable: PostgreSQL is unreachable. Call again later.
-        """
+        """Settles the expired leases of the workers that own these ledgers."""
         by_worker = {ledger.worker: ledger for ledger in ledgers}
         async with session(self._pool) as connection:
             found = await find_expiring(

@@ -45,11 +45,7 @@ class LedgerRecovery:
         return self._workers_here
 
     async def run_once(self) -> float | None:
-        """Settles every ledger in the run directory. Returns RETRY_SECONDS if it must be called again soon.
-
-        Raises:
-            StoreUnavailable: PostgreSQL is unreachable. The next round tries again.
-        """
+        """Settles every ledger in the run directory. Returns RETRY_SECONDS if it must be called again soon."""
         database_id = await self._find_database_id()
         paths = sorted(self._folder.glob(f"*{SUFFIX}"))
         ledgers = [found for path in paths if (found := self._read(path, database_id))]
@@ -67,8 +63,7 @@ class LedgerRecovery:
         return self._database_id
 
     def _read(self, path: Path, database_id: UUID) -> LivingLedger | None:
-        """Reads the header of a ledger. Returns None if the ledger cannot be settled, or belongs to another
-        database."""
+        """Reads a ledger's header. None if it cannot be settled, or belongs to another database."""
         try:
             found = living_ledger(path)
         except LedgerUnreadable as error:

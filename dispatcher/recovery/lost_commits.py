@@ -22,11 +22,7 @@ class LostCommits:
         self._outbox = outbox
 
     async def run_once(self) -> None:
-        """Records PostgreSQL's timeline. After a promotion, marks the emails that became uncertain.
-
-        Raises:
-            StoreUnavailable: PostgreSQL is unreachable, or refuses to mark an email.
-        """
+        """Records PostgreSQL's timeline. After a promotion, marks the emails that became uncertain."""
         try:
             promotion = await self._outbox.follow_timeline()
         except StatementRefused as error:

@@ -25,17 +25,11 @@ BATCH: Final = 500
 class LostHosts:
     """A service of the leading relay: recovers the emails of lost hosts.
 
-    Each time a relay becomes the leader, it creates a new instance, which first only observes the leases for a while.
-    So live workers can renew their leases before this service recovers an email, even if PostgreSQL was unreachable for
-    longer than a lease lasts.
+    A new leader first only observes the leases for a while, so that live workers can renew them even after an outage of
+    PostgreSQL that was longer than a lease.
     """
 
     def __init__(self, settings: Settings, outbox: Outbox, workers_here: Callable[[], Collection[str] | None]) -> None:
-        """
-        Args:
-            workers_here: Returns the workers of this host whose ledgers this relay can read; None while they are not
-                known.
-        """
         self.interval_seconds = recovery_interval_seconds(settings.lease_seconds)
         self._settings = settings
         self._outbox = outbox
@@ -61,7 +55,6 @@ class LostHosts:
 
 
 def log_rescued(rescued: Iterable[RecoveredEmail], reason: str) -> None:
-    """Adds recovered emails to the metrics, and logs them."""
     for email in rescued:
         metrics.RECOVERED.add(1, reason)
         metrics.HELD.add(email.status is Status.HELD, reason)

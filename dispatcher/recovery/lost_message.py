@@ -37,7 +37,6 @@ class LostMessages:
     """A service of the leading relay: makes emails due again if their messages are lost."""
 
     def __init__(self, settings: Settings, outbox: Outbox, find: Callable[[str], Awaitable[FoundQueue]]) -> None:
-        """`find` returns the current counts of a queue; see `Publisher.find`."""
         self._settings = settings
         self._outbox = outbox
         self._find = find
@@ -45,11 +44,6 @@ class LostMessages:
         self.interval_seconds = min(POLL_SECONDS, self._age_seconds)
 
     async def run_once(self) -> None:
-        """Makes emails due again if their messages are lost.
-
-        Raises:
-            BrokerUnavailable: RabbitMQ does not report the length of a queue.
-        """
         settings = self._settings
         lanes_of: dict[str, list[str]] = {}
         for lane in await self._outbox.find_lost_messages(self._age_seconds):
@@ -75,11 +69,8 @@ class LostMessages:
             get_log().warning("relay.republished", count=count, queue=queue, reason="message_lost")
 
     async def _republish_all(self, lanes: Sequence[str]) -> int:
-        """Makes emails of these lanes due again if their messages are lost. Returns how many emails became due.
-
-        Emails that became uncertain because a standby of PostgreSQL was promoted (see `lost_commits`) are held or sent
-        again, by policy.
-        """
+        """Makes emails of these lanes due again if their messages are lost; returns how many. Those that a promotion
+        made uncertain (see `lost_commits`) are held or sent again, by policy."""
         settings = self._settings
         count = 0
         while True:

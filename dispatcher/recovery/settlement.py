@@ -33,20 +33,10 @@ Report = Callable[[Path, str], None]
 
 
 class Settlement:
-    """Records results and releases leases.
-
-    Attributes:
-        locked: The emails that are skipped for now, because their rows are locked.
-        reason: The reason in metrics and log events.
-        redeliver_seconds: For how many seconds after its due time an email is redelivered, by this host's settings.
-    """
+    """Records results and releases leases. `locked`: emails that are skipped for now, because their rows are locked."""
 
     def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
-        """
-        Args:
-            fate: What happened to the worker, such as "The worker died". The detail of every uncertain outcome begins
-                with this text.
-        """
+        """`fate`, such as "The worker died", begins the detail of every uncertain outcome."""
         self.locked = LockedRows(pool, retry_seconds=RETRY_REFUSED_SECONDS)
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
         self.redeliver_seconds = settings.redeliver_for
@@ -65,10 +55,8 @@ class Settlement:
     ) -> Result:
         """Decides the result of an attempt in a ledger. An attempt without an answer is uncertain.
 
-        Args:
-            attempt_base: How many attempts the email had used before the last replay or redelivery.
-            pinned_seconds: For how many seconds the email has been pinned to a provider; None if it is not pinned.
-            limits: The retry limits of this email; None if only this host's settings apply.
+        `attempt_base`: the attempts before the last replay or redelivery. `pinned_seconds`, `limits`: None if the email
+        has none.
         """
         outcome = attempt.outcome or Uncertain(f"{self._fate} while the email was on the wire.")
         key_seconds = self._key_seconds.get(attempt.provider)
@@ -84,11 +72,8 @@ class Settlement:
         return result_of(attempt, outcome, decision, is_pinned=key_seconds is not None)
 
     async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> BatchOutcome[set[UUID]]:
-        """Records results. `answers` of the returned object contains the ids of the emails whose lease was still valid.
-
-        If PostgreSQL refuses a result, removes the provider's texts from it and tries again. If PostgreSQL refuses the
-        shorter result, too, reports the error.
-        """
+        """Records results; `answers` contains the emails whose lease was still valid. If PostgreSQL refuses a result,
+        tries again without the provider's texts, then reports the error."""
         by_id = {result.email_id: result for result in results}
 
         async def record(free: set[UUID]) -> set[UUID]:
@@ -102,10 +87,7 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, record))
 
     async def release(self, path: Path, leases: Collection[FoundLease]) -> BatchOutcome[set[UUID]]:
-        """Releases leases that have not changed since they were found.
-
-        `answers` of the returned object contains the ids of the released emails.
-        """
+        """Releases leases that have not changed since they were found; `answers` contains the released emails."""
         by_id: Mapping[UUID, FoundLease] = {lease.email_id: lease for lease in leases}
 
         async def release(free: set[UUID]) -> set[UUID]:
@@ -115,7 +97,7 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, release))
 
     def reported(self, path: Path, outcome: BatchOutcome[set[UUID]]) -> BatchOutcome[set[UUID]]:
-        """Reports PostgreSQL's error about each email that PostgreSQL refused. Returns `outcome`."""
+        """Reports PostgreSQL's error about each email that it refused. Returns `outcome`."""
         for error in outcome.refused.values():
             self._report(path, error.message)
         return outcome

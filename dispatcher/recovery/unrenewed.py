@@ -47,11 +47,8 @@ class UnrenewedLeases:
         self._same_end_since = {end: self._same_end_since.get(end, now) for end in map(_end, leases)}
 
     def has_expired(self, lease: FoundLease, *, grace_seconds: float = 0.0) -> bool:
-        """Whether a lease of the last observation has expired by PostgreSQL's clock and by the monotonic clock.
-
-        Args:
-            grace_seconds: The end of the lease must not have moved for `within_seconds` plus this time.
-        """
+        """Whether a lease of the last observation has expired by PostgreSQL's clock, and has not moved for
+        `within_seconds` plus the grace by the monotonic clock."""
         unrenewed_seconds = self._observed_at - self._same_end_since[_end(lease)]
         return lease.has_run_out and unrenewed_seconds >= self.within_seconds + grace_seconds
 

@@ -24,16 +24,9 @@ class DeadLetterPublisher:
         self._next_poll_at = 0.0
 
     async def publish_due(self, outbox: Outbox, *, is_last: bool) -> bool:
-        """Publishes a batch of due dead letters. Returns whether there were due dead letters and all were published.
-
-        After a call that found no due dead letter, calls within POLL_SECONDS do nothing.
-
-        Args:
-            is_last: Whether the relay is about to exit. If so, looks for due dead letters even within POLL_SECONDS.
-
-        Raises:
-            BrokerUnavailable: RabbitMQ confirmed no message. All dead letters are still due.
-        """
+        """Publishes a batch of due dead letters. Returns whether there were some and all were published. After a call
+        that found none, calls within POLL_SECONDS do nothing, unless `is_last`. Raises BrokerUnavailable if RabbitMQ
+        confirmed no message."""
         now = time.monotonic()
         if not self._writer.is_open or (now < self._next_poll_at and not is_last):
             return False
@@ -54,9 +47,6 @@ class DeadLetterPublisher:
 
 
 async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:
-    """The dead letters whose rows no other transaction locks.
-
-    The due mark of a locked row cannot be cleared, so every round would publish its dead letter again.
-    """
+    """Leaves out locked rows: their due marks cannot be cleared, so every round would publish them again."""
     locked = await outbox.locked.find_locked([row.email_id for row in due])
     return [row for row in due if row.email_id not in locked] if locked else due

@@ -61,14 +61,12 @@ class DomainWaits:
         return now
 
     def _is_slow(self, domain: str, factor: float) -> bool:
-        """Whether the pace has been halved for SLOW_SECONDS."""
         if factor * MEASURED_FACTOR < 1:
             self._slow_since.pop(domain, None)
             return False
         return time.monotonic() - self._slow_since.setdefault(domain, time.monotonic()) >= SLOW_SECONDS
 
     async def run_once(self) -> float | None:
-        """Shortens the waits of a batch of emails. Returns 0 if the next round must follow at once."""
         if not self._factors and self._limits is not None and time.monotonic() < self._look_until:
             waiting = await self._outbox.list_awaited_domains()
             self._factors = dict.fromkeys((domain for domain in waiting if domain not in self._limits), 0.0)

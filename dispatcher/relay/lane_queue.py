@@ -16,7 +16,6 @@ class LaneQueue:
     """Publishes emails to the send queue of a lane, and limits how many emails are on the queue."""
 
     def __init__(self, writer: QueueWriter, credit: QueueCredit, queue: str) -> None:
-        """`queue` is the name of the queue, which is also the routing key."""
         self._writer = writer
         self._credit = credit
         self._queue = queue
@@ -28,28 +27,18 @@ class LaneQueue:
 
     @property
     def room(self) -> int:
-        """How many emails may be published to the queue now.
-
-        Raises:
-            BrokerUnavailable: RabbitMQ does not report how many messages are on the queue.
-        """
+        """How many emails may be published to the queue now. Raises BrokerUnavailable."""
         return self._credit.emails if self._writer.is_open else 0
 
     @property
     def wait_seconds(self) -> float:
-        """How long to wait until more emails may be published."""
         return max(self._writer.wait_seconds, self._credit.wait_seconds)
 
     def take(self, emails: int) -> None:
-        """Reduces `room` by the number of emails that the caller will publish. A negative number increases `room`."""
         self._credit.take(emails)
 
     async def publish(self, due: Sequence[DuePointer]) -> list[bool]:
-        """Publishes emails. Returns for each email whether RabbitMQ confirmed its message. Call `take` first.
-
-        Raises:
-            BrokerUnavailable: RabbitMQ confirmed no message.
-        """
+        """Publishes emails. Returns for each whether RabbitMQ confirmed its message. Call `take` first."""
         pointers = [Pointer(row.email_id, row.message_key, row.correlation_id, row.traceparent) for row in due]
         messages, message_of = Outgoing.of_pointers(self._queue, pointers, self._credit.per_message(len(due)))
         self._credit.note_messages(len(messages), len(due))
@@ -59,9 +48,7 @@ class LaneQueue:
         return confirmed
 
     async def counted(self) -> None:
-        """Waits for RabbitMQ's answer, if RabbitMQ is counting the queue's messages now."""
         await self._credit.counted()
 
     async def close(self) -> None:
-        """Stops asking RabbitMQ how many messages are on the queue. Idempotent."""
         await self._credit.close()

@@ -48,11 +48,7 @@ class Leadership:
         self._opening: asyncio.Task[None] | None = None
 
     async def acquire(self) -> bool:
-        """Connects to RabbitMQ, then tries to become the leader. Returns whether this relay is now the leader.
-
-        Raises:
-            StoreUnavailable: The session is closed.
-        """
+        """Connects to RabbitMQ, then tries to become the leader. Returns whether this relay is now the leader."""
         await self._open()
         if self._publisher.is_open:
             wanted = [LEADER, READY]
@@ -69,14 +65,8 @@ class Leadership:
         return True
 
     async def must_release(self) -> bool:
-        """Whether this relay must give up the lead, because it cannot reach RabbitMQ and another relay is ready.
-
-        Sends no query to PostgreSQL while this relay stays connected to RabbitMQ, and RabbitMQ does not begin or end to
-        block the connection.
-
-        Raises:
-            StoreUnavailable: The session is closed.
-        """
+        """Whether to give up the lead, because RabbitMQ is out of reach and another relay is ready. While nothing
+        changes between this relay and RabbitMQ, sends no query."""
         now = time.monotonic()
         if self._publisher.is_blocked:
             await self._acquire(named_locks.RELAY_BLOCKED)
@@ -93,7 +83,6 @@ class Leadership:
         return await named_locks.is_held_by_another(self._session, READY)
 
     async def close(self) -> None:
-        """Cancels a running attempt to connect to RabbitMQ. Idempotent."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)

@@ -43,12 +43,8 @@ and under load most commits are short, because the flush of another commit inclu
 
 
 class Notifications:
-    """A service of the leading relay: waits for notifications, counts them, and sets whether commits send more.
-
-    Attributes:
-        are_on: Whether commits notify the relay. A commit may still do as the relay wanted before.
-        count: How many notifications have arrived.
-    """
+    """A service of the leading relay: waits for notifications, counts them, and sets whether commits send more. A
+    commit may still do as the relay wanted before."""
 
     interval_seconds = 1.0
 
@@ -76,7 +72,6 @@ class Notifications:
 
     @property
     def wait_seconds(self) -> float:
-        """The longest wait after a round that found no row."""
         return self._poll_seconds if self.are_on else self._pause_seconds
 
     def note_round(self, found: int) -> None:

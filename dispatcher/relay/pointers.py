@@ -66,12 +66,8 @@ CHECK_SHARE: Final = 1 / 50
 
 
 class PointerPublisher:
-    """Publishes due emails, and remembers each email until its due mark is cleared. Do not share an object between
-    tasks.
-
-    Attributes:
-        has_backlog: Whether the next scan is by tenant, so that a batch that is not full may leave due emails.
-    """
+    """Publishes due emails, and remembers each until its due mark is cleared. Not for several tasks at once. While
+    `has_backlog`, the next scan is by tenant, so a batch that is not full may leave due emails."""
 
     def __init__(
         self,
@@ -81,14 +77,8 @@ class PointerPublisher:
         check_share: float = CHECK_SHARE,
         complete_share: float = COMPLETE_SHARE,
     ) -> None:
-        """
-        Args:
-            shares: Decides which of the due emails are published now, and returns the queue of each lane.
-            mark_after_seconds: How long after the confirm the relay clears the due mark, if no lease has cleared it.
-            check_share: The relay spends at most this share of its time on reading published emails again. But it waits
-                at most `mark_after_seconds` before the next such read.
-            complete_share: See COMPLETE_SHARE.
-        """
+        """`mark_after_seconds` after the confirm, the relay clears a due mark that no lease has cleared. It spends at
+        most `check_share` of its time on reading published emails again. `complete_share`: see COMPLETE_SHARE."""
         self._shares = shares
         self._mark_after_seconds = mark_after_seconds
         self._check_share = check_share
@@ -113,24 +103,17 @@ class PointerPublisher:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether a published message still waits for RabbitMQ's confirm."""
         return bool(self._unconfirmed)
 
     @property
     def wait_seconds(self) -> float:
-        """The seconds until emails that the last round left out may be published; infinite if there are none."""
         return self._wait_seconds
 
     async def publish_due(self, outbox: Outbox, *, is_last: bool = False) -> int:
         """Starts to publish a batch of due emails. Returns the number of emails in the batch.
 
-        Args:
-            is_last: Whether the relay is about to exit. If so, scans the due rows from the beginning: the result 0 then
-                means that no email may be published now.
-
-        Raises:
-            BrokerUnavailable: An earlier batch could not be published, or RabbitMQ does not report how many messages
-                are on a queue. All unconfirmed emails are still due.
+        If `is_last`, scans the due rows from the beginning: 0 then means that no email may be published now. Raises
+        BrokerUnavailable if an earlier batch could not be published; all unconfirmed emails are still due.
         """
         await self._wait_for_confirms()
         if is_last:
@@ -148,11 +131,7 @@ class PointerPublisher:
         return len(new)
 
     async def wait_confirmed(self) -> None:
-        """Waits until RabbitMQ has confirmed or refused every message.
-
-        Raises:
-            BrokerUnavailable: A batch could not be published. Its emails are still due.
-        """
+        """Waits until RabbitMQ has confirmed or refused every message. Raises BrokerUnavailable."""
         if self._calls:
             await asyncio.wait(self._calls)
         self._note_ended()
@@ -164,16 +143,12 @@ class PointerPublisher:
             await self._mark(outbox, dict(left[start : start + BATCH]))
 
     async def close(self) -> None:
-        """Cancels the tasks that are still publishing messages. Idempotent."""
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     async def _scan_in_order(self, outbox: Outbox) -> list[DuePointer]:
-        """Reads the due rows, and returns those to publish now.
-
-        If the due rows do not fit into one page, returns no rows, and the scans by tenant begin.
-        """
+        """Reads the due rows. If they do not fit into one page, returns none: the scans by tenant begin."""
         began_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
         is_complete = began_at >= self._complete_due_at
@@ -204,7 +179,7 @@ class PointerPublisher:
         return _in_turn(order, found)
 
     async def _scan_by_tenant(self, outbox: Outbox) -> list[DuePointer]:
-        """Reads from each tenant only as many due rows as the tenant has turns. Returns the rows to publish now."""
+        """Reads from each tenant only as many due rows as the tenant has turns."""
         is_listed = time.monotonic() >= self._list_due_at
         if is_listed:
             await self._list_tenants(outbox)
@@ -237,11 +212,8 @@ class PointerPublisher:
             await self._check_published(outbox)
 
     async def _check_published(self, outbox: Outbox) -> None:
-        """Reads each tenant's due rows again, up to the due time of the tenant's last published email.
-
-        Forgets emails that are no longer due. If a tenant has a row that no earlier read has found, because the row was
-        committed late, the tenant's next read begins at this row.
-        """
+        """Reads again up to each tenant's last published email: forgets emails that are no longer due. If a row is new,
+        because it was committed late, the tenant's next read begins at this row."""
         self._checked_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
         ranges = [DueRange(tenant, EARLIEST, until, most) for tenant, until in self._published_until.items()]
@@ -279,7 +251,6 @@ class PointerPublisher:
         return _in_turn(order, found)
 
     async def _find(self, outbox: Outbox, ranges: Sequence[DueRange]) -> dict[Tenant, list[DuePointer]]:
-        """The due rows of each tenant, longest due first."""
         found: dict[Tenant, list[DuePointer]] = {}
         for row in await outbox.find_due_of_tenants(ranges):
             found.setdefault(row.tenant, []).append(row)
@@ -301,7 +272,6 @@ class PointerPublisher:
             self._calls.add(asyncio.create_task(self._publish_batch(batch)))
 
     async def _publish_batch(self, rows: list[DuePointer]) -> None:
-        """Publishes emails of one lane."""
         confirmed: Sequence[bool] = [False] * len(rows)
         try:
             confirmed = await self._shares.queue_of(rows[0].lane).publish(rows)

@@ -44,12 +44,8 @@ as if rows were due."""
 
 @dataclass(frozen=True, slots=True)
 class LeaderServices:
-    """The services of a leading relay, each in the order in which they run.
-
-    Attributes:
-        by_time: Services that also run while nothing is due.
-        by_due_rows: Services that have work only if `Outbox.find_next_due` says so.
-    """
+    """The services of a leading relay, in the order in which they run. `by_due_rows` have work only if
+    `Outbox.find_next_due` says so."""
 
     by_time: Sequence[Service] = ()
     by_due_rows: Sequence[Service] = ()
@@ -69,15 +65,8 @@ class PublishLoop:
         mark_after_seconds: float = MARK_AFTER_SECONDS,
         quiet_seconds: float = QUIET_SECONDS,
     ) -> None:
-        """
-        Args:
-            services_of: Called each time this relay becomes the leader; creates the leader's services. The services use
-                the leader's database session, and run before the first round and between rounds.
-            process_slot: The relay's slot in the process table. In it, the loop records how long the relay has waited
-                for RabbitMQ's confirms.
-            poll_seconds, quiet_seconds: See `Notifications`.
-            mark_after_seconds: See `PointerPublisher`.
-        """
+        """`services_of` creates the services for each term as the leader; they use the leader's session, and run before
+        the first round and between rounds."""
         self._settings = settings
         self._publisher = publisher
         self._services_of = services_of
@@ -101,10 +90,8 @@ class PublishLoop:
         self._is_stopping = True
 
     async def run(self) -> None:
-        """Publishes while this relay leads, and otherwise waits as a standby, until `stop` is called.
-
-        Reconnects to PostgreSQL after outages.
-        """
+        """Publishes while this relay leads, and otherwise waits as a standby, until `stop` is called. Reconnects after
+        outages."""
         try:
             while not self._is_stopping:
                 await self._lead_in_a_session()
@@ -141,10 +128,7 @@ class PublishLoop:
             await asyncio.sleep(seconds)
 
     async def _lead(self, session: AsyncSession) -> None:
-        """Waits until this relay is the leader. Then publishes until stopped, or until the relay must give up the lead.
-
-        When the caller closes the session, this relay stops being the leader.
-        """
+        """Waits until this relay leads; then publishes until stopped, or until it must give up the lead."""
         outbox = Outbox(session)
         self._process_slot.confirm.end()
         leadership = Leadership(session, self._publisher)
@@ -193,10 +177,8 @@ class PublishLoop:
     ) -> bool:
         """Runs due services, and publishes a batch. Waits if no row was due. Returns whether rows were due.
 
-        After a round that found nothing to do, one statement decides whether the next round does more than that.
-
-        If a notification of a new email ends the wait, the next round only publishes, so that the email does not wait
-        for the services. The services run in the round after that.
+        After a notification of a new email, the next round only publishes, so that the email does not wait for the
+        services. After a round without work, one statement decides whether the next does more than that.
         """
         runs_services, self._is_notified = not self._is_notified, False
         was_idle, self._is_idle = self._is_idle and not self._is_stopping, False

@@ -25,13 +25,8 @@ class QueueWriter:
     def __init__(
         self, publisher: Publisher, process_slot: ProcessSlot, outage: Backoff, queue: str, *, kind: str
     ) -> None:
-        """
-        Args:
-            process_slot: The relay's slot in the process table. In it, the writer records how long the relay has waited
-                for RabbitMQ's confirms.
-            outage: The backoff during an outage of RabbitMQ, shared by all writers.
-            kind: The queue's label in the metrics: `send` or `dlq`.
-        """
+        """`outage` is the backoff that all writers share. `kind` is the queue's label in the metrics: `send` or
+        `dlq`."""
         self._publisher = publisher
         self._process_slot = process_slot
         self._outage = outage
@@ -49,15 +44,11 @@ class QueueWriter:
 
     @property
     def wait_seconds(self) -> float:
-        """How long the backoff still lasts; 0 if messages may be published now."""
         return max(0.0, self._opens_at - time.monotonic())
 
     async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
-        """Publishes messages. Returns for each message whether RabbitMQ confirmed the message.
-
-        Raises:
-            BrokerUnavailable: RabbitMQ confirmed no message.
-        """
+        """Publishes messages. Returns for each whether RabbitMQ confirmed it. Raises BrokerUnavailable if it confirmed
+        none."""
         self._process_slot.confirm.begin()
         written_at = time.monotonic()
         answers = await self._publisher.publish(messages)
@@ -75,11 +66,7 @@ class QueueWriter:
         return answers
 
     def count(self, confirmed: Sequence[bool]) -> int:
-        """Counts confirmed emails and refused emails in the metrics. Returns the number of confirmed emails.
-
-        Args:
-            confirmed: For each email, whether its message was confirmed.
-        """
+        """Counts confirmed and refused emails in the metrics. Returns the number of confirmed emails."""
         published = confirmed.count(True)
         metrics.PUBLISHED_EMAILS.add(published, self._kind)
         metrics.UNROUTABLE_EMAILS.add(len(confirmed) - published, self._kind)
@@ -96,7 +83,7 @@ class QueueWriter:
             self._log.error("relay.unconfirmed", count=unconfirmed, **fields)
 
     async def _bind(self) -> str:
-        """Restores the binding of the queue, if it is missing. Returns why RabbitMQ could not route messages."""
+        """Restores the queue's binding if it is missing. Returns why RabbitMQ could not route messages."""
         try:
             await self._publisher.bind(self._queue)
         except BrokerUnavailable as fault:

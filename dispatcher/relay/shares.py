@@ -26,8 +26,6 @@ than that, so few tokens are lost."""
 
 
 class SendQueue(Protocol):
-    """The send queue of a lane; see `LaneQueue`."""
-
     @property
     def room(self) -> int: ...
 
@@ -56,7 +54,6 @@ class _Bucket:
 
     @property
     def wait_seconds(self) -> float:
-        """How long to wait for the next token."""
         return max(0.0, 1.0 - self.tokens) / (self.limit.per_second or 1.0)
 
 
@@ -64,10 +61,7 @@ class Shares:
     """Decides how many due emails of each lane and tenant may be published now."""
 
     def __init__(self, queues: Mapping[str, SendQueue]) -> None:
-        """
-        Args:
-            queues: The send queue of each lane, most urgent first.
-        """
+        """`queues`: most urgent first."""
         self._queues = queues
         self._controls = Controls()
         self._buckets: dict[str, _Bucket] = {}
@@ -76,19 +70,14 @@ class Shares:
 
     @property
     def wait_seconds(self) -> float:
-        """The seconds until an email that the last `allot` left out may be published, because there is room or a token.
-
-        Infinite if `allot` left out no email.
-        """
+        """The seconds until an email that the last `allot` left out may be published; infinite if it left out none."""
         return self._wait_seconds
 
     @property
     def paused_lanes(self) -> tuple[str, ...]:
-        """The lanes that are paused."""
         return self._controls.paused_lanes
 
     def set_controls(self, controls: Controls) -> None:
-        """Applies the pauses, and the tenants' weights and ceilings, that operators set."""
         self._controls = controls
         limited = {name: limit for name, limit in controls.tenants.items() if limit.per_second is not None}
         self._buckets = {name: self._buckets.get(name) or _Bucket(limit) for name, limit in limited.items()}
@@ -96,20 +85,15 @@ class Shares:
             bucket.limit = limited[name]
 
     def queue_of(self, lane: str) -> SendQueue:
-        """The send queue of a lane. Emails of a lane that this host does not know are sent in the normal lane."""
+        """The lane's queue. Emails of a lane that this host does not know are sent in the normal lane."""
         return self._queues.get(lane) or self._queues[NORMAL]
 
     def allot(self, waiting: Mapping[Tenant, int], most: int) -> list[Tenant]:
-        """Decides whose emails are published next. Returns one tenant per turn, in order: a turn is for one email.
+        """Decides whose emails are published next: one tenant per turn, in order, each turn for one email. A turn
+        reduces the room on the lane's queue, and uses a token if the tenant has a ceiling.
 
-        Each turn reduces the room on the lane's queue, and uses a token if the tenant has a ceiling.
-
-        Args:
-            waiting: For each lane and tenant, the number of due emails; a larger number if the exact one is unknown.
-            most: The most turns.
-
-        Raises:
-            BrokerUnavailable: RabbitMQ does not report how many messages are on a queue.
+        `waiting` counts the due emails of each lane and tenant; a larger number if the exact one is unknown. Raises
+        BrokerUnavailable.
         """
         self._wait_seconds = math.inf
         lanes: dict[str, dict[str, int]] = {}

@@ -30,7 +30,6 @@ class WaitingEmails:
         self._outbox = outbox
 
     async def run_once(self) -> float:
-        """Wakes a batch of emails. Returns the seconds until the next round, at most `WAKE_SECONDS`."""
         seconds = await self._outbox.find_next_wake()
         if seconds is None or seconds > 0:
             return WAKE_SECONDS if seconds is None else min(max(seconds, PACE_SECONDS), WAKE_SECONDS)
@@ -49,7 +48,6 @@ class ExpiredEmails:
         self._outbox = outbox
 
     async def run_once(self) -> float:
-        """Cancels a batch of expired emails. Returns the seconds until the next round."""
         cancelled = await self._outbox.cancel_expired(BATCH)
         metrics.CANCELLED.add(len(cancelled), "expired")
         for email in cancelled:

@@ -100,11 +100,7 @@ TRANSITIONS: Final = MappingProxyType(
 
 
 class CircuitBreaker:
-    """One provider's circuit breaker in one worker.
-
-    Attributes:
-        reason: Why the breaker is not closed; None if it is closed.
-    """
+    """One provider's circuit breaker in one worker. `reason` says why it is not closed."""
 
     def __init__(
         self,
@@ -114,14 +110,8 @@ class CircuitBreaker:
         window: int = FAILURES_IN_A_ROW,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """
-        Args:
-            clock: Returns the seconds of a monotonic clock.
-            on_change: Called at each change with the new state, the reason, and for how many seconds the state lasts at
-                least.
-            window: How many emails may be on the wire at the same time.
-            jitter: Returns a random number from 0 to 1, so that many workers do not probe at the same time.
-        """
+        """`on_change` gets the new state, the reason, and for how many seconds the state lasts at least. `window` is
+        how many emails may be on the wire. `jitter` keeps many workers from probing at the same time."""
         self._clock = clock
         self._on_change = on_change
         self._silences_in_a_row = max(window, FAILURES_IN_A_ROW)
@@ -179,14 +169,13 @@ class CircuitBreaker:
         return max(0.0, self._until + SUSPECT_SECONDS - self._clock())
 
     def single_email_wait_seconds(self, email: OutgoingEmail) -> float:
-        """How many seconds an email waits after a refusal for which only this email is at fault. The wait doubles with
-        each refusal of the email."""
+        """How long an email waits after a refusal for which only this email is at fault; doubles each time."""
         doublings = min(max(self._suspects.times(email) - 1, 0), _MAX_DOUBLINGS)
         return DEFAULT_PAUSE_SECONDS * 2.0**doublings * (0.5 + 0.5 * self._jitter())
 
     def begin(self) -> int:
-        """Notes the start of an attempt, and returns its number, which the other methods take as `trial`. If the
-        breaker is half open, the attempt is the probe."""
+        """Notes the start of an attempt (the probe, if half open). Returns its number, which the other methods take as
+        `trial`."""
         self._trials += 1
         if self._is_half_open:
             self._probe = self._trials
@@ -226,12 +215,9 @@ class CircuitBreaker:
     ) -> Blame:
         """Notes that an attempt failed. Returns whether the email or the provider is at fault.
 
-        Args:
-            email: The email of the attempt; None if the provider has not seen the email. Such an email is never at
-                fault.
-            in_a_row: How many failures, including this one, open the breaker.
-            by_recipient: Whether the refusal concerns the recipients. Such refusals of emails to the same recipients
-                count once. A repeated refusal of one email does not count if other emails have succeeded in between.
+        `email` is None if the provider has not seen it, which is then never at fault. `in_a_row` failures open the
+        breaker. If `by_recipient`, refusals of emails to the same recipients count once; a repeated refusal of one
+        email does not count if other emails have succeeded in between.
         """
         self.abandon(trial)
         if not self._is_old(trial):
@@ -265,15 +251,11 @@ class CircuitBreaker:
     def open(
         self, trial: int, reason: str, email: OutgoingEmail | None = None, *, seconds: float | None = None
     ) -> Blame:
-        """Notes that the provider cannot be used, for example because of invalid credentials. Opens the breaker, unless
-        only this email is at fault.
+        """Notes that the provider cannot be used, for example because of invalid credentials. Opens the breaker, for
+        `seconds` or its usual time, unless only this email is at fault. Returns which of them is.
 
-        Returns whether the provider or the email is at fault. The email is at fault if other emails have succeeded
-        since its first refusal. If the attempt began before the breaker last opened, changes nothing.
-
-        Args:
-            email: The refused email; None if the provider has not seen the email.
-            seconds: How long the breaker stays open; None for its usual time.
+        The email is at fault if other emails have succeeded since its first refusal. If the attempt began before the
+        breaker last opened, changes nothing.
         """
         self.abandon(trial)
         if self._is_old(trial):
@@ -297,18 +279,15 @@ class CircuitBreaker:
         is_already_counted: bool = False,
     ) -> Blame:
         """Notes a refusal that only the refusals of other emails explain. Opens the breaker if there are enough.
+        Returns whether the email or the provider is at fault; `UNKNOWN` if this is not clear yet.
 
-        Returns whether the email or the provider is at fault; `UNKNOWN` if this is not clear yet. The email is at fault
-        if another email was tried and succeeded after its first refusal. Of its first UNCLEAR_TRIES refusals, only
-        those since the breaker last opened count against it. While the cause is unknown, the email is tried again, and
-        each of its refusals counts. So three emails to three domains are enough, if nothing succeeds.
+        The email is at fault if another email was tried and succeeded after its first refusal. Of its first
+        UNCLEAR_TRIES refusals, only those since the breaker last opened count against it. While the cause is unknown,
+        the email is tried again, and each of its refusals counts. So three emails to three domains are enough, if
+        nothing succeeds.
 
-        Args:
-            in_a_row: How many refusals, including this one, open the breaker.
-            by_sender: Whether the refusal concerns the sender.
-            seconds: How long the breaker stays open; None for its usual time.
-            gives_up: Whether the email is at fault after UNCLEAR_SECONDS, even if nothing shows this.
-            is_already_counted: Whether another email of the same bulk call has already reported the refusal.
+        If `gives_up`, the email is at fault after UNCLEAR_SECONDS, even if nothing shows this. If `is_already_counted`,
+        another email of the same bulk call has reported the refusal.
         """
         self.abandon(trial)
         if self._is_old(trial):
@@ -338,15 +317,10 @@ class CircuitBreaker:
             self._enter(BreakerEvent.WAIT_ENDED, self.reason)
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """Notes that the provider throttled an attempt. Pauses the provider, unless the email may be at fault.
+        """Notes that the provider throttled an attempt. Pauses the provider, unless the email may be at fault. Returns
+        which of them is; `UNKNOWN` if this is not clear yet.
 
-        Returns whether the provider or the email is at fault; `UNKNOWN` if this is not clear yet.
-
-        Args:
-            trial: The attempt's number from `begin`.
-            seconds: The wait that the provider asked for; None if it gave no time.
-            reason: Why the provider is paused; becomes `self.reason`.
-            email: The throttled email; None if the provider throttled before it saw an email.
+        `seconds` is the wait that the provider asked for; `email` is None if it throttled before it saw an email.
         """
         self.abandon(trial)
         asked = seconds if seconds is not None and seconds >= 0 else 0.0
@@ -367,13 +341,8 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
-        """Decides whether the provider or the email caused a throttling.
-
-        Only an email's first throttling can pause the provider.
-
-        Args:
-            names_time: Whether the provider gave a wait time. If so, the throttling concerns all emails.
-        """
+        """Whether the provider or the email caused a throttling. Only an email's first can pause the provider, unless
+        the provider gave a time, which concerns all emails."""
         others_succeeded = self._suspects.note(email, self._trials, self._succeeded)
         if others_succeeded is not None:
             return Blame.EMAIL if others_succeeded else Blame.UNKNOWN
@@ -387,11 +356,9 @@ class CircuitBreaker:
         return self._state is not BreakerState.CLOSED and self.state is BreakerState.HALF_OPEN
 
     def _is_suspect(self, email: OutgoingEmail) -> bool:
-        """Whether the past refusals may concern this email rather than the provider."""
         return self._suspects.times(email) > 0 or self._refusals.include(email)
 
     def _update(self) -> float:
-        """Ends the wait if its time is over. Returns the remaining seconds."""
         if self._state not in (BreakerState.PAUSED, BreakerState.OPEN):
             return 0.0
         # Read the clock only once. If the wait ended between two reads, `on_change` would not be called.
@@ -402,7 +369,7 @@ class CircuitBreaker:
         return 0.0
 
     def _is_old(self, trial: int) -> bool:
-        """Whether the attempt began before the breaker last opened. If so, its result is outdated."""
+        """Whether the attempt began before the breaker last opened, so that its result is outdated."""
         return trial <= self._old_trials
 
     def _open(self, reason: str, *, for_longer: bool = True, seconds: float | None = None) -> None:

@@ -50,8 +50,6 @@ class DomainFull(Exception):
 
 
 class _WaitingEmail(NamedTuple):
-    """An email that waits in this worker for a token or a slot."""
-
     granted: asyncio.Future[bool]
     until: float
 
@@ -60,7 +58,7 @@ class DomainGate:
     """One worker's tokens and slots of a domain. Emails get tokens and slots in order of arrival."""
 
     def __init__(self, store: DomainStore, limit: DomainLimit, waits: asyncio.Semaphore) -> None:
-        """`waits`: limits how many emails may wait in this worker, for all domains together."""
+        """`waits` limits how many emails may wait in this worker, for all domains together."""
         self._store = store
         self.domain = limit.domain
         self._limit: DomainLimit | None = limit
@@ -78,7 +76,6 @@ class DomainGate:
 
     @property
     def pace(self) -> float:
-        """How many waiting emails of the domain may become due per second."""
         return math.inf if self._limit is None else EAGERNESS * self._limit.pace
 
     def set_limit(self, limit: DomainLimit | None) -> None:
@@ -87,11 +84,8 @@ class DomainGate:
         self._admit()
 
     async def enter(self) -> bool:
-        """Waits for a token and a slot for one email. Returns whether the email got both. If not, the worker must
-        release the email.
-
-        If this method returned True, call `leave` after the attempt, or `give_back` if no attempt was made.
-        """
+        """Waits for a token and a slot for one email. If it did not get both, the worker must release the email.
+        Otherwise, call `leave` after the attempt, or `give_back` if no attempt was made."""
         if not self._waiting and self._may_enter():
             self._take()
             return True
@@ -101,8 +95,7 @@ class DomainGate:
             return await self._wait()
 
     def leave(self, seconds: float | None) -> None:
-        """Frees the email's slot; its token stays used. `seconds`: the attempt's length; None if it raised an
-        exception."""
+        """Frees the email's slot; its token stays used. `seconds` is None if the attempt raised an exception."""
         if seconds is not None:
             self._lengths.append(seconds)
         self._used -= 1
@@ -147,7 +140,6 @@ class DomainGate:
             raise
 
     def _admit(self) -> None:
-        """Gives tokens and slots to waiting emails, in order, while tokens and slots are left."""
         while self._waiting and self._may_enter():
             granted = self._waiting.popleft().granted
             if not granted.done():
@@ -164,8 +156,7 @@ class DomainGate:
                 granted.set_result(False)
 
     async def _claim_while_needed(self) -> None:
-        """Claims tokens and slots while emails wait in this worker or use slots. At the end, the worker holds no
-        slot."""
+        """Claims tokens and slots while emails wait or use slots. At the end, the worker holds no slot."""
         try:
             while self._waiting or self._holds_slots():
                 await self._claim()
@@ -226,14 +217,11 @@ class DomainGates:
     """The gates of all domains that have ceilings, in one worker."""
 
     def __init__(self, store: DomainStore | None = None, *, most_waiting: int = 0) -> None:
-        """`store`: None if no provider of the worker has ceilings. `most_waiting`: how many emails may wait for slots
-        here."""
         self._store = store
         self._waits = asyncio.Semaphore(most_waiting)
         self._gates: dict[str, DomainGate] = {}
 
     def update(self, limits: Mapping[str, DomainLimit]) -> None:
-        """Applies the ceilings that operators set."""
         if self._store is None:
             return
         for domain in self._gates.keys() - limits.keys():
@@ -249,13 +237,8 @@ class DomainGates:
         return bool(self._gates) and provider == LIMITED_PROVIDER
 
     async def enter(self, email: OutgoingEmail) -> Sequence[DomainGate]:
-        """Waits for a token and a slot at the gate of each of the email's recipient domains that has ceilings.
-
-        Returns these gates. Call `leave` or `give_back` of each gate once.
-
-        Raises:
-            DomainFull: A ceiling is reached. The worker must release the email.
-        """
+        """Waits at the gate of each of the email's recipient domains that has ceilings; returns these gates. Call
+        `leave` or `give_back` of each gate once. Raises DomainFull."""
         domains = self._gates.keys() & map(comparable_domain, domains_of(email))
         gates = [self._gates[domain] for domain in sorted(domains)]
         entered: list[DomainGate] = []

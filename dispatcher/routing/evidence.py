@@ -39,12 +39,10 @@ class Blame(Enum):
 
 @dataclass(slots=True)
 class Refusals:
-    """The refusals since the provider's last success. A failed connection counts as a refusal, too.
+    """The refusals since the provider's last success; a failed connection counts as one, too.
 
-    Attributes:
-        total: The number of refusals, whether or not they count against the provider.
-        certain: How many of these refusals cannot be an email's fault, because the provider had not yet seen an email
-            (failed connections, for example). Reset to 0 by a refusal that shows that the provider is reachable.
+    `certain` of these `total` refusals cannot be an email's fault, because the provider had not yet seen one. A refusal
+    that shows that the provider is reachable resets them.
     """
 
     total: int = 0
@@ -57,11 +55,8 @@ class Refusals:
     def add(self, email: OutgoingEmail | None, *, by_recipient: bool = False, times: int = 0) -> None:
         """Adds a refusal.
 
-        Args:
-            email: The refused email; None if the provider has not seen the email.
-            by_recipient: Whether the refusal concerns the recipients. If so, refusals of emails to the same recipients
-                count once, and the refusal shows that the provider is reachable.
-            times: How often the email was refused, if each of its refusals counts; 0 if they count once.
+        If `by_recipient`, refusals of emails to the same recipients count once, and the provider is reachable. `times`
+        is how often the email was refused, if each of its refusals counts.
         """
         self.total += 1
         if by_recipient or times:
@@ -77,11 +72,8 @@ class Refusals:
     def are_enough(self, needed: int, *, by_sender: bool = False) -> bool:
         """Whether at least `needed` refusals count against the provider.
 
-        If the refused emails go to fewer than SEVERAL_DOMAINS domains, ALIKE_FACTOR times as many refusals are needed.
-        But `needed` failed connections are always enough.
-
-        Args:
-            by_sender: Whether the refusal concerns the sender. If so, senders count instead of domains.
+        If the refused emails go to fewer than SEVERAL_DOMAINS domains (`by_sender`: have fewer senders), ALIKE_FACTOR
+        times as many are needed. But `needed` failed connections are always enough.
         """
         count = self.certain + len(self._witnesses)
         has_several = len(self._senders if by_sender else self._domains) >= min(needed, SEVERAL_DOMAINS)
@@ -92,7 +84,6 @@ class Refusals:
         return email.email_id in self._email_ids or (bool(self._domains) and domains_of(email) <= self._domains)
 
     def clear(self) -> None:
-        """Removes all refusals, because the provider works."""
         self.total = self.certain = 0
         self._witnesses.clear()
         self._email_ids.clear()
@@ -115,16 +106,12 @@ class SuspectEmails:
         judged: int = 0,
         rejected_at: float = math.inf,
     ) -> bool | None:
-        """Records a refusal of the email. Returns whether an attempt that began after the email's first refusal has
-        succeeded. An attempt that began earlier shows nothing: the provider's quota may have been used up in between.
+        """Records a refusal. Returns whether an attempt that began after the email's first refusal has succeeded; None
+        at the first. An attempt that began earlier shows nothing: the provider's quota may have been used up in
+        between.
 
-        Returns None if this is the email's first refusal.
-
-        Args:
-            begun: The number of the latest attempt that has begun.
-            succeeded: The number of the latest attempt that has succeeded.
-            judged: Up to this attempt, the provider was at fault, so earlier refusals do not count against the email.
-            rejected_at: The time of the refusal, if it is a rejection without a clear cause.
+        `begun` and `succeeded` number the latest such attempts. Up to `judged`, the provider was at fault, so earlier
+        refusals do not count. `rejected_at`: set for a rejection without a clear cause.
         """
         times, begun_before, rejected_since = self._records.pop(email.email_id, (0, begun, math.inf))
         if begun_before <= judged:
@@ -135,16 +122,14 @@ class SuspectEmails:
         return succeeded > begun_before if times else None
 
     def times(self, email: OutgoingEmail) -> int:
-        """How often `note` has recorded a refusal of the email; 0 if no refusal is remembered."""
         return self._records[email.email_id][0] if email.email_id in self._records else 0
 
     def rejected_since(self, email: OutgoingEmail) -> float:
-        """When the email was first rejected without a clear cause, after the last verdict against the provider.
-        Infinite if no such rejection is remembered."""
+        """When the email was first rejected without a clear cause, after the last verdict against the provider; or
+        infinite."""
         return self._records[email.email_id][2] if email.email_id in self._records else math.inf
 
 
 def domains_of(email: OutgoingEmail) -> set[str]:
-    """The domains of all recipients, in lower case."""
     addresses = (*email.to, *email.cc, *email.bcc)
     return {address.rpartition("@")[2].rstrip(">").lower() for address in addresses}

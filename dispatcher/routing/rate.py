@@ -33,8 +33,6 @@ _SHORTEST_WAIT_SECONDS: Final = 0.02
 
 
 class _Request(NamedTuple):
-    """An email that waits for a token."""
-
     is_wanted: Callable[[], bool]
     granted: asyncio.Future[bool]
 
@@ -57,12 +55,11 @@ class RateLimit:
 
     @property
     def ceiling(self) -> float:
-        """The ceiling in emails per second, over all workers and hosts."""
         return self._ceiling
 
     async def take(self, is_wanted: Callable[[], bool] = lambda: True, lane: str = NORMAL) -> bool:
-        """Waits for a token. Returns False if the provider may no longer be tried: without `is_wanted`, 256 waiting
-        emails would use 256 tokens, only to find out that the provider's breaker has opened."""
+        """Waits for a token. Returns False if it is no longer wanted: 256 emails would use 256 tokens, only to find out
+        that the provider's breaker has opened."""
         if self._granting is None and self._tokens >= 1 and is_wanted():
             self._tokens -= 1
             return True
@@ -73,7 +70,6 @@ class RateLimit:
         return await request.granted
 
     async def _grant(self) -> None:
-        """Grants tokens until no request waits."""
         try:
             while lanes := self._open_lanes():
                 if self._tokens < 1:
@@ -104,7 +100,7 @@ class RateLimit:
 
     def slow_down(self) -> None:
         """Halves the rate for all hosts when this worker next needs tokens; then it slowly rises again. At once would
-        be useless: the rate would have risen again before the provider's pause is over."""
+        be useless: it would have risen before the provider's pause is over."""
         self._tokens = 0
         self._is_throttled = True
 

@@ -57,13 +57,7 @@ _UNKNOWN: Final = AccountFault("Ask the provider why it refuses these emails.", 
 
 @dataclass(slots=True)
 class Route:
-    """One provider, with its breaker and rate limit.
-
-    Attributes:
-        limit: The provider's rate limit; None if the operator set no ceiling.
-        gate: Limits the attempts at the same time; None for no limit.
-        is_paused: Whether an operator paused the provider (see `domain.controls`).
-    """
+    """One provider, with its breaker, its rate limit (None without a ceiling) and its gate (None without a limit)."""
 
     provider: Provider
     breaker: CircuitBreaker
@@ -79,12 +73,10 @@ class Route:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the breaker is closed."""
         return self.breaker.state is BreakerState.CLOSED
 
     @property
     def may_be_tried(self) -> bool:
-        """Whether the provider may be tried now."""
         return self.room != 0
 
     @property
@@ -98,7 +90,6 @@ class Route:
         return math.inf if self.is_paused else self.breaker.wait_seconds
 
     def may_take(self, email: OutgoingEmail) -> bool:
-        """Whether the provider may be tried with this email now."""
         return not self.is_paused and self.breaker.admits(email)
 
     def record_outcome(
@@ -106,11 +97,8 @@ class Route:
     ) -> Blame:
         """Updates the breaker with an outcome. Returns whether the email or the provider caused a refusal.
 
-        Args:
-            trial: The attempt's number from `breaker.begin`.
-            is_already_counted: Whether another email of the same bulk call has already reported the provider's failure,
-                which must count only once. A missing answer still counts for each email, to limit how many emails
-                become held.
+        If `is_already_counted`, another email of the same bulk call has reported the provider's failure, which counts
+        once. A missing answer still counts for each email, to limit how many emails become held.
         """
         match outcome:
             case Accepted():
@@ -176,18 +164,14 @@ class Route:
         )
 
     def record_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
-        """Records that the provider could not be used, for example because of its credentials. Opens the breaker,
-        unless only this email is at fault. Returns whether the provider or the email is at fault."""
+        """Records that the provider could not be used, for example because of its credentials. Returns who is at
+        fault."""
         return self.breaker.open(trial, str(fault), email, seconds=fault.seconds)
 
 
 class Routes:
-    """The routes of one worker, in the operator's order.
-
-    Attributes:
-        weights: The lanes' weights, by which the lanes share the worker and the rate limits.
-        domains: The ceilings of recipient domains.
-    """
+    """The routes of one worker, in the operator's order. By `weights`, the lanes share the worker and the rate
+    limits."""
 
     def __init__(
         self,
@@ -197,13 +181,8 @@ class Routes:
         domains: DomainGates | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """
-        Args:
-            weights: The lanes' weights: the same object as in the routes' rate limits.
-            domains: The gates of recipient domains with ceilings; None if no domain has a ceiling.
-            jitter: Returns a random number from 0 to 1, so that emails that wait for one provider are not all due at
-                the same time.
-        """
+        """`weights` is the same object as in the routes' rate limits. By `jitter`, emails that wait for one provider
+        are not all due at the same time."""
         self._routes = tuple(routes)
         self.weights = weights or LaneWeights()
         self.domains = domains or DomainGates()
@@ -211,7 +190,7 @@ class Routes:
 
     def choose(self, email: OutgoingEmail, left_out: Collection[str] = ()) -> Route | None:
         """The first route that can send the email and may be tried now. `left_out`: providers that have just refused
-        this email, or cannot send it."""
+        it."""
         for route in self._routes:
             if (
                 route.name not in left_out
@@ -223,22 +202,18 @@ class Routes:
 
     @property
     def providers(self) -> Sequence[Provider]:
-        """The providers, in the operator's order."""
         return [route.provider for route in self._routes]
 
     @property
     def copies(self) -> int:
-        """How much memory an email may need, as a multiple of the size of its attachments: the maximum over all
-        providers."""
+        """How much memory an email may need, as a multiple of its attachments: the maximum over all providers."""
         return max(route.capabilities.copies for route in self._routes)
 
     def key_seconds(self, name: str) -> float | None:
-        """For how many seconds a provider remembers an idempotency key. None if the provider has no such keys, or is
-        not configured."""
+        """For how many seconds a provider remembers an idempotency key. None if it has no such keys, or is unknown."""
         return next((one.capabilities.idempotency_key_seconds for one in self._routes if one.name == name), None)
 
     def others(self, name: str) -> frozenset[str]:
-        """The names of all providers except `name`."""
         return frozenset(route.name for route in self._routes if route.name != name)
 
     def capability_gap(self, email: OutgoingEmail) -> CapabilityGap | None:
@@ -246,12 +221,10 @@ class Routes:
         return capability_gap(email, {route.name: route.capabilities for route in self._routes})
 
     def serve(self, channel: str) -> bool:
-        """Whether any provider sends messages of this channel."""
         return any(route.capabilities.channel == channel for route in self._routes)
 
     def capable(self, email: OutgoingEmail, unable: Collection[str] = ()) -> list[Route]:
-        """The routes that could send the email, now or later. `unable`: providers whose adapters found that they
-        cannot."""
+        """The routes that could send the email, now or later."""
         return [
             route
             for route in self._routes
@@ -259,14 +232,12 @@ class Routes:
         ]
 
     def delay_seconds(self, able: Sequence[Route]) -> float:
-        """The seconds until an email should be due again, because none of its possible routes may be tried now.
+        """The seconds until an email should be due again, because none of the routes that could send it may be tried
+        now.
 
-        If `able` contains only some of the routes, the worker continues to lease emails for the other routes. Without a
-        delay, it would lease and release this email again and again. If `able` contains all routes, returns 0: the
-        worker leases no email until a route may be tried.
-
-        Args:
-            able: The routes that could send the email.
+        If `able` contains only some routes, the worker continues to lease emails for the others. Without a delay, it
+        would lease and release this email again and again. If it contains all, returns 0: the worker leases nothing
+        meanwhile.
         """
         if len(able) == len(self._routes):
             return 0.0
@@ -276,14 +247,12 @@ class Routes:
 
     @staticmethod
     def suspect_wait_seconds(able: Sequence[Route], email: OutgoingEmail) -> float:
-        """For how many seconds a suspect email must let other emails probe these routes: the longest wait of a route. 0
-        if the email is not suspect."""
+        """How long a suspect email must let other emails probe these routes; 0 if it is not suspect."""
         open_routes = (route for route in able if not route.is_paused)
         return max((route.breaker.suspect_wait_seconds(email) for route in open_routes), default=0.0)
 
     @property
     def is_probing(self) -> bool:
-        """Whether only a probe may be sent now."""
         return self.room == 1
 
     @property
@@ -299,8 +268,7 @@ class Routes:
 
     @property
     def change_seconds(self) -> float | None:
-        """Seconds until one more route may be tried; None if every route may be tried now, except those that operators
-        paused."""
+        """Seconds until one more route may be tried; None if only routes that operators paused may not."""
         waits = [seconds for route in self._routes if (seconds := route.wait_seconds) and seconds < math.inf]
         return min(waits, default=None)
 
@@ -312,19 +280,16 @@ class Routes:
         return bool(changed)
 
     def resume(self, providers: Collection[str]) -> None:
-        """Ends the waits of these providers' breakers."""
         for route in self._routes:
             if route.name in providers:
                 route.breaker.resume()
 
     @property
     def paused(self) -> frozenset[str]:
-        """The providers that an operator paused."""
         return frozenset(route.name for route in self._routes if route.is_paused)
 
     @property
     def are_all_paused(self) -> bool:
-        """Whether an operator paused every provider."""
         return all(route.is_paused for route in self._routes)
 
     def window(self, most: int, seconds: float) -> int:
@@ -334,7 +299,6 @@ class Routes:
         return most if len(ceilings) < len(self._routes) else max(1, min(most, math.ceil(sum(ceilings) * seconds)))
 
     async def close(self) -> None:
-        """Closes the idle connections of every provider."""
         for route in self._routes:
             await route.provider.close()
 
@@ -346,5 +310,4 @@ def _words_of(refusal: Deferred) -> str:
 
 
 def _asks_for_long_wait(outcome: Deferred) -> bool:
-    """Whether a refusal that concerns the provider asks for a wait of more than LONGEST_OPEN_SECONDS."""
     return outcome.reason in CONCERNS_PROVIDER and (outcome.retry_after or 0.0) > LONGEST_OPEN_SECONDS

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
 from dispatcher.domain.values import dataclass
-from dispatcher.store.connections import Session
-from dispatcher.store.statements import fetch_sync
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source
 
 MISSED_REPORTS: Final = 3
 """A host counts as silent only after its monitor missed this many reports, even if DISPATCHER_ALERT_AFTER_SECONDS is
@@ -23,7 +24,6 @@ class WorkerSeen:
         name: The host, the slot, the process id and a random number, separated by colons.
         age_seconds: Seconds since the worker started. None if the worker has no session; recovery then takes over
             its emails.
-        in_flight: Number of emails under the worker's leases.
         leases_end_in_seconds: Seconds until the worker's last lease expires, negative if it has expired; None if the
             worker has no leases.
     """
@@ -46,7 +46,6 @@ class VanishedHost:
     It has probably lost its power, its network or its only worker.
 
     Attributes:
-        in_flight: Number of emails under the host's leases.
         leases_end_in_seconds: Seconds until the host's last lease expires, negative if it has expired; None if the host
             has no leases.
         silent_seconds: Seconds since the host's monitor last reported, if that is too long ago. None if the monitor
@@ -62,12 +61,7 @@ class VanishedHost:
 def find_vanished_hosts(
     workers: Iterable[WorkerSeen], silent_seconds: Mapping[str, float] = MappingProxyType({})
 ) -> list[VanishedHost]:
-    """Hosts that have leases but no worker with a session, and hosts that do not report.
-
-    Args:
-        silent_seconds: The hosts whose monitor has not reported for too long, each with the seconds since its last
-            report.
-    """
+    """Hosts that have leases but no worker with a session, and hosts that do not report."""
     by_host: dict[str, list[WorkerSeen]] = {}
     for worker in workers:
         by_host.setdefault(worker.host, []).append(worker)
@@ -99,26 +93,11 @@ class Latency:
     p99_seconds: float
 
 
-def list_workers(connection: Session) -> list[WorkerSeen]:
-    """The workers of all hosts, by name."""
-    return fetch_sync(connection, "list_workers", into=WorkerSeen)
-
-
-def list_silent_hosts(connection: Session, *, after_seconds: float) -> dict[str, float]:
-    """The hosts whose monitor has not reported for more than `after_seconds`, each with the seconds since its report.
-
-    Leaves out hosts whose monitor stopped in an orderly way.
-    """
-    rows = fetch_sync(connection, "list_presences")
-    return {host: seconds for host, _, seconds in rows if seconds > after_seconds}
-
-
-def list_shared_host_names(connection: Session) -> list[str]:
-    """The names that several hosts with a connected monitor have."""
-    return [name for (name,) in fetch_sync(connection, "list_shared_host_names")]
-
-
-def measure_latency(connection: Session) -> Latency | None:
-    """The latency of the newest sent emails; None if no email was sent in the last ten minutes."""
-    emails, percentiles = fetch_sync(connection, "measure_latency")[0]
-    return Latency(emails, *percentiles) if emails else None
+@statement
+async def list_workers(source: Source) -> list[WorkerSeen]: ...
+@statement
+async def list_presences(source: Source) -> list[tuple[str, datetime, float]]: ...
+@statement
+async def list_shared_host_names(source: Source) -> list[str]: ...
+@statement
+async def measure_latency(source: Source) -> Latency | None: ...

@@ -7,7 +7,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final
+from uuid import UUID
 
 import orjson
 
@@ -17,13 +19,15 @@ from dispatcher.domain.values import dataclass
 from dispatcher.domain.waiting import Facts, ProviderProblem
 from dispatcher.errors import DispatcherError
 from dispatcher.store import named_locks
+from dispatcher.store.activity import list_presences, list_shared_host_names
 from dispatcher.store.connections import TimedSession, connect_async
 from dispatcher.store.controls import list_pauses
 from dispatcher.store.emails import find_facts
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.retention import Retention, count_expiring
-from dispatcher.store.statements import Row, fetch
-from dispatcher.store.webhooks import DisabledWebhook, list_disabled
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Row, Source, fetch
+from dispatcher.store.webhooks import DisabledWebhook, list_disabled_webhooks
 
 ANSWER_SECONDS: Final = 4.0
 """How long a monitor waits for PostgreSQL to answer a statement about alerts."""
@@ -36,7 +40,6 @@ class AnnouncedAlert:
     """An active alert about which a channel has sent a notice.
 
     Attributes:
-        raised_at: When the alert was raised.
         age_seconds: Seconds since the channel last sent a notice about the alert.
     """
 
@@ -51,21 +54,14 @@ class TableFindings:
     """What a check found in PostgreSQL: about dead letters, sending, providers, hosts, webhooks and pauses.
 
     Attributes:
-        correlation_ids: The correlation ids of the oldest failed and held emails that have a correlation id.
         oldest_age_seconds: Age of the oldest failed or held email; None if there is none.
         dead_letter_due_seconds: How long the oldest unpublished dead letter has waited for the relay to publish it;
             None if all are published.
-        expiring: Number of failed and held emails that will soon lose their content.
         mark: A value that changes whenever a provider accepts an email. If two checks read the same value, no email was
             accepted between them.
         due: Number of emails that are due or in their first lease, and not paused; counted up to `MAX_DUE_COUNT`.
         waiting: The facts that explain why one of the `due` emails is not sent yet; None if `due` is 0.
-        troubles: Providers that at least one worker cannot use now.
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
-        shared_names: The names that several hosts with a connected monitor have.
-        webhooks: The disabled webhooks.
-        pauses: The operators' pauses that are in force.
-        impossible_events: Rows of the query `find_impossible_events`.
     """
 
     correlation_ids: tuple[str, ...]
@@ -104,12 +100,9 @@ class AlertStore:
         """Opens no connection yet.
 
         Args:
-            queue: The name of the DLQ.
             holder: This monitor's name, which does not change when the monitor restarts.
-            host: The monitor's host.
             idle_seconds: PostgreSQL ends the session, and so releases the lock, after this time without a statement.
                 This monitor's host is then probably frozen, and another monitor must alert.
-            answer_seconds: How long to wait for PostgreSQL to answer.
         """
         self._database_url = database_url
         self._queue = queue
@@ -176,7 +169,6 @@ class AlertStore:
 
         Args:
             depth: Number of messages on the DLQ; None if `fault` says why RabbitMQ did not report the number.
-            alerts: The active alerts.
         """
         shown = [
             {
@@ -194,10 +186,10 @@ class AlertStore:
     async def find(self) -> TableFindings:
         """Reads the facts by which the monitor decides which alerts to raise."""
         session = await self._open()
-        oldest = await self._fetch("find_oldest_dead_letters", {"limit": MAX_CORRELATION_IDS})
-        ((due_seconds,),) = await self._fetch("find_longest_due_dead_letter")
-        expiring = await count_expiring(session, self._retention)
-        ((hour, emails, due, email_id),) = await self._fetch("find_flow", {"limit": MAX_DUE_COUNT})
+        oldest = await find_oldest_dead_letters(session, limit=MAX_CORRELATION_IDS)
+        due_seconds = await find_longest_due_dead_letter(session)
+        expiring = await count_expiring(session, **undecided) if (undecided := self._retention.expiring) else None
+        hour, emails, due, email_id = await find_flow(session, limit=MAX_DUE_COUNT)
         return TableFindings(
             tuple(row[0] for row in oldest if row[0]),
             oldest[0][1] if oldest else None,
@@ -207,11 +199,11 @@ class AlertStore:
             due,
             await find_facts(session, email_id) if email_id else None,
             await find_troubles(session),
-            {host: seen_at for host, seen_at, _ in await self._fetch("list_presences")},
-            [name for (name,) in await self._fetch("list_shared_host_names")],
-            await list_disabled(session),
+            {host: seen_at for host, seen_at, _ in await list_presences(session)},
+            await list_shared_host_names(session),
+            await list_disabled_webhooks(session),
             await list_pauses(session),
-            await self._fetch("find_impossible_events", {"limit": MAX_DUE_COUNT}),
+            await find_impossible_events(session, limit=MAX_DUE_COUNT),
         )
 
     async def _open(self) -> TimedSession:
@@ -228,3 +220,13 @@ class AlertStore:
 
     async def _fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
         return await fetch(await self._open(), name, {"queue": self._queue, **(parameters or {})})
+
+
+@statement
+async def find_oldest_dead_letters(source: Source, *, limit: int) -> list[tuple[str | None, float]]: ...
+@statement
+async def find_longest_due_dead_letter(source: Source) -> float | None: ...
+@statement
+async def find_flow(source: Source, *, limit: int) -> tuple[datetime | None, Decimal | None, int, UUID | None]: ...
+@statement
+async def find_impossible_events(source: Source, *, limit: int) -> list[tuple[str, int, str]]: ...

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any
 
-from dispatcher.store.connections import Pool, Session
-from dispatcher.store.statements import Row, Source, fetch, fetch_sync
+from dispatcher.store.connections import Pool
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,16 +16,11 @@ class ApiKey:
     """A key of the HTTP API, with its rights and limits.
 
     Attributes:
-        key_id: The public identifier; not a secret.
         tenant_id: The tenant that the key acts for; None if it acts for every tenant.
         secret_hash: SHA-256 of the secret.
         scopes: What the key may do: values of `domain.api_key.Scope`.
         sender_domains: Domains that the key may send from. If both `sender_domains` and `sender_addresses` are None,
             the key may send from any address.
-        sender_addresses: Addresses that the key may send from.
-        requests_per_second: The most requests per second; None for no limit.
-        recipients_per_day: The daily quota of recipients; None for no quota.
-        revoked_at: When the key was revoked; None while it is valid.
         lane: The lane of emails that do not set a lane. If None, an operator's lane rule for the sender decides;
             without such a rule, the lane is `normal`.
         allowed_lanes: The lanes that an email may set, besides `lane`.
@@ -50,9 +46,7 @@ class Grant:
     """Recipients taken from a key's daily quota.
 
     Attributes:
-        day: The day of the quota, in UTC and by PostgreSQL's clock.
         recipients: Number of recipients taken; 0 if the quota had fewer recipients left than the call needed.
-        seconds_left: Seconds until the day ends.
     """
 
     day: date
@@ -60,24 +54,26 @@ class Grant:
     seconds_left: float
 
 
-def insert_key(connection: Session, values: dict[str, Any]) -> None:
-    """Stores a new key; `values` contains the row's values by column name."""
-    fetch_sync(connection, "insert_api_key", values)
-
-
-def list_keys(connection: Session) -> list[ApiKey]:
-    """All keys, including revoked keys, oldest first."""
-    return [_key(row) for row in fetch_sync(connection, "list_api_keys")]
-
-
-async def find_keys(source: Source) -> list[ApiKey]:
-    """As `list_keys`, on an asynchronous connection."""
-    return [_key(row) for row in await fetch(source, "list_api_keys")]
-
-
-async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) -> bool:
-    """Revokes a key, and adds an audit record. Returns False if the key is unknown or already revoked."""
-    return bool(await fetch(source, "revoke_api_key", {"key_id": key_id, "actor": actor, "reason": reason}))
+@statement
+async def insert_key(
+    source: Source,
+    *,
+    key_id: str,
+    tenant_id: str | None,
+    name: str,
+    secret_hash: bytes,
+    scopes: Collection[str],
+    sender_domains: Collection[str] | None,
+    sender_addresses: Collection[str] | None,
+    requests_per_second: float | None,
+    recipients_per_day: int | None,
+    lane: str | None,
+    allowed_lanes: Collection[str],
+) -> None: ...
+@statement
+async def list_keys(source: Source) -> list[ApiKey]: ...
+@statement
+async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) -> bool: ...
 
 
 class KeyStore:
@@ -91,7 +87,7 @@ class KeyStore:
 
     async def list_keys(self) -> list[ApiKey]:
         """All keys, including revoked keys, oldest first."""
-        return await find_keys(self._pool)
+        return await list_keys(self._pool)
 
     async def take_recipients(self, key_id: str, *, needed: int, wanted: int, quota: int) -> Grant:
         """Takes `wanted` recipients from the key's quota for today, or as many as are left.
@@ -108,23 +104,3 @@ class KeyStore:
     async def return_recipients(self, key_id: str, day: date, returned: int) -> None:
         """Adds unused recipients, which `take_recipients` has taken, to the key's quota for the day again."""
         await fetch(self._pool, "return_recipients", {"key_id": key_id, "day": day, "returned": returned})
-
-
-def _key(row: Row) -> ApiKey:
-    key_id, tenant_id, name, secret_hash, scopes, domains, addresses, *others = row
-    requests_per_second, recipients_per_day, created_at, revoked_at, lane, allowed_lanes = others
-    return ApiKey(
-        key_id,
-        tenant_id,
-        name,
-        bytes(secret_hash),
-        frozenset(scopes),
-        None if domains is None else frozenset(domains),
-        None if addresses is None else frozenset(addresses),
-        requests_per_second,
-        recipients_per_day,
-        created_at,
-        revoked_at,
-        lane,
-        frozenset(allowed_lanes),
-    )

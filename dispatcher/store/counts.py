@@ -12,7 +12,8 @@ from dispatcher.store.connections import AsyncSession, Session, translated
 from dispatcher.store.controls import list_pauses
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.queries import query
-from dispatcher.store.statements import fetch, fetch_sync
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source
 
 _UNCOUNTED: Final = frozenset({Status.SENT, Status.CANCELLED})
 """The statuses whose emails the monitor does not count in the table, because there may be millions. Metrics count these
@@ -46,10 +47,8 @@ class MonitorCounts(Counts):
     Attributes:
         sent_last_hour: Approximate number of emails sent in the last 60 minutes, from counts per clock hour. Example:
             at 10:15, this is the count since 10:00, and three quarters of the count from 9:00 to 10:00.
-        sent_last_day: As `sent_last_hour`, for the last 24 hours.
         webhook_lag_seconds: For each active webhook, by id: the age of the oldest event that was not delivered; 0 if
             every event was. Refused events that were stored for a retry do not count.
-        pauses: The operators' pauses that are in force.
         is_blocked: Whether RabbitMQ blocks the leading relay's messages because of a memory or disk alarm.
     """
 
@@ -64,19 +63,35 @@ def count_emails(connection: Session) -> Counts:
     """Counts the emails. All counts are from one snapshot."""
     with translated(), connection.transaction():
         connection.execute(query("begin_snapshot"))
-        unfinished: dict[str, int] = dict(fetch_sync(connection, "count_unfinished"))
-        sent = fetch_sync(connection, "count_sent")
-        (oldest,) = fetch_sync(connection, "find_oldest_pending", {"limit": READ_PENDING})
+        unfinished = count_unfinished.sync(connection)
+        sent = count_sent.sync(connection)
+        oldest = find_oldest_pending.sync(connection, limit=READ_PENDING)
     emails = {status: unfinished.get(status, 0) for status in Status}
-    return Counts(emails | {Status.SENT: sent[0][0]}, *oldest)
+    return Counts(emails | {Status.SENT: sent}, *oldest)
 
 
 async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
     """The counts for the monitor. Each statement reads a separate snapshot."""
-    found: dict[str, int] = dict(await fetch(session, "count_for_monitor"))
-    ((pending_seconds, due_seconds),) = await fetch(session, "find_oldest_pending", {"limit": READ_PENDING})
-    ((last_hour, last_day),) = await fetch(session, "count_sent_recently")
-    emails: dict[Status, int] = {status: found.get(status, 0) for status in Status if status not in _UNCOUNTED}
-    lag: dict[int, float] = dict(await fetch(session, "measure_webhook_lag"))
-    pauses, is_blocked = await list_pauses(session), await is_held_by_another(session, RELAY_BLOCKED)
-    return MonitorCounts(emails, pending_seconds, due_seconds, last_hour, last_day, lag, pauses, is_blocked)
+    found = await count_monitored(session)
+    return MonitorCounts(
+        {status: found.get(status, 0) for status in Status if status not in _UNCOUNTED},
+        *await find_oldest_pending(session, limit=READ_PENDING),
+        *await count_sent_recently(session),
+        await measure_webhook_lag(session),
+        await list_pauses(session),
+        await is_held_by_another(session, RELAY_BLOCKED),
+    )
+
+
+@statement
+async def count_unfinished(source: Source) -> dict[str, int]: ...
+@statement
+async def count_monitored(source: Source) -> dict[str, int]: ...
+@statement
+async def count_sent(source: Source) -> int: ...
+@statement
+async def count_sent_recently(source: Source) -> tuple[float, float]: ...
+@statement
+async def find_oldest_pending(source: Source, *, limit: int) -> tuple[float | None, float | None]: ...
+@statement
+async def measure_webhook_lag(source: Source) -> dict[int, float]: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.controls import PauseScope
@@ -12,15 +12,14 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass, replace
 from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder, problems_with_pauses
-from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool, Session, session
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Session
 from dispatcher.store.controls import find_pauses_of
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.queries import ids_within
 from dispatcher.store.recipients import may_read_recipients
-from dispatcher.store.statements import fetch, fetch_records, fetch_sync, from_rows
-
-Record = dict[str, Any]
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Record, Source, fetch, fetch_records, fetch_sync, from_rows
 
 SAMPLE: Final = 1_000
 """The most emails that `sample_pending` reads. This takes some milliseconds."""
@@ -57,60 +56,7 @@ class EmailRow:
     recipient_outcomes: Mapping[str, str | None] | None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
-    """One completed attempt."""
-
-    attempt_number: int
-    provider: str
-    started_at: datetime
-    finished_at: datetime
-    outcome: str
-    error_type: str | None
-    error: str | None
-    provider_code: str | None
-
-
-class EmailStore:
-    """Reads a tenant's emails. Each method raises StoreUnavailable if the same call might succeed later."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-
-    async def find(self, tenant_id: str, email_id: UUID) -> EmailRow | None:
-        """The tenant's email with this id; None if there is no such email."""
-        parameters = {"tenant_id": tenant_id, "email_id": email_id}
-        return next(iter(await fetch(self._pool, "find_tenant_email", parameters, into=EmailRow)), None)
-
-    async def find_by_key(self, tenant_id: str, message_key: str) -> EmailRow | None:
-        """The tenant's email with this message key; None if there is no such email."""
-        parameters = {"tenant_id": tenant_id, "message_key": message_key}
-        return next(iter(await fetch(self._pool, "find_tenant_email_by_key", parameters, into=EmailRow)), None)
-
-    async def list_attempts(self, email_id: UUID) -> list[AttemptRow]:
-        """The email's attempts, in order."""
-        return await fetch(self._pool, "list_email_attempts", {"email_id": email_id}, into=AttemptRow)
-
-    async def list_events(self, email_id: UUID) -> list[Record]:
-        """What providers reported about the email, as rows. See the function `list_events` in this module."""
-        async with session(self._pool) as connection:
-            return await list_events(connection, email_id)
-
-    async def find_wait(self, email_id: UUID) -> Facts | None:
-        """The facts that show why an email waits. None if the email is not pending, waiting or sending.
-
-        Does not count the emails ahead of this email, because the count can take long.
-        """
-        async with session(self._pool) as connection:
-            return await find_facts(connection, email_id, most_ahead=0)
-
-    async def list_decisions(self, email_id: UUID) -> tuple[list[Record], list[Record]]:
-        """The audited operator actions on the email, and the replays that included the email."""
-        async with session(self._pool) as connection:
-            return await list_acts(connection, email_id), await list_replays_of(connection, email_id)
-
-
-async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int = MAX_AHEAD_COUNT) -> Facts | None:
+async def find_facts(session: Source, email_id: UUID, *, most_ahead: int = MAX_AHEAD_COUNT) -> Facts | None:
     """The facts that show why an email waits. None if the email is not pending, waiting or sending.
 
     Args:
@@ -118,7 +64,7 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
     """
     if not (rows := await fetch(session, "find_wait", {"email_id": email_id, "most_ahead": most_ahead})):
         return None
-    ceilings: dict[str, float] = dict(await fetch(session, "list_ceilings"))
+    ceilings = await list_ceilings(session)
     is_blocked = await is_held_by_another(session, RELAY_BLOCKED)
     facts = from_rows(Facts, [(*rows[0], is_blocked, await find_troubles(session), ceilings)])[0]
     if not (pauses := await find_pauses_of(session, email_id)):
@@ -134,41 +80,36 @@ async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
     The function tries to lock the row, to find out whether another session has locked it. A role that may only read
     cannot do this, and gets an empty list.
     """
-    ((may_lock,),) = await fetch(session, "may_lock")
-    if not may_lock or not await fetch(session, "find_locked", ids_within([email_id])):
+    if not await may_lock(session) or not await fetch(session, "find_locked", ids_within([email_id])):
         return []
     return await fetch(session, "find_holders", {"age_seconds": BATCH_LOCK_SECONDS}, into=describe_holder)
 
 
-async def find_ids_by_key(session: AsyncSession, tenant_id: str, message_keys: Collection[str]) -> dict[str, UUID]:
-    """The ids of the emails that have these message keys, by key. Does not contain keys that no email has."""
-    if not message_keys:
-        return {}
-    parameters = {"tenant_id": tenant_id, "message_keys": list(message_keys)}
-    return dict(await fetch(session, "find_ids_by_key", parameters))
+@statement
+async def find_tenant_email(
+    source: Source, tenant_id: str, *, email_id: UUID | None = None, message_key: str | None = None
+) -> EmailRow | None: ...
+@statement
+async def find_ids_by_key(source: Source, tenant_id: str, message_keys: Collection[str]) -> dict[str, UUID]: ...
+@statement
+async def find_tenants_of_key(source: Source, message_key: str, *, most_tenants: int) -> dict[str, UUID]: ...
+@statement
+async def find_email(source: Source, email_id: UUID) -> Record | None: ...
+@statement
+async def list_attempts(source: Source, email_id: UUID) -> list[Record]: ...
+@statement
+async def list_acts(source: Source, email_id: UUID) -> list[Record]: ...
+@statement
+async def list_replays_of(source: Source, email_id: UUID) -> list[Record]: ...
+@statement
+async def list_recipients(source: Source, email_id: UUID) -> list[str]: ...
+@statement
+async def list_ceilings(source: Source) -> dict[str, float]: ...
+@statement
+async def may_lock(source: Source) -> bool: ...
 
 
-async def find_tenants_of_key(session: AsyncSession, message_key: str, *, most_tenants: int) -> dict[str, UUID]:
-    """The ids of the emails that have this message key, by tenant.
-
-    Args:
-        most_tenants: Searches only the first tenants in the order of their ids, at most this many.
-    """
-    return dict(await fetch(session, "find_tenants_of_key", {"message_key": message_key, "most_tenants": most_tenants}))
-
-
-async def find_email(session: AsyncSession, email_id: UUID) -> Record | None:
-    """The columns of an email, by name, without private columns; None if the email does not exist."""
-    rows = await fetch_records(session, "find_email", {"email_id": email_id})
-    return rows[0] if rows else None
-
-
-async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """The email's attempts, in order."""
-    return await fetch_records(session, "list_attempts", {"email_id": email_id})
-
-
-async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
+async def list_events(session: Source, email_id: UUID) -> list[Record]:
     """What providers reported about the email, ordered by the providers' clocks.
 
     The value of `recipient` is a number, not an address: the recipient's position in To, Cc and Bcc, counted from 1.
@@ -183,23 +124,12 @@ async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
     return events
 
 
-async def _recipient_positions(session: AsyncSession, email_id: UUID) -> dict[bytes, int]:
+async def _recipient_positions(session: Source, email_id: UUID) -> dict[bytes, int]:
     from dispatcher.store.address_hashes import AddressHasher
 
-    may_read = await may_read_recipients(session)
-    rows = await fetch(session, "list_recipients", {"email_id": email_id}) if may_read else []
-    hasher = await AddressHasher.open(session) if rows else None
-    return {} if hasher is None else {hasher.hash(row[0]): at for at, row in reversed([*enumerate(rows, 1)])}
-
-
-async def list_acts(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """The audited operator actions on the email, in order."""
-    return await fetch_records(session, "list_acts", {"email_id": email_id})
-
-
-async def list_replays_of(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """The replays that included the email, in order."""
-    return await fetch_records(session, "list_replays_of", {"email_id": email_id})
+    addresses = await list_recipients(session, email_id) if await may_read_recipients(session) else []
+    hasher = await AddressHasher.open(session) if addresses else None
+    return {} if hasher is None else {hasher.hash(each): at for at, each in reversed([*enumerate(addresses, 1)])}
 
 
 async def reveal_content(session: AsyncSession, email_id: UUID) -> Record | None:
@@ -208,10 +138,9 @@ async def reveal_content(session: AsyncSession, email_id: UUID) -> Record | None
     The caller must audit the call first.
     """
     rows = await fetch_records(session, "reveal_content", {"email_id": email_id})
-    if not rows:
-        return None
-    attachments = await fetch_records(session, "list_attachment_names", {"email_id": email_id})
-    return {**rows[0], "attachments": attachments}
+    attachments = await fetch(session, "find_attachments", {"email_id": email_id})
+    named = [{"filename": name, "content_type": kind, "length": octets} for _, name, kind, octets in attachments]
+    return {**rows[0], "attachments": named} if rows else None
 
 
 def sample_pending(connection: Session) -> list[OutgoingEmail]:

@@ -15,6 +15,7 @@ from dispatcher.domain.suppression import Recipient, SuppressionRules
 from dispatcher.domain.values import dataclass
 from dispatcher.store.address_hashes import AddressHasher, normalised
 from dispatcher.store.queries import ids_within
+from dispatcher.store.statement import statement
 from dispatcher.store.statements import Source, fetch
 
 MAX_CODE_CHARACTERS: Final = 64
@@ -68,11 +69,9 @@ class StoredEvents:
     """What `store_events` did with the events that have the same provider, kind, bounce class and mailbox provider.
 
     Attributes:
-        mailbox: The recipient's mailbox provider (see `mailbox_provider_of`).
         given: The number of events that the caller passed, including duplicates.
         new: The number of events that were not stored before, without impossible events.
         impossible: The number of new events whose email no worker can have sent through the provider.
-        unknown: The number of events whose email does not exist.
         delivery_seconds: For each new event about a delivery: the seconds between acceptance and delivery.
         settleable: The emails that `settle_proven` can settle now: an event of this call proves their acceptance, and
             no worker has leased them. Each StoredEvents of one call has the whole list.
@@ -101,11 +100,7 @@ class StoredEvents:
 
 @dataclass(frozen=True, slots=True)
 class SettledEmail:
-    """An email whose status an event changed.
-
-    Attributes:
-        proven_by: The provider that reported the event.
-    """
+    """An email whose status an event changed."""
 
     email_id: UUID
     correlation_id: str | None
@@ -118,9 +113,6 @@ async def store_events(source: Source, rows: Sequence[EventRow], rules: Suppress
     """Stores events, marks the emails whose acceptance the events prove, and suppresses recipients, in one commit.
 
     Idempotent.
-
-    Args:
-        rows: At least one event.
     """
     ordered = sorted(rows, key=_ORDER)
     parameters: dict[str, Any] = {
@@ -146,11 +138,6 @@ async def store_events(source: Source, rows: Sequence[EventRow], rules: Suppress
     return await fetch(source, "store_events", parameters, into=StoredEvents)
 
 
-async def find_proven(source: Source, limit: int) -> list[UUID]:
-    """Up to `limit` emails whose acceptance an event has proven and that no worker has leased, oldest first."""
-    return [row[0] for row in await fetch(source, "find_proven", {"limit": limit})]
-
-
 async def settle_proven(source: Source, email_ids: Collection[UUID]) -> list[SettledEmail]:
     """Changes the status of emails whose acceptance an event has proven, usually to `sent`.
 
@@ -162,11 +149,9 @@ async def settle_proven(source: Source, email_ids: Collection[UUID]) -> list[Set
     return await fetch(source, "settle_proven", ids_within(set(email_ids)), into=SettledEmail)
 
 
-async def list_certificates(source: Source, limit: int) -> list[tuple[str, str]]:
-    """The URL and the PEM text of each certificate of Amazon SNS that has verified a message, newest first."""
-    return [(url, pem) for url, pem in await fetch(source, "list_sns_certificates", {"limit": limit})]
-
-
-async def store_certificate(source: Source, url: str, pem: str, limit: int) -> None:
-    """Stores a certificate of Amazon SNS. Deletes the oldest certificates if there are more than `limit`."""
-    await fetch(source, "store_sns_certificate", {"url": url, "pem": pem, "limit": limit})
+@statement
+async def find_proven(source: Source, limit: int) -> list[UUID]: ...
+@statement
+async def list_sns_certificates(source: Source, limit: int) -> list[tuple[str, str]]: ...
+@statement
+async def store_sns_certificate(source: Source, url: str, pem: str, limit: int) -> None: ...

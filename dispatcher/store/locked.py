@@ -46,7 +46,6 @@ class BatchOutcome(Generic[T_co]):
     Attributes:
         answers: The answers of the statement: several if the batch was split, none if every email was left out.
         locked: Emails that were left out because another transaction has locked their rows.
-        refused: Emails for which PostgreSQL refuses the statement, with the error.
     """
 
     answers: Sequence[T_co]

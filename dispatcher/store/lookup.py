@@ -11,6 +11,7 @@ from uuid import UUID
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass
 from dispatcher.store.queries import ids_within
+from dispatcher.store.statement import statement
 from dispatcher.store.statements import Source, fetch, from_rows
 
 
@@ -83,8 +84,6 @@ class Criteria:
 
     Attributes:
         recipient: The hash of an address, and the address's domain.
-        below_id: Only emails with a lower id than this.
-        from_id: Only emails with this id or a higher one.
     """
 
     recipient: tuple[bytes, str] | None = None
@@ -100,10 +99,8 @@ class Criteria:
     from_id: UUID = LOWEST
 
 
-async def hash_address(source: Source, address: str) -> bytes:
-    """The hash of a normalised address. PostgreSQL hashes the address, so the role needs no right to read the key."""
-    ((found,),) = await fetch(source, "hash_address", {"address": address})
-    return bytes(found)
+@statement
+async def hash_address(source: Source, address: str) -> bytes: ...
 
 
 async def find_recipients_since(source: Source) -> datetime | None:

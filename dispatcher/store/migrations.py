@@ -206,7 +206,7 @@ def _build_indexes(
     valid = find_valid_indexes(connection)
     for index in (each for each in wanted if each.name not in valid):
         fetch_sync(connection, "prepare_build", {"schema": schema(), "lock_seconds": limit_seconds})
-        if old := find_oldest_transaction(connection, older_seconds=LOCK_SECONDS):
+        if old := find_oldest_transaction.sync(connection, older_seconds=LOCK_SECONDS):
             report_wait(f"The index {index.name} waits up to {limit_seconds:g} s for {old}.")
         for statement, table, rows in fetch_sync(connection, "plan_build", asdict(index)):
             report_start(f"building the index {index.name} on {table} (rows: about {rows:,})")
@@ -214,7 +214,7 @@ def _build_indexes(
                 with translated(), _explained(f"The index {index.name}"):
                     connection.execute(statement.encode())
             except StoreBusy as error:
-                old = find_oldest_transaction(connection, older_seconds=0.0)
+                old = find_oldest_transaction.sync(connection, older_seconds=0.0)
                 raise StoreBusy(
                     f"The index {index.name} on {table} is not built, because of "
                     f"{old or 'a transaction that has ended meanwhile'}.",

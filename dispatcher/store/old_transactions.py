@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from dispatcher.domain.values import dataclass
-from dispatcher.store.connections import Session
-from dispatcher.store.statements import fetch_sync
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source
 
 OLD_SECONDS: Final = 300.0
 _REMEDIES: Final = {
@@ -49,7 +49,5 @@ class OldTransaction:
         return _REMEDIES[self.kind].format(name=self.name.replace("'", "''"))
 
 
-def find_oldest_transaction(connection: Session, older_seconds: float = OLD_SECONDS) -> OldTransaction | None:
-    """What keeps the oldest row versions of this database; None if nothing is that old."""
-    found = fetch_sync(connection, "find_oldest_transaction", {"older_seconds": older_seconds}, into=OldTransaction)
-    return next(iter(found), None)
+@statement
+async def find_oldest_transaction(source: Source, *, older_seconds: float = OLD_SECONDS) -> OldTransaction | None: ...

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from dispatcher.domain.provider_event import EventKind
 from dispatcher.domain.suppression import SuppressionReason
+from dispatcher.store.statement import statement
 from dispatcher.store.statements import Row, Source, fetch, from_rows
 from dispatcher.store.suppressions import Suppression
 
@@ -32,7 +33,6 @@ class Cursor:
     """The row after which a page starts.
 
     Attributes:
-        at: The row's instant.
         tie: The row's place among the rows with the same instant: an id, or an email's id and an event's key.
     """
 
@@ -97,11 +97,7 @@ class RecentEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventCount:
-    """The number of recent events that have the same provider, kind and bounce class (see `count_events`).
-
-    Attributes:
-        since: When the oldest of these events arrived.
-    """
+    """The number of recent events that have the same provider, kind and bounce class (see `count_recent_events`)."""
 
     provider: str
     kind: str
@@ -169,9 +165,8 @@ async def list_events(
     return _page(RecentEvent, rows, 3, limit, lambda row: f"{row[1]}.{bytes(row[2]).hex()}")
 
 
-async def count_events(source: Source) -> list[EventCount]:
-    """Counts the newest events of the last day, at most `EXAMINED_ROWS`, by provider, kind and bounce class."""
-    return await fetch(source, "count_recent_events", {"examined": EXAMINED_ROWS}, into=EventCount)
+@statement
+async def count_recent_events(source: Source, *, examined: int = EXAMINED_ROWS) -> list[EventCount]: ...
 
 
 async def list_audit(source: Source, wanted: AuditFilter, *, before: Cursor | None, limit: int) -> ListPage[AuditEntry]:
@@ -250,10 +245,6 @@ def _page(
 
     If the page is full, its last row gives the cursor of the next page. Otherwise, the last `bound` columns of each row
     give this cursor: the instant, and one or two parts of the tie (see `Cursor`). On the last page, they are null.
-
-    Args:
-        tie: Returns the tie of a row.
-        at: The index of the column that contains a row's instant.
     """
     found = [row[:-bound] for row in rows if row[0] is not None]
     if len(found) == limit:

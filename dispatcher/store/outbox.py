@@ -148,11 +148,7 @@ class Outbox:
             return await self._find_readable(await self._fetch("find_publish_due_ids", parameters))
 
     async def find_due_tenants(self, without_lanes: Sequence[str] = ()) -> list[Tenant]:
-        """The pairs of a lane and a tenant that have emails with due marks, even if the due marks are in the future.
-
-        Args:
-            without_lanes: Lanes to leave out.
-        """
+        """The pairs of a lane and a tenant that have emails with due marks, even if the due marks are in the future."""
         self._timeline.state = self._controls.found = None
         rows = await self._fetch("find_due_tenants", {"without_lanes": list(without_lanes)})
         return [(row[0], row[1]) for row in rows]
@@ -216,12 +212,8 @@ class Outbox:
     async def find_expiring(
         self, workers_here: Collection[str] = (), *, within_seconds: float = 0.0
     ) -> list[FoundLease]:
-        """Leases that have expired by PostgreSQL's clock, or expire within `within_seconds`.
-
-        Args:
-            workers_here: This host's workers. The leases of these workers are left out, because this host's relay
-                settles them by the workers' ledgers.
-        """
+        """Leases that have expired by PostgreSQL's clock, or expire within `within_seconds`. Leaves out the leases of
+        `workers_here`: the relay of this host settles them by the ledgers."""
         return await find_expiring(self._session, workers_here, are_theirs=False, within_seconds=within_seconds)
 
     async def recover_expired(
@@ -268,7 +260,6 @@ class Outbox:
         standby made an email uncertain, the email becomes due or held, by policy.
 
         Args:
-            lanes: The lanes of one send queue.
             doubt_seconds: Leaves out uncertain emails for this time after the promotion was detected, so that workers
                 can record results first.
 
@@ -329,7 +320,6 @@ class Outbox:
         Args:
             factor: Multiplies each wait: from 0 (due immediately) to 1 (no change).
             after: Leaves out emails that are due at this instant or earlier.
-            limit: The most emails.
 
         Returns:
             The number of emails that were read, and `after` for the next call.
@@ -369,9 +359,6 @@ class Outbox:
 
         An email is overtaken if its message was published more than `age_seconds` before the message of another email
         on the same queue that is already being sent. The message of an overtaken email is probably lost.
-
-        Args:
-            lanes: The lanes of one send queue.
         """
         parameters = {"lanes": list(lanes), "age_seconds": age_seconds, "limit": limit}
         try:
@@ -386,11 +373,7 @@ class Outbox:
         return [row[0] for row in await self._fetch("make_partitions", {"weeks_ahead": WEEKS_AHEAD})]
 
     async def _fetch_readable(self, name: str, ids: Sequence[Row]) -> BatchOutcome[list[Row]]:
-        """Executes a statement that reads the given emails, except those that PostgreSQL cannot read.
-
-        Args:
-            ids: Rows with the email id in the first column.
-        """
+        """Executes a statement that reads the given emails, except those that PostgreSQL cannot read."""
         return await self.locked.execute_unlocked(
             (row[0] for row in ids), lambda free: self._fetch(name, ids_within(free))
         )

@@ -51,7 +51,6 @@ class Slice:
     """A part of the feed.
 
     Attributes:
-        events: The events that have the wanted tenant and kinds.
         end: The position of the last event that was read, even if `events` does not contain this event.
         is_last: Whether no later event can be read now.
     """
@@ -106,8 +105,6 @@ class EventPage:
     """A page of events for a reader that polls.
 
     Attributes:
-        events: Each event, with the cursor that continues after the event.
-        next: The cursor of the next page.
         has_more: Whether the next page might already contain events.
     """
 
@@ -146,7 +143,6 @@ async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit
 
     Args:
         cursor: The previous page's `next`; None for the oldest events.
-        limit: The most events.
     """
     await fetch(source, "want_feed")
     ((timeline, next_transaction),) = await fetch(source, "find_timeline")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from dispatcher.store.activity import Latency, WorkerSeen
+from dispatcher.store.activity import Latency
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.queries import query
-from dispatcher.store.statements import fetch
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source, fetch
 
 COUNTED: Final = 10_000
 """The most emails that are counted for each status."""
@@ -40,7 +41,6 @@ class ProviderRate:
 
     Attributes:
         per_second: Emails per second that all hosts together may send now.
-        was_throttled: Whether the provider throttled us in the last minute.
     """
 
     provider: str
@@ -53,7 +53,6 @@ class HostReport:
     """A monitor's last report about its host.
 
     Attributes:
-        version: The host's release; None if that release does not report its version.
         processes: The host's processes (see `samples.report_processes`); None if the host's release does not report
             processes.
     """
@@ -80,9 +79,7 @@ class AlertCheck:
     """The last check of the DLQ.
 
     Attributes:
-        host: The host whose monitor checked.
         depth: The number of messages on the DLQ; None if the number could not be read.
-        fault: Why the number could not be read; None if it was read.
     """
 
     host: str
@@ -125,31 +122,12 @@ async def count_paused(session: AsyncSession) -> BoundedCount:
     return BoundedCount(paused, read >= COUNTED)
 
 
-async def find_oldest(session: AsyncSession) -> tuple[float | None, float | None]:
-    """`oldest_pending_seconds` and `longest_due_seconds`, as `counts.Counts` describes them."""
-    ((pending_seconds, due_seconds),) = await fetch(session, "find_oldest_pending", {"limit": COUNTED})
-    return pending_seconds, due_seconds
-
-
-async def measure_recent_latency(session: AsyncSession) -> Latency | None:
-    """The latency of the newest sent emails; None if no email was sent in the last ten minutes."""
-    ((emails, percentiles),) = await fetch(session, "measure_recent_latency", {"limit": READ_FOR_LATENCY})
-    return Latency(emails, *percentiles) if emails else None
-
-
-async def list_workers(session: AsyncSession) -> list[WorkerSeen]:
-    """The workers of all hosts, by name."""
-    return await fetch(session, "list_workers", into=WorkerSeen)
-
-
-async def list_host_reports(session: AsyncSession) -> list[HostReport]:
-    """The last report of each monitor that did not stop in an orderly way, by host."""
-    return await fetch(session, "list_host_reports", into=HostReport)
-
-
-async def list_rates(session: AsyncSession) -> dict[str, ProviderRate]:
-    """The rates of the providers that have a ceiling."""
-    return {each.provider: each for each in await fetch(session, "list_rates", into=ProviderRate)}
+@statement
+async def measure_recent_latency(source: Source, *, limit: int = READ_FOR_LATENCY) -> Latency | None: ...
+@statement
+async def list_host_reports(source: Source) -> list[HostReport]: ...
+@statement
+async def list_rates(source: Source) -> list[ProviderRate]: ...
 
 
 async def find_alert_check(session: AsyncSession, queue: str) -> AlertCheck | None:

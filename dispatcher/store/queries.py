@@ -3,6 +3,8 @@
 Each statement contains the default schema, `dispatcher`, before the names of our tables and functions. If
 DISPATCHER_DATABASE_SCHEMA is set to a different schema, that schema replaces the default. So no statement depends on
 the search_path of a session, which may belong to the application or a pooler.
+
+`-- part: name` heads a text that several statements have in common. It replaces `{name}` in statements of all files.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from dispatcher.errors import ConfigurationError
 _NUMBER: Final = attrgetter("int")
 _HEADING: Final = re.compile(r"^-- (name|part): (\w+)$", re.MULTILINE)
 _PART: Final = re.compile(r"\{(\w+)\}")
-"""The place of a part that several statements have in common, such as `{insertion}`. Parts may be in other files."""
 _DEFAULT_SCHEMA: Final = "dispatcher"
 _SCHEMA_NAME: Final = re.compile(rb"(?<=\bschema )dispatcher\b|\bdispatcher(?=\.)")
 

@@ -9,15 +9,15 @@ from uuid import UUID
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.queries import ids_within
+from dispatcher.store.statement import statement
 from dispatcher.store.statements import Source, fetch
 
 RECIPIENT_OCTETS: Final = 6
 """How many bytes of a hash the table `email_recipient` has."""
 
 
-async def may_read_recipients(source: Source) -> bool:
-    """Whether this role has the rights to read recipients and to compare them with hashes."""
-    return bool((await fetch(source, "may_read_recipients"))[0][0])
+@statement
+async def may_read_recipients(source: Source) -> bool: ...
 
 
 async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:
@@ -52,5 +52,11 @@ async def summarize_recipients(source: Source) -> list[str]:
     Each partition is a transaction. Leaves out a partition that vacuum is working on. Returns the names of the
     partitions in which it created or replaced summaries.
     """
-    partitions = [row[0] for row in await fetch(source, "list_recipient_partitions")]
-    return [each for each in partitions if (await fetch(source, "summarize_recipients", {"partition": each}))[0][0]]
+    partitions = await list_recipient_partitions(source)
+    return [each for each in partitions if await summarize_recipient_partition(source, each)]
+
+
+@statement
+async def list_recipient_partitions(source: Source) -> list[str]: ...
+@statement
+async def summarize_recipient_partition(source: Source, partition: str) -> bool: ...

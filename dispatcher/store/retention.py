@@ -18,8 +18,9 @@ from typing import Final
 from dispatcher.config import Settings
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
-from dispatcher.store.connections import AsyncSession, Session, disable_statement_timeout
-from dispatcher.store.statements import fetch, fetch_sync
+from dispatcher.store.connections import AsyncSession, disable_statement_timeout
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source, fetch
 
 LOCK_NAME: Final = "prune"
 """The named lock of the session that prunes (see `named_locks`)."""
@@ -79,7 +80,6 @@ class ExpiringEmails:
     """Undecided emails that will soon lose their content.
 
     Attributes:
-        emails: The number of these emails.
         first_in_seconds: Seconds until the oldest of these emails can lose its content; negative if overdue, None if
             there is no such email.
     """
@@ -88,18 +88,8 @@ class ExpiringEmails:
     first_in_seconds: float | None
 
 
-async def count_expiring(session: AsyncSession, retention: Retention) -> ExpiringEmails | None:
-    """Counts the undecided emails that can be pruned within WARN_DAYS; None if undecided emails are kept for ever."""
-    if not (parameters := retention.expiring):
-        return None
-    return (await fetch(session, "count_expiring", parameters, into=ExpiringEmails))[0]
-
-
-def count_expiring_sync(connection: Session, retention: Retention) -> ExpiringEmails | None:
-    """As `count_expiring`."""
-    if not (parameters := retention.expiring):
-        return None
-    return fetch_sync(connection, "count_expiring", parameters, into=ExpiringEmails)[0]
+@statement
+async def count_expiring(source: Source, *, undecided_days: int, warn_days: int) -> ExpiringEmails: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +98,6 @@ class PrunedStep:
 
     Attributes:
         what: `partition`, or one of `KINDS`.
-        count: The number of partitions or rows.
-        name: The name of the partition; None for rows.
     """
 
     what: str
@@ -119,12 +107,7 @@ class PrunedStep:
 
 @dataclass(frozen=True, slots=True)
 class FailedStep:
-    """A part of pruning that failed; the next round repeats it.
-
-    Attributes:
-        what: The table whose partitions were to be dropped, or one of `KINDS`.
-        fault: The error.
-    """
+    """A part of pruning that failed; the next round repeats it."""
 
     what: str
     fault: DispatcherError
@@ -222,10 +205,6 @@ def _is_postponed(what: str, faults: dict[str, DispatcherError]) -> bool:
     `email_log` must wait for the other tables (see `EMAIL_TABLES`). If a table is locked, all later tables are
     postponed: while the pruner waits for a table's lock, all other sessions that need this table must wait, too.
     Content is not deleted row by row if the next round can probably drop its partition.
-
-    Args:
-        what: The part: a table whose partitions are dropped, or one of `KINDS`.
-        faults: The error of each part that has failed in this round.
     """
     tables = faults.keys() & set(EMAIL_TABLES)
     if what == "content":

@@ -11,12 +11,14 @@ import orjson
 
 from dispatcher.domain.values import dataclass
 from dispatcher.host.process_table import ProcessStatus
-from dispatcher.store.connections import AsyncSession, Session
+from dispatcher.store.connections import AsyncSession
 from dispatcher.store.counts import count_for_monitor
-from dispatcher.store.statements import Source, fetch, fetch_sync
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source, fetch
 from dispatcher.version import VERSION
 
 KEEP_DAYS: Final = 3
+_SHOWN: Final = ("role", "number", "pid", "is_up", "is_ending", "restarts", "age_seconds", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,6 @@ class QueueDepth:
 
     Attributes:
         messages: The number of ready messages. Messages that workers have received do not count.
-        workers: The number of workers, on all hosts, that consume from the queue.
     """
 
     messages: int
@@ -97,62 +98,22 @@ async def save_sample(session: AsyncSession, queues: Mapping[str, QueueDepth] | 
 
 async def list_samples(source: Source, minutes: int) -> list[MinuteSample]:
     """The samples of the last `minutes` minutes, oldest first."""
-    return await fetch(source, "list_samples", {"minutes": minutes}, into=_sample)
+    rows = await fetch(source, "list_samples", {"minutes": minutes})
+    return [
+        MinuteSample(*[*figures, queues and {name: QueueDepth(**depth) for name, depth in queues.items()}, attempts])
+        for *figures, queues, attempts in rows
+    ]
 
 
 async def report_processes(source: Source, holder: str, host: str, processes: Sequence[ProcessStatus]) -> None:
-    """Records which processes run on a host, and that the host is running.
-
-    Args:
-        holder: The name of the host's monitor (see `AlertStore`).
-    """
-    shown = [
-        {
-            "role": each.role,
-            "number": each.number,
-            "pid": each.pid,
-            "is_up": each.is_up,
-            "is_ending": each.is_ending,
-            "restarts": each.restarts,
-            "age_seconds": each.age_seconds,
-            "reason": each.reason,
-        }
-        for each in processes
-    ]
+    """Records which processes run on a host, and that the host is running. `holder` is the name of its monitor."""
+    shown = [{name: getattr(each, name) for name in _SHOWN} for each in processes]
     parameters = {"holder": holder, "host": host, "version": VERSION, "processes": _json(shown)}
     await fetch(source, "report_processes", parameters)
 
 
-async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attempts]:
-    """The number of attempts by hour or day (in UTC), provider and outcome, oldest first.
-
-    Args:
-        unit: `hour` or `day`.
-        seconds: How far to look back. The first hour or day is counted whole, even if the period begins in the middle
-            of it.
-    """
-    return await fetch(source, "sum_attempts", {"unit": unit, "seconds": seconds}, into=Attempts)
-
-
-def sum_attempts_sync(connection: Session, unit: str, seconds: float) -> list[Attempts]:
-    """As `sum_attempts`, on a synchronous connection."""
-    return fetch_sync(connection, "sum_attempts", {"unit": unit, "seconds": seconds}, into=Attempts)
-
-
-def _sample(
-    minute: datetime,
-    taken_at: datetime,
-    age_seconds: float,
-    emails: Mapping[str, int],
-    oldest_pending_seconds: float | None,
-    longest_due_seconds: float | None,
-    queues: Mapping[str, Mapping[str, int]] | None,
-    attempts: Mapping[str, int],
-) -> MinuteSample:
-    depths = None if queues is None else {name: QueueDepth(**queue) for name, queue in queues.items()}
-    return MinuteSample(
-        minute, taken_at, age_seconds, emails, oldest_pending_seconds, longest_due_seconds, depths, attempts
-    )
+@statement
+async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attempts]: ...
 
 
 def _json(value: object) -> str:

@@ -11,7 +11,8 @@ from uuid import UUID
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import ConfigurationError, StoreUnavailable
 from dispatcher.store.connections import Session, check_url, connect_async, connect_unconfigured
-from dispatcher.store.statements import Source, fetch, fetch_sync
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source
 
 COMMIT_SECONDS: Final = 5.0
 """If a commit takes longer than this, the check fails."""
@@ -22,13 +23,7 @@ class Server:
     """A PostgreSQL server and its settings.
 
     Attributes:
-        version: For display, such as `15.4`.
-        version_number: For comparisons, such as 150004.
         synchronous_commit: The server's default; the dispatcher's sessions set their own value.
-        fsync: The value of the setting `fsync`: whether PostgreSQL flushes writes to the disk.
-        max_connections: The most connections of all clients together.
-        standby_count: The number of standbys that stream from the server.
-        has_synchronous_standby: Whether commits wait for a standby.
     """
 
     version: str
@@ -40,18 +35,13 @@ class Server:
     has_synchronous_standby: bool
 
 
-def describe_server(connection: Session) -> Server:
-    """The server of this connection. Errors are translated (see `store.connections.translated`)."""
-    return fetch_sync(connection, "show_server", into=Server)[0]
-
-
 def verify_writable(connection: Session) -> None:
     """Asserts that the server accepts writes.
 
     Raises:
         StoreUnavailable: The server is a standby, or read-only.
     """
-    fetch_sync(connection, "describe_writes", into=_Writes)[0].verify()
+    describe_writes.sync(connection).verify()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +67,11 @@ async def time_commit(database_url: str, *, name: str, within_seconds: float = C
     """
     began_at = time.monotonic()
     async with await connect_async(database_url, name=name) as session:
-        (writes,) = await fetch(session, "describe_writes", into=_Writes)
+        writes = await describe_writes(session)
         writes.verify()
         try:
             async with asyncio.timeout(within_seconds):
-                await fetch(session, "write_nothing")
+                await write_nothing(session)
         except TimeoutError:
             words = f"PostgreSQL did not commit a small write within {within_seconds:g} s."
             raise StoreUnavailable(words, remedy=_hanging_remedy(writes.standby_names)) from None
@@ -123,9 +113,9 @@ async def verify_sessions(database_url: str, *, name: str) -> None:
     ):
         marks = {one: secrets.token_hex(8), other: secrets.token_hex(8)}
         for session, mark in marks.items():
-            await fetch(session, "mark_session", {"mark": mark})
+            await mark_session(session, mark)
         for session in (one, other, other, one):
-            if await fetch(session, "read_session_mark") != [(marks[session],)]:
+            if await read_session_mark(session) != marks[session]:
                 raise ConfigurationError([_SHARED])
 
 
@@ -136,16 +126,19 @@ _SHARED: Final = (
 )
 
 
-async def find_database_id(source: Source) -> UUID:
-    """The id that `dispatcher init` gave the database."""
-    return UUID(str((await fetch(source, "find_database_id"))[0][0]))
-
-
-def find_filled_defaults(connection: Session) -> list[str]:
-    """The default partitions that contain rows. These rows were inserted when their week had no partition."""
-    return [name for (name,) in fetch_sync(connection, "find_filled_defaults")]
-
-
-def find_hash_readers(connection: Session) -> list[str]:
-    """The roles of applications that can read the hashes of all payloads."""
-    return [name for (name,) in fetch_sync(connection, "find_hash_readers")]
+@statement
+async def show_server(source: Source) -> Server: ...
+@statement
+async def describe_writes(source: Source) -> _Writes: ...
+@statement
+async def write_nothing(source: Source) -> None: ...
+@statement
+async def mark_session(source: Source, mark: str) -> None: ...
+@statement
+async def read_session_mark(source: Source) -> str | None: ...
+@statement
+async def find_database_id(source: Source) -> UUID: ...
+@statement
+async def find_filled_defaults(source: Source) -> list[str]: ...
+@statement
+async def find_hash_readers(source: Source) -> list[str]: ...

@@ -14,7 +14,8 @@ from dispatcher.domain.values import dataclass, replace
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.leases import limits_in
 from dispatcher.store.queries import ids_with, ids_within
-from dispatcher.store.statements import fetch
+from dispatcher.store.statement import statement
+from dispatcher.store.statements import Source, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,8 @@ class FoundLease:
     Attributes:
         token: A number that PostgreSQL increments with every lease of the email. Every write under this lease names
             this token, so PostgreSQL recognises a write under an earlier lease.
-        worker: The worker that owns the lease.
         expired_at: When the lease ends or ended. `token` and `expired_at` together show whether the lease has changed
             since the relay read it.
-        has_run_out: Whether the lease has expired by PostgreSQL's clock.
         attempt_base: The number of attempts before the email's last replay or redelivery.
         pinned_seconds: How long the email has been pinned to its provider; None if it is not pinned.
         limits: The email's own retry limits; None if the email has no limits of its own and redelivery is off, or if
@@ -50,7 +49,6 @@ class CrashedEmail:
 
     Attributes:
         status: `pending`; `failed` or `held` if the email has crashed too many workers.
-        crash_count: The number of workers that died while they rendered the email.
     """
 
     email_id: UUID
@@ -67,17 +65,10 @@ async def terminate_sessions(session: AsyncSession, worker: str) -> int:
     return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
-async def find_leases(session: AsyncSession, worker: str) -> list[FoundLease]:
-    """All leases of a worker, expired or not."""
-    return await fetch(session, "find_leases", {"worker": worker}, into=FoundLease)
-
-
-async def find_recovered(session: AsyncSession, worker: str) -> dict[UUID, int]:
-    """The worker's emails that recovery made `held`, and that have not changed since.
-
-    Returns the token of the lease that the worker lost, by email id.
-    """
-    return dict(await fetch(session, "find_recovered", {"worker": worker}))
+@statement
+async def find_leases(source: Source, worker: str) -> list[FoundLease]: ...
+@statement
+async def find_recovered(source: Source, worker: str) -> dict[UUID, int]: ...
 
 
 async def note_crashes(
@@ -87,9 +78,6 @@ async def note_crashes(
 
     If `most_crashes` workers have died while they rendered the email, the email does not become pending. It becomes
     held if an earlier attempt may have been accepted, and failed otherwise.
-
-    Args:
-        tokens: The lease token by email id.
 
     Returns:
         The changed emails, without those whose rows another transaction has locked.
@@ -139,11 +127,7 @@ async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> 
 
 
 def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
-    """Parameters for a statement that changes each lease only if it has not changed since the relay read it.
-
-    Args:
-        leases: At least one lease.
-    """
+    """Parameters for a statement that changes each lease only if it has not changed since the relay read it."""
     by_id = {lease.email_id: lease for lease in leases}
     parameters = ids_within(by_id)
     ordered = [by_id[email_id] for email_id in parameters["email_ids"]]

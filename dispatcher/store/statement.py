@@ -37,9 +37,8 @@ class Statement(Generic[P, R]):
 
     async def __call__(self, source: Source, /, *args: P.args, **given: P.kwargs) -> R:
         parameters = self._parameters(args, given)
-        if self.returns in (Record, list[Record], Record | None):
-            records = await fetch_records(source, self.name, parameters)
-            return records if self.returns == list[Record] else next(iter(records), None)  # type: ignore[return-value]
+        if Record in (self.returns, *get_args(self.returns)):
+            return self._convert([(record,) for record in await fetch_records(source, self.name, parameters)])
         return self._convert(await fetch(source, self.name, parameters))
 
     def sync(self, connection: Session, /, *args: P.args, **given: P.kwargs) -> R:
@@ -75,7 +74,7 @@ def statement(stub: Stub[P, R]) -> Statement[P, R]:
     - any other T: the only row
 
     A dataclass, a named tuple or a tuple gets all columns of a row, and a `Record` also their names. Any other type is
-    the type of a row's only column. A parameter with a default is a constant of the statement.
+    the type of a row's only column. A keyword with a default is a constant of the statement.
     """
     found = Statement(stub)
     STATEMENTS.append(found)
@@ -90,7 +89,7 @@ def _conversion(kind: Any) -> Callable[[Sequence[Row]], Any]:
         return lambda rows: bool(rows) and all(value is not False for value in rows[0])
     if origin in (list, set):
         return lambda rows: origin(_values(parts[0], rows))
-    if origin is dict:
+    if origin is dict and kind != Record:
         return lambda rows: dict(
             zip(_values(parts[0], rows), _values(parts[1], [row[1:] for row in rows]), strict=True)
         )

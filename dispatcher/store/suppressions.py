@@ -14,6 +14,7 @@ from dispatcher.domain.values import dataclass, field
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.queries import ids_within
+from dispatcher.store.statement import statement
 from dispatcher.store.statements import Row, Source, fetch
 
 _LISTS: Final = ("to", "cc", "bcc")
@@ -25,7 +26,6 @@ class SuppressedHashes:
 
     Attributes:
         numbers: The first eight bytes of each hash as a number (see `number_of`), in ascending order.
-        has_domains: Whether at least one hash is the hash of a domain.
     """
 
     numbers: array[int]
@@ -67,11 +67,7 @@ class SuppressionReader:
         return _read(await fetch(self._pool, "read_suppressions"))
 
     async def read_changed(self, since: str) -> SuppressionsRead:
-        """The entries that were added or changed after an earlier read. Can contain entries that were read before.
-
-        Args:
-            since: `until` of the earlier read.
-        """
+        """The entries that were added or changed after an earlier read. Can contain entries that were read before."""
         return _read(await fetch(self._pool, "read_changed_suppressions", {"since": since}))
 
     async def find(
@@ -102,8 +98,7 @@ class SuppressionReader:
             masked: The masked address of each recipient (see `Recipient.masked`), by the hash of the address.
         """
         for address_hash, text in masked.items():
-            parameters = {"email_id": email_id, "address_hash": address_hash, "masked": text}
-            await fetch(self._pool, "insert_unsubscribe", parameters)
+            await insert_unsubscribe(self._pool, email_id, address_hash, text)
 
 
 def _read(rows: Sequence[Row]) -> SuppressionsRead:
@@ -119,12 +114,7 @@ def _read(rows: Sequence[Row]) -> SuppressionsRead:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A recipient to suppress.
-
-    Attributes:
-        masked: The recipient as operators see it (see `Recipient.masked`).
-        expires_at: When the entry expires; None if never.
-    """
+    """A recipient to suppress."""
 
     address_hash: bytes
     is_domain: bool
@@ -160,7 +150,6 @@ class Suppression:
         masked: `j•••@example.com`, or the domain.
         source_email_id: The email whose event suppressed the recipient; None if no event did: an operator, an
             application or an import added the entry.
-        expires_at: When the entry expires; None if never.
     """
 
     suppression_id: int
@@ -200,74 +189,31 @@ async def insert_suppressions(
     return int(count)
 
 
-async def insert_unsubscribe(session: AsyncSession, email_id: UUID, address_hash: bytes, masked: str) -> bool:
-    """Suppresses a recipient who has unsubscribed, for the email's tenant. Idempotent.
-
-    Returns:
-        Whether the email exists.
-    """
-    parameters = {"email_id": email_id, "address_hash": address_hash, "masked": masked}
-    return bool(await fetch(session, "insert_unsubscribe", parameters))
-
-
-async def opt_out(source: Source, address_hash: bytes, masked: str, message_id: str) -> None:
-    """Suppresses a phone number for every tenant that sent one of the last 1,000 SMS to the number.
-
-    If there is no such tenant, suppresses the number for the tenant `default`. Idempotent: another call with the same
-    `message_id` changes nothing.
-    """
-    parameters = {"address_hash": address_hash, "masked": masked, "message_id": message_id}
-    await fetch(source, "opt_out", parameters)
-
-
-async def opt_in(source: Source, address_hash: bytes, message_id: str) -> None:
-    """Removes a phone number's entries with the reason `unsubscribe`, for all tenants.
-
-    Idempotent: another call with the same `message_id` changes nothing.
-    """
-    await fetch(source, "opt_in", {"address_hash": address_hash, "message_id": message_id})
-
-
+@statement
+async def insert_unsubscribe(source: Source, email_id: UUID, address_hash: bytes, masked: str) -> bool: ...
+@statement
+async def opt_out(source: Source, address_hash: bytes, masked: str, message_id: str) -> None: ...
+@statement
+async def opt_in(source: Source, address_hash: bytes, message_id: str) -> None: ...
+@statement
 async def delete_suppressions(
-    session: AsyncSession, tenant_id: str, address_hashes: Sequence[bytes], *, actor: str, reason: str
-) -> int:
-    """Removes entries, and adds audit records. Returns how many entries were removed."""
-    parameters = {"tenant_id": tenant_id, "address_hashes": list(address_hashes), "actor": actor, "reason": reason}
-    return len(await fetch(session, "delete_suppressions", parameters))
-
-
+    source: Source, tenant_id: str, address_hashes: Sequence[bytes], *, actor: str, reason: str
+) -> list[tuple[int, str]]: ...
+@statement
 async def list_suppressions(
-    session: AsyncSession,
+    source: Source,
     tenant_id: str,
     *,
     reason: SuppressionReason | None = None,
     address_hashes: Sequence[bytes] | None = None,
     before: int | None = None,
     limit: int,
-) -> list[Suppression]:
-    """A page of a tenant's entries, newest first. Expired entries are listed, too.
-
-    Args:
-        address_hashes: Only entries with these hashes; None for all entries.
-        before: Only entries with a lower id than this.
-    """
-    parameters = {
-        "tenant_id": tenant_id,
-        "reason": reason and reason.value,
-        "address_hashes": None if address_hashes is None else list(address_hashes),
-        "before": before,
-        "limit": limit,
-    }
-    return await fetch(session, "list_suppressions", parameters, into=Suppression)
+) -> list[Suppression]: ...
 
 
 async def list_stopped(
     session: AsyncSession, tenant_id: str, *, after: UUID | None, limit: int
 ) -> list[tuple[UUID, list[str]]]:
-    """A tenant's emails that failed because all their recipients are suppressed, with these recipients; oldest first.
-
-    Args:
-        after: Only emails with a higher id than this.
-    """
+    """A tenant's emails that failed because all their recipients are suppressed, and these recipients; oldest first."""
     rows = await fetch(session, "list_stopped", {"tenant_id": tenant_id, "after": after, "limit": limit})
     return [(email_id, [each for name in _LISTS for each in lists.get(name, ())]) for email_id, lists in rows]

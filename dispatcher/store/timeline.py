@@ -29,8 +29,6 @@ class Promotion:
 
     Attributes:
         is_lossy: Whether the new primary might lack the last commits, because commits did not wait for a standby.
-        lease_count: The number of leases that became uncertain.
-        message_count: The number of due emails that may already have been published, and so became uncertain.
     """
 
     previous_timeline: int
@@ -61,9 +59,6 @@ class Timeline:
         Stores the timeline for the next call. If the promotion may have lost commits, also marks the leases and
         messages that became uncertain, in the same transaction. Errors are translated (see
         `store.connections.translated`).
-
-        Args:
-            batch: The most due emails that one statement changes.
         """
         state, self.state = self.state, None
         if state == self._quiet_state:

@@ -12,6 +12,7 @@ from dispatcher.domain.values import dataclass, field
 from dispatcher.domain.webhook import WebhookState
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.outgoing_events import Position, event_of
+from dispatcher.store.statement import statement
 from dispatcher.store.statements import Source, fetch
 
 MAX_WEBHOOKS: Final = 20
@@ -29,12 +30,9 @@ class Webhook:
 
     Attributes:
         tenant_id: The tenant whose events the webhook gets; None for all tenants.
-        with_recipients: Whether the webhook's events contain addresses.
         failing_since: The time since which the receiver has accepted no event; None if the receiver accepts events.
-        next_attempt_at: No event is posted before this instant.
         lag_seconds: The age of the oldest event that was neither delivered nor stored for a retry; None if there is no
             such event.
-        retries: The number of refused events that wait for another attempt.
         given_up: The number of events that the receiver refused at every attempt, while it accepted other events.
     """
 
@@ -62,7 +60,6 @@ class DueWebhook:
         secrets: The secrets, newest first. After a rotation, also the previous secret.
         position: The position of the last event of the feed that was delivered or stored as refused.
         revision: Changes whenever an operator changes the webhook; see `save_deliveries`.
-        retries: How many refused events wait for another attempt, counted up to `MAX_RETRIES`.
     """
 
     webhook_id: int
@@ -106,11 +103,7 @@ class RefusedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Deliveries:
-    """The results of one round of deliveries to a webhook.
-
-    Attributes:
-        position: The webhook's new cursor: the last event of the feed that was delivered or stored as refused.
-    """
+    """The results of one round of deliveries to a webhook."""
 
     position: Position
     state: WebhookState
@@ -131,6 +124,7 @@ class DisabledWebhook:
     last_error: str | None
 
 
+@statement
 async def insert_webhook(
     source: Source,
     *,
@@ -139,73 +133,28 @@ async def insert_webhook(
     kinds: Collection[OutgoingKind],
     secret: str,
     with_recipients: bool,
-) -> int | None:
-    """Adds a webhook, which gets all events from now on.
-
-    Returns the webhook's id; None if the tenant already has `MAX_WEBHOOKS` webhooks.
-    """
-    parameters = {
-        "url": url,
-        "tenant_id": tenant_id,
-        "kinds": sorted(map(str, kinds)),
-        "secret": secret,
-        "with_recipients": with_recipients,
-        "most_webhooks": MAX_WEBHOOKS,
-    }
-    rows = await fetch(source, "insert_webhook", parameters)
-    return int(rows[0][0]) if rows else None
-
-
+    most_webhooks: int = MAX_WEBHOOKS,
+) -> int | None: ...
+@statement
 async def list_webhooks(
     source: Source, *, tenant_id: str | None = None, webhook_id: int | None = None
-) -> list[Webhook]:
-    """The webhooks, oldest first.
-
-    Args:
-        tenant_id: Only webhooks of this tenant; None for all tenants.
-        webhook_id: Only the webhook with this id; None for all webhooks.
-    """
-    parameters = {"tenant_id": tenant_id, "webhook_id": webhook_id}
-    return await fetch(source, "list_webhooks", parameters, into=Webhook)
-
-
-async def find_target(source: Source, webhook_id: int) -> tuple[str, list[str]] | None:
-    """The URL and the secrets of a webhook, the newest secret first; None if there is no such webhook."""
-    rows = await fetch(source, "find_webhook_target", {"webhook_id": webhook_id})
-    return (rows[0][0], rows[0][1]) if rows else None
-
-
-async def delete_webhook(source: Source, webhook_id: int) -> bool:
-    """Removes a webhook. Returns whether it existed."""
-    return bool(await fetch(source, "delete_webhook", {"webhook_id": webhook_id}))
-
-
-async def rotate_webhook(source: Source, webhook_id: int, secret: str) -> bool:
-    """Gives a webhook a new secret. For `PREVIOUS_SECRET_HOURS`, deliveries are also signed with the previous secret.
-
-    Returns whether the webhook exists.
-    """
-    parameters = {"webhook_id": webhook_id, "secret": secret, "hours": PREVIOUS_SECRET_HOURS}
-    return bool(await fetch(source, "rotate_webhook", parameters))
-
-
-async def enable_webhook(source: Source, webhook_id: int) -> bool:
-    """Makes a webhook active, and makes its refused events due now. Returns whether the webhook exists."""
-    return bool(await fetch(source, "enable_webhook", {"webhook_id": webhook_id}))
-
-
-async def disable_webhook(source: Source, webhook_id: int, error: str) -> bool:
-    """Stops the deliveries to a webhook. Returns whether the webhook exists.
-
-    Args:
-        error: The reason, which is shown in lists of webhooks.
-    """
-    return bool(await fetch(source, "disable_webhook", {"webhook_id": webhook_id, "error": error}))
-
-
-async def rewind_webhook(source: Source, webhook_id: int, since: datetime) -> bool:
-    """Delivers again all events since an instant. Returns whether the webhook exists."""
-    return bool(await fetch(source, "rewind_webhook", {"webhook_id": webhook_id, "since": since}))
+) -> list[Webhook]: ...
+@statement
+async def list_disabled_webhooks(source: Source) -> list[DisabledWebhook]: ...
+@statement
+async def find_webhook_target(source: Source, webhook_id: int) -> tuple[str, list[str]] | None: ...
+@statement
+async def delete_webhook(source: Source, webhook_id: int) -> bool: ...
+@statement
+async def rotate_webhook(
+    source: Source, webhook_id: int, secret: str, *, hours: int = PREVIOUS_SECRET_HOURS
+) -> bool: ...
+@statement
+async def enable_webhook(source: Source, webhook_id: int) -> bool: ...
+@statement
+async def disable_webhook(source: Source, webhook_id: int, error: str) -> bool: ...
+@statement
+async def rewind_webhook(source: Source, webhook_id: int, since: datetime) -> bool: ...
 
 
 async def find_due_webhooks(source: Source, *, now: datetime, busy: Collection[int]) -> list[DueWebhook]:
@@ -256,11 +205,6 @@ async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveri
         "errors": [each.error for each in refused],
     }
     return bool(await fetch(source, "save_deliveries", parameters))
-
-
-async def list_disabled(source: Source) -> list[DisabledWebhook]:
-    """All disabled webhooks, by id."""
-    return await fetch(source, "list_disabled_webhooks", into=DisabledWebhook)
 
 
 async def adapt_restored_feed(session: AsyncSession) -> bool:

@@ -28,10 +28,7 @@ Entry = Callable[[ChildContext], int]
 
 
 def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> NoReturn:
-    """Runs the main function of a role (worker, relay or monitor) in a process that was just forked, and exits.
-
-    The exit code is the result of `entry`.
-    """
+    """Runs the main function of a role in a process that was just forked, and exits with its result."""
     code = _FAILED
     try:
         _follow_parent(parent)
@@ -60,8 +57,7 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
 
 
 def _print(title: str, error: BaseException, *, is_up: bool) -> None:
-    """Prints an error. Leaves out the traceback if an operator can probably fix the cause: a wrong setting, or a
-    foreseen error before the process was up."""
+    """Prints an error, without the traceback if an operator can probably fix the cause."""
     if isinstance(error, ConfigurationError):
         print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     elif isinstance(error, DispatcherError | OSError) and not is_up:
@@ -83,10 +79,8 @@ def _public_reason(error: BaseException) -> str:
 
 
 def _follow_parent(parent: int) -> None:
-    """Makes the kernel send SIGTERM to this process when the parent dies. If the parent is already dead, exits.
-
-    The signal is SIGTERM and not SIGKILL, so that the process still waits for the answers to in-flight emails.
-    """
+    """Makes the kernel end this process with its parent: by SIGTERM, so that it still waits for the answers to
+    in-flight emails."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(_FAILED)

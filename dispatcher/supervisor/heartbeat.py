@@ -22,13 +22,10 @@ ABORT_SECONDS: Final = 2.0
 
 
 class HangWatch:
-    """Measures how long processes have sent no heartbeat."""
+    """Measures how long processes have sent no heartbeat. `hang_seconds`: the longest such time; 0 disables the
+    check."""
 
     def __init__(self, hang_seconds: float) -> None:
-        """
-        Args:
-            hang_seconds: The longest time without a heartbeat; 0 disables the check.
-        """
         self._hang_seconds = hang_seconds
         self.check_seconds = min(CHECK_SECONDS, hang_seconds / 4) if hang_seconds else CHECK_SECONDS
         self._checked_at = time.monotonic()

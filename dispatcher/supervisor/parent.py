@@ -55,16 +55,9 @@ class Parent:
         counts: bool = True,
         load_roles: Callable[[], Sequence[Role]] | None = None,
     ) -> None:
-        """
-        Args:
-            roles: The roles to run, in the order of their start.
-            hang_seconds: The longest time for which a process's event loop may hang; 0 disables the check.
-            metrics_folder: The folder of this host's metric files. The parent deletes the files of an earlier run. None
-                if there is no such folder.
-            counts: Whether the parent records metrics in this folder.
-            load_roles: For a reload: reads the settings again and returns the new roles. Raises ConfigurationError if a
-                setting is invalid. By default, a reload uses the same roles.
-        """
+        """`roles` start in this order. `counts`: whether the parent records metrics in `metrics_folder`, whose old
+        files it deletes. For a reload, `load_roles` reads the settings again; it raises ConfigurationError if one is
+        invalid."""
         self._run_dir = run_dir
         self._metrics_folder = metrics_folder
         self._counts = counts
@@ -80,12 +73,10 @@ class Parent:
         self._replacement = RollingReplacement(self._manager)
 
     def run(self) -> int:
-        """Keeps the processes running until a signal stops them. Returns the exit code when every process has ended.
+        """Keeps the processes running until a signal stops them. When all have ended, returns 0, or 1 if any had to be
+        killed.
 
-        The exit code is 0, or 1 if any process had to be killed.
-
-        Raises:
-            DispatcherError: Another parent uses the same run directory.
+        Raises DispatcherError if another parent uses the same run directory.
         """
         self._lock = lock_run_dir(self._run_dir)
         if self._metrics_folder:
@@ -128,7 +119,6 @@ class Parent:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
 
     def _wait(self) -> list[int]:
-        """Waits until a signal arrives or something is due; returns the numbers of the signals."""
         timeout = _REPLACEMENT_CHECK_SECONDS if self._replacement.is_in_progress else self._watch.check_seconds
         if (due_at := self._manager.due_at) is not None:
             timeout = min(timeout, max(0.0, due_at - time.monotonic()))

@@ -35,21 +35,17 @@ LONGEST_WAIT_SECONDS = 10.0
 
 
 def raise_file_limit() -> None:
-    """Raises the open-file limit to the maximum that the system allows this user. Children inherit the limit.
-
-    The usual soft limit of 1,024 exists for programs that use select(2), which our children do not use.
-    """
+    """Raises the open-file limit to the maximum for this user. Children inherit it. The usual soft limit of 1,024
+    exists for programs that use select(2), which our children do not use."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def prepare(settings: Settings) -> None:
-    """Checks everything that a start needs, and waits for servers that are unreachable.
+    """Checks everything that a start needs, and waits for servers that are unreachable. Leaves no thread and no
+    connection behind, because the parent forks next.
 
-    Leaves no thread and no connection behind, because the parent forks next.
-
-    Raises:
-        ConfigurationError: Settings, tables or queues have errors; the exception lists all of them.
+    Raises ConfigurationError, which lists all errors of settings, tables and queues.
     """
     raise_file_limit()
     for name in settings.providers:
@@ -61,11 +57,7 @@ def prepare(settings: Settings) -> None:
 
 
 def prepare_store(settings: Settings) -> None:
-    """Like `prepare`, for the API: checks only PostgreSQL, because the API also works while RabbitMQ is unreachable.
-
-    Raises:
-        ConfigurationError: The tables do not fit this release, or a connection pooler shares sessions.
-    """
+    """Like `prepare`, for the API: checks only PostgreSQL, because the API also works while RabbitMQ is unreachable."""
     raise_file_limit()
     if mistakes := _check("store", lambda: _verify_store(settings)):
         raise ConfigurationError(mistakes)
@@ -102,11 +94,7 @@ def _inspect_broker(settings: Settings) -> list[str]:
 
 
 def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> list[str]:
-    """Runs a check, and returns the errors that it finds.
-
-    Args:
-        waits: Whether to wait until an unreachable server answers. If False, returns no errors for such a server.
-    """
+    """Runs a check, and returns the errors that it finds: none for an unreachable server, unless `waits`."""
     backoff = Backoff(base_seconds=1.0, cap_seconds=LONGEST_WAIT_SECONDS)
     while True:
         try:

@@ -34,18 +34,10 @@ HANDLED_SIGNALS: Final = (
 
 
 class ProcessManager:
-    """Starts, stops, reaps and restarts all children of one parent.
-
-    Attributes:
-        processes: Processes that run or will be started, in the order of the roles.
-        generation: How often `adopt` was called. A process that was forked before the last call has a smaller number.
-    """
+    """Starts, stops, reaps and restarts all children of one parent. A process that was forked before the last `adopt`
+    has a smaller `generation`."""
 
     def __init__(self, roles: Sequence[Role], *, drain_seconds: float, lifeline: int) -> None:
-        """
-        Args:
-            lifeline: The read end of a pipe that reports EOF to each child when the parent is dead.
-        """
         self.processes: list[Process] = []
         self.generation = 0
         self._roles = {role.name: role for role in roles}
@@ -60,12 +52,10 @@ class ProcessManager:
 
     @property
     def scaled(self) -> Role:
-        """The role with a configurable number of processes: the worker."""
         return next(role for role in self._roles.values() if role.count is not None)
 
     @property
     def workers(self) -> list[Process]:
-        """The workers that are not stopping."""
         return [each for each in self.processes if each.role.count is not None and each.ending is None]
 
     def add(self, name: str) -> Process:
@@ -78,10 +68,8 @@ class ProcessManager:
         return process
 
     def adopt(self, roles: Sequence[Role]) -> None:
-        """Uses these roles, with settings that were read again, for all further starts.
-
-        A process that waits for a restart starts immediately.
-        """
+        """Uses these roles, with settings that were read again, for all further starts. A process that waits for a
+        restart starts immediately."""
         self.generation += 1
         self._roles = {role.name: role for role in roles}
         for process in self.processes:
@@ -91,18 +79,13 @@ class ProcessManager:
 
     @property
     def due_at(self) -> float | None:
-        """The time of the next start or kill; None if no start and no kill is planned. Then the parent acts only on
-        signals."""
+        """The time of the next start or kill; None if none is planned."""
         due = [process.start_at for process in self.processes if process.start_at is not None]
         due += [process.kill_at for process in self.processes if process.kill_at is not None]
         return min(due, default=None)
 
     def start_due(self, *, held: Sequence[int]) -> None:
-        """Starts the processes that are due.
-
-        Args:
-            held: The parent's file descriptors that a child must close.
-        """
+        """Starts the processes that are due. `held`: the parent's file descriptors that a child must close."""
         for process in list(self.processes):
             if process.start_at is not None and process.start_at <= time.monotonic():
                 self._start(process, held)
@@ -133,8 +116,7 @@ class ProcessManager:
         self._log.info("process.started", role=process.name, pid=pid)
 
     def stop(self, process: Process, ending: Ending) -> None:
-        """Stops a process, for the given reason. If the reason is a reload and the role has only one process, the
-        process is started again after it has ended."""
+        """Stops a process. The only process of a role that reloads is started again after it has ended."""
         process.ending = ending
         process.process_slot.note_ending()
         if process.pid is None:
@@ -145,22 +127,19 @@ class ProcessManager:
         os.kill(process.pid, signal.SIGTERM)
 
     def begin_drain(self) -> None:
-        """Stops all processes, except the processes of roles that stop last (see `Role`). From now on, no process is
-        started."""
+        """Stops all processes, except those that stop last. From now on, no process is started."""
         self._is_draining = True
         for process in list(self.processes):
             if process.pid is None or (process.ending is None and not process.role.stops_last):
                 self.stop(process, Ending.DRAINED)
 
     def drain_last(self) -> None:
-        """Stops the processes that stop last, if all other processes have ended. Idempotent."""
         if all(process.role.stops_last for process in self.processes):
             for process in list(self.processes):
                 if process.ending is not Ending.DRAINED:
                     self.stop(process, Ending.DRAINED)
 
     def kill_now(self) -> None:
-        """Makes every process overdue, so that the next `kill_overdue` kills them all."""
         for process in self.processes:
             process.kill_by(time.monotonic())
 
@@ -185,7 +164,6 @@ class ProcessManager:
         return len(overdue)
 
     def reap(self) -> None:
-        """Records the processes that have ended."""
         for process in list(self.processes):
             if process.pid is not None:
                 pid, status = os.waitpid(process.pid, os.WNOHANG)

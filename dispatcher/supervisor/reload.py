@@ -36,7 +36,6 @@ class RollingReplacement:
 
     @property
     def surplus(self) -> int:
-        """The number of extra processes while a successor starts: 0 or 1."""
         return int(self._new is not None and self._old is not None and self._old.ending is None)
 
     def begin_reload(self) -> None:
@@ -44,11 +43,9 @@ class RollingReplacement:
         self._reloading = True
 
     def includes(self, process: Process) -> bool:
-        """Whether the process is being replaced, or is the replacement."""
         return process in (self._old, self._new)
 
     def step(self) -> None:
-        """Takes the next step of the replacement, if that step is possible now."""
         if self._old is not None and self._is_replaced(self._old):
             self._old = self._new = None
         if self._old is None:

@@ -13,15 +13,10 @@ STEADY_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """Counts how often a process has ended recently, and calculates the wait before its next start.
+    """Counts how often a process has ended since it was last healthy, or in its boot; calculates the wait before its
+    next start.
 
-    A process has two such counts: for ends after it was up, and for ends during its boot.
-
-    Attributes:
-        first_wait_seconds: The first wait before a restart. It doubles with each further end.
-        free: How many ends in a row are followed by a restart without a wait.
-        in_a_row: For ends after the process was up: how often it has ended since it was last healthy. For ends during
-            its boot: how often it has ended since it was last up.
+    The first `free` ends are followed by a restart without a wait. The wait then doubles with each further end.
     """
 
     first_wait_seconds: float = 0.1
@@ -34,7 +29,6 @@ class Restarts:
 
     @property
     def wait_seconds(self) -> float:
-        """The wait before the next start."""
         doublings = self.in_a_row - 1 - self.free
         # Bound the exponent, so that the float cannot overflow.
         return 0.0 if doublings < 0 else min(self.first_wait_seconds * 2.0 ** min(doublings, 64), LONGEST_WAIT_SECONDS)

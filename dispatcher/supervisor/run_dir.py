@@ -18,12 +18,7 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 
 @dataclass(frozen=True, slots=True)
 class RunDirFault:
-    """Why other users could write or replace the ledgers.
-
-    Attributes:
-        words: A phrase to put after the directory's path, such as `is writable by its group`.
-        remedy: How to fix the problem.
-    """
+    """Why other users could write or replace the ledgers: words to put after the directory's path, and a remedy."""
 
     words: str
     remedy: str
@@ -70,24 +65,15 @@ def _name_of(uid: int) -> str:
 
 
 def make_run_dir(run_dir: Path) -> None:
-    """Creates the run directory if it does not exist, and checks it.
-
-    Raises:
-        ConfigurationError: Other users can write to the directory.
-        OSError: The directory cannot be created.
-    """
+    """Creates the run directory if it does not exist. Raises ConfigurationError if other users can write to it."""
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if fault := run_dir_fault(run_dir):
         raise ConfigurationError([f"DISPATCHER_RUN_DIR: {run_dir} {fault}"])
 
 
 def lock_run_dir(run_dir: Path) -> int:
-    """Creates the run directory, and locks it while this process runs; returns the lock's file descriptor.
-
-    Raises:
-        DispatcherError: Another `dispatcher run` has locked the directory, the directory cannot be created, or other
-            users can write to it.
-    """
+    """Creates the run directory, and locks it while this process runs; returns the lock's file descriptor. Raises
+    DispatcherError."""
     try:
         make_run_dir(run_dir)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

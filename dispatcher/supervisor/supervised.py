@@ -29,14 +29,8 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A kind of process that the parent keeps running: worker, relay or monitor.
-
-    Attributes:
-        name: The name in logs and process titles.
-        entry: The main function of its processes.
-        count: The initial number of processes. None if exactly one must run at any time.
-        stops_last: Whether the role's processes stop only after all others. True for the relay and the monitor.
-    """
+    """A kind of process that the parent keeps running. `count` is None if exactly one must run at any time. If
+    `stops_last`, its processes stop only after all others."""
 
     name: str
     entry: Entry
@@ -50,16 +44,8 @@ class Role:
 class Process:
     """A slot of a role, and its current process. When the process is restarted, the slot stays the same.
 
-    Attributes:
-        number: The slot's number, unique among the running processes of a role.
-        pid: The process id; None while the process waits for its start.
-        start_at: When to start the process; None while it runs.
-        generation: How many reloads had begun when the process was forked.
-        ending: Why the parent stopped the process; None if the parent did not stop it.
-        kill_at: When to kill the process if it has not ended by then.
-        is_hung: Whether the process's event loop hung, so that the parent aborted the process.
-        beats: The heartbeat counter of the process, when the parent last looked.
-        silent_seconds: How long the counter has not changed.
+    While it waits for its start, `pid` is None; while it runs, `start_at` is None. `generation` is how many reloads had
+    begun at the fork. `ending` is None if the parent did not stop it.
     """
 
     role: Role
@@ -79,17 +65,15 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The name in logs and process titles."""
         return self.role.name if self.role.count is None else f"{self.role.name} {self.number}"
 
     def note_start(self, pid: int, now: float, generation: int) -> None:
-        """Records that the process was forked."""
         self.pid, self.started_at, self.start_at, self.generation = pid, now, None, generation
         self.is_hung, self.beats, self.silent_seconds = False, 0, 0.0
         self.process_slot.note_process(pid)
 
     def kill_by(self, instant: float) -> None:
-        """Sets the time at which the process is killed, unless an earlier time is set."""
+        """Kills the process at this time, unless an earlier time is set."""
         self.kill_at = instant if self.kill_at is None else min(self.kill_at, instant)
 
     def ending_of(self, exit_code: int | None) -> Ending:
@@ -114,7 +98,6 @@ class Process:
 
 
 def describe_exit(exit_code: int) -> str:
-    """Describes an exit code; a negative code is a signal."""
     return f"signal {_signal_name(-exit_code)}" if exit_code < 0 else f"exit {exit_code}"
 
 

@@ -102,8 +102,8 @@ EVENTS: Final = MappingProxyType(
         "emails): sent, released.",
         "topology.unverified": "The process could not check the bindings, arguments and policies of the queues. Field: "
         "reason.",
-        "dlq.swept": "A monitor removed dead letters from the DLQ that are not about their email's current failure: for "
-        "example, the email was replayed. Field: count.",
+        "dlq.swept": "A monitor removed dead letters from the DLQ that are not about their email's current failure, "
+        "such as the dead letters of replayed emails. Field: count.",
         "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP. AMQP does not count messages that a "
         "consumer has received but not acked, so the depth can be too low. Field: reason.",
         "host.name_shared": "Several hosts have used the same DISPATCHER_HOST_NAME for a while. Each host needs its "

@@ -9,14 +9,8 @@ from dispatcher.domain.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FinishedAttempt:
-    """What the span of a finished attempt contains.
-
-    Attributes:
-        traceparent: W3C trace context of the enqueue; None starts a new trace.
-        started_at: The start in Unix seconds.
-        finished_at: The end in Unix seconds.
-        error_type: A value of `domain.outcome.Reason`; None if the provider accepted the email.
-    """
+    """What the span of a finished attempt contains; times in Unix seconds. Without `traceparent`, it starts a new
+    trace."""
 
     traceparent: str | None
     started_at: float

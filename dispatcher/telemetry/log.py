@@ -27,10 +27,7 @@ def get_log() -> FilteringBoundLogger:
 def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any) -> None:
     """Sets up the log of this process. A second call replaces the first call's log.
 
-    Args:
-        level: One of `config.LOG_LEVELS`.
-        form: `json`, `text`, or `auto`: text on a terminal, otherwise JSON.
-        always: Fields of every event, such as the worker's name.
+    `form` is `json`, `text`, or `auto`: text on a terminal, otherwise JSON. Every event has the fields `always`.
     """
     terminal = stream.isatty()
     as_json = form == "json" or (form == "auto" and not terminal)

@@ -34,11 +34,8 @@ class LogWriter:
     """A log file whose `write` never raises and never waits for long."""
 
     def __init__(self, stream: TextIO) -> None:
-        """
-        Args:
-            stream: The log. Only its file descriptor is used. If the stream itself were used, Python would repeat a
-                failed write of the stream's buffer when the process exits, and the exit would fail.
-        """
+        """Uses only the stream's file descriptor: otherwise, Python would repeat a failed write of the stream's buffer
+        when the process exits, and the exit would fail."""
         stream.flush()
         self._descriptor = stream.fileno()
         self._write = _writer(self._descriptor)
@@ -47,8 +44,7 @@ class LogWriter:
         self._may_wait_at = 0.0
 
     def write(self, line: bytes, count: int = 1) -> None:
-        """Writes `line`, which contains `count` log lines. If the reader accepts nothing, counts these lines as
-        lost."""
+        """Writes `line`, which contains `count` log lines. If the reader accepts nothing, counts them as lost."""
         if self._rest:
             self._rest = self._put(self._rest)
         if self._rest:

@@ -47,13 +47,9 @@ MakeValue = Callable[["Meter", str, Labels, Labels], SampleValue]
 class Meter:
     """A metric that processes count.
 
-    Attributes:
-        kind: The Prometheus type. The names of the files with the metric begin with this type.
-        labels: Label names. Their values come from closed vocabularies, never from an email.
-        known: Combinations of label values whose count is zero from the start. Without a zero, Prometheus would not
-            see the first event as an increase.
-        panel: The dashboard row that shows the metric. Without a panel (only in tests), no process counts the metric.
-        is_bound: Whether this process counts with the meter.
+    The values of `labels` come from closed vocabularies, never from an email. The counts of the combinations in `known`
+    are zero from the start: without a zero, Prometheus would not see the first event as an increase. `panel` is the
+    dashboard row.
     """
 
     kind: ClassVar[str]
@@ -95,18 +91,15 @@ class Meter:
         return values
 
     def _numbers(self, labels: Labels) -> Iterator[tuple[str, Labels, Labels]]:
-        """Yields the sample's name, label names and label values, for each value of the meter."""
         yield self.name, self.labels, labels
 
 
 class Counter(Meter):
-    """A number that only grows. A process that replaces another process has the same slot (see `metric_files`), and
-    continues its count."""
+    """A number that only grows. A process that replaces another process continues its count (see `metric_files`)."""
 
     kind = "counter"
 
     def add(self, amount: float, *labels: str) -> None:
-        """Adds to the sample with these label values."""
         if self.is_bound and amount:
             (self._values.get(labels) or self._create(labels))[0].inc(amount)
 
@@ -123,12 +116,7 @@ class Gauge(Meter):
 
 
 class Histogram(Meter):
-    """A distribution of values. A process that replaces another process has the same slot (see `metric_files`), and
-    continues its counts.
-
-    Attributes:
-        bounds: The upper bounds of the buckets; the last bound is infinite.
-    """
+    """A distribution of values. A process that replaces another process continues its counts (see `metric_files`)."""
 
     kind = "histogram"
 
@@ -140,11 +128,9 @@ class Histogram(Meter):
 
     @property
     def samples(self) -> dict[str, Labels]:
-        """The metric's sample names, each with its label names."""
         return {f"{self.name}_sum": self.labels, f"{self.name}_bucket": (*self.labels, "le")}
 
     def observe(self, value: float, *labels: str) -> None:
-        """Counts one value."""
         if self.is_bound:
             total, *buckets = self._values.get(labels) or self._create(labels)
             total.inc(max(0.0, value))

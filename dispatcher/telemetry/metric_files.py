@@ -55,11 +55,7 @@ _WHOLE_FILE: Final = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class BadFile(Exception):
-    """A metric file that is skipped.
-
-    Attributes:
-        reason: `empty`, `corrupt`, `foreign` or `unreadable`.
-    """
+    """A metric file that is skipped: `empty`, `corrupt`, `foreign` or `unreadable`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -67,10 +63,8 @@ class BadFile(Exception):
 
 
 def wipe(folder: Path) -> None:
-    """Creates the folder and deletes the metric files of an earlier run; only the parent calls this.
-
-    Files of API processes stay, because API processes run without the parent. Files of other programs stay, too.
-    """
+    """Creates the folder and deletes the metric files of an earlier run; only the parent calls this. Files of other
+    programs stay, and of API processes, because these run without the parent."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in folder.iterdir():
@@ -82,11 +76,8 @@ def wipe(folder: Path) -> None:
 
 
 def begin(folder: Path, slot: str) -> None:
-    """Makes this process count in the files of its slot from now on. Call this after the fork.
-
-    Args:
-        slot: `w0`, `w1`, …, `relay`, `monitor`, `parent` or `api`.
-    """
+    """Makes this process count from now on in the files of its slot: `w0`, …, `relay`, `monitor`, `parent` or `api`.
+    Call this after the fork."""
     end()
     try:
         _open(folder, slot)
@@ -132,11 +123,7 @@ class Key(NamedTuple):
 
 def read(path: Path) -> list[tuple[str, float]]:
     """The values in a file, each with its key as text, in the order of their creation. `key_of` accepts all the keys.
-
-    Raises:
-        BadFile: The file is not valid.
-        FileNotFoundError: The file no longer exists: a new parent may have deleted the files of the previous parent.
-    """
+    Raises BadFile, or FileNotFoundError if a new parent has deleted the file."""
     ours = _OURS.fullmatch(path.name)
     if ours is None or path.suffix != ".db":
         raise BadFile("foreign")
@@ -169,11 +156,8 @@ def kind_of(path: Path) -> str:
 
 @lru_cache(maxsize=_MAX_KEYS)
 def key_of(kind: str, text: str) -> Key:
-    """Parses the text of a key. Raises BadFile if the key does not match the declaration of its metric, and ValueError
-    if a bound is no number.
-
-    A metric that is not declared only needs our prefix: it might belong to a provider that this process has not loaded.
-    """
+    """Parses the text of a key. Raises BadFile if the key does not match the declaration of its metric. A metric that
+    is not declared only needs our prefix: it might belong to a provider that this process has not loaded."""
     metric, sample, labels, about = json.loads(text)
     names, are_texts = set(labels), all(isinstance(value, str) for value in (sample, about, *labels.values()))
     meter = next((each for each in Meter.declared if each.name == metric), None)
@@ -189,10 +173,8 @@ def key_of(kind: str, text: str) -> Key:
 
 
 def is_current(path: Path) -> bool:
-    """Whether a file's values count. Counters and histograms always count; gauges only while their process runs.
-
-    Checks whether the process holds its lock, and takes no lock.
-    """
+    """Whether a file's values count. Counters and histograms always count; gauges only while their process runs, which
+    holds its lock."""
     ours = _OURS.fullmatch(path.name)
     if ours is None or ours["prefix"] != PREFIXES[-1]:
         return True
@@ -247,13 +229,11 @@ class _Value:
         self._value, _ = file.read_value(key)
 
     def inc(self, amount: float) -> None:
-        """Adds to the value."""
         with _writing:
             self._value += amount
             self._file.write_value(self._key, self._value, 0.0)
 
     def set(self, value: float) -> None:
-        """Replaces the value."""
         with _writing:
             self._value = value
             self._file.write_value(self._key, value, 0.0)
@@ -262,11 +242,9 @@ class _Value:
 class _NullValue:
     """Replaces the value of a sample that cannot be stored, because its file cannot grow."""
 
-    def inc(self, amount: float) -> None:
-        """Ignores the amount."""
+    def inc(self, amount: float) -> None: ...
 
-    def set(self, value: float) -> None:
-        """Ignores the value."""
+    def set(self, value: float) -> None: ...
 
 
 def _take_name(folder: Path, slot: str) -> tuple[str, int]:
@@ -287,11 +265,7 @@ def _take_name(folder: Path, slot: str) -> tuple[str, int]:
 
 
 def _prepare(path: Path, *, keep: bool) -> None:
-    """Makes sure that the file exists, is valid, and has all its pages on disk.
-
-    Args:
-        keep: Whether to keep the file's values if they are valid.
-    """
+    """Makes sure that the file exists, is valid, and has all its pages on disk. If `keep`, keeps valid values."""
     with suppress(BadFile, OSError):
         if keep and not path.is_symlink():
             read(path)
@@ -310,11 +284,8 @@ def _prepare(path: Path, *, keep: bool) -> None:
 
 
 def _make_room(path: Path, octets: int) -> int:
-    """Doubles the size of a file if `octets` more bytes do not fit into the file. Returns how many bytes fit now.
-
-    prometheus-client would extend the file without writing the new pages. On a full disk, a later write to such a page
-    would kill the process.
-    """
+    """Doubles the file if `octets` do not fit; returns how many fit. prometheus-client would not write the new pages:
+    on a full disk, a later write to one would kill the process."""
     try:
         with path.open("r+b") as file:
             used = int.from_bytes(file.read(4), sys.byteorder)

@@ -29,30 +29,20 @@ class QuickLog:
         self._buffered: list[dict[str, Any]] = []
 
     def write_to(self, lines: LogWriter | None, always: Mapping[str, Any]) -> None:
-        """Sets the writer for all further lines; with None, events are passed to structlog.
-
-        Args:
-            always: Fields of every event.
-        """
+        """Sets the writer for all further lines; with None, events are passed to structlog."""
         self.flush()
         self._lines = lines
         self._always = always
         self._soon = None
 
     def buffer(self, soon: Callable[[Callable[[], None]], object] | None) -> None:
-        """Buffers lines from now on, to write several in one system call.
-
-        Args:
-            soon: Calls a function a moment later, like an event loop's `call_soon`. None ends the buffering: the
-                buffered lines are written now, and each later line immediately. Pass None before the event loop is
-                closed.
-        """
+        """Buffers lines from now on, to write several in one system call. `soon` calls a function a moment later, like
+        an event loop's `call_soon`. Pass None before the loop is closed: it ends the buffering."""
         self._soon = soon
         if soon is None:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the buffered lines."""
         fields, self._buffered = self._buffered, []
         if fields:
             self._write(fields)

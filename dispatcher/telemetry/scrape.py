@@ -44,7 +44,6 @@ class ProcessCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric in the files, and the number of skipped files."""
         merged, skipped = self._merged()
         for metric in merged:
             metric.name = metric.name.removesuffix("_total")  # `generate_latest` appends _total to a counter's name
@@ -64,7 +63,7 @@ class ProcessCollector(Collector):
         }
 
     def _merged(self) -> tuple[list[Metric], Tally[str]]:
-        """Every metric, and how many files were skipped, by reason. Reads each file once."""
+        """Every metric, and how many files were skipped, by reason."""
         sums: defaultdict[tuple[str, str], float] = defaultdict(float)
         skipped: Tally[str] = Tally()
         for path in self._paths():
@@ -89,9 +88,8 @@ class ProcessCollector(Collector):
 
 
 def _metrics_of(sums: Mapping[tuple[str, str], float]) -> list[Metric]:
-    """The metrics for the sums of values, by kind and key. Adds up keys that differ only in the description: the files
-    of API processes also have keys of earlier releases. Each bucket also counts the smaller buckets, and a histogram's
-    last bucket is followed by its count, as Prometheus expects."""
+    """The metrics for the sums of values. Keys that differ only in the description are added up: API processes also
+    have keys of earlier releases. Buckets are cumulative, as Prometheus expects."""
     metrics: dict[str, Metric] = {}
     series: defaultdict[tuple[Any, ...], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for (kind, text), value in sums.items():

@@ -39,11 +39,7 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 class OpenSpan:
-    """The span of an enqueue in progress.
-
-    Attributes:
-        traceparent: The trace context of this span, for the enqueued emails.
-    """
+    """The span of an enqueue in progress. `traceparent` is for the enqueued emails."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -51,7 +47,6 @@ class OpenSpan:
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def note(self, emails: int, email_id: UUID | None) -> None:
-        """Sets the number of emails, and the email's id if there is only one email."""
         self._span.set_attribute("dispatcher.emails", emails)
         if email_id is not None:
             self._span.set_attribute("dispatcher.email_id", str(email_id))
@@ -75,7 +70,6 @@ class Spans:
         self._tracer = self._provider.get_tracer(SERVICE, VERSION)
 
     def add_attempt(self, attempted: FinishedAttempt) -> None:
-        """Adds the span of a finished attempt."""
         span = self._tracer.start_span(
             "email.attempt",
             _context(attempted.traceparent),
@@ -93,7 +87,6 @@ class Spans:
         span.end(int(max(attempted.started_at, attempted.finished_at) * _NANOSECONDS))
 
     def begin_enqueue(self, traceparent: str | None) -> OpenSpan:
-        """Begins the span of an enqueue now."""
         return OpenSpan(self._tracer.start_span("email.enqueue", _context(traceparent), SpanKind.PRODUCER))
 
     def take_lost(self) -> int:
@@ -108,8 +101,7 @@ class Spans:
 
 
 class _CountingExporter(SpanExporter):
-    """Delivers spans, and counts the spans that could not be delivered. Does not log: only the main thread may log, and
-    deliveries run in another thread."""
+    """Delivers spans, and counts lost ones. Does not log: only the main thread may, and deliveries run in another."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -117,7 +109,6 @@ class _CountingExporter(SpanExporter):
         self._reported = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Delivers a batch of spans."""
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             self._lost += len(spans)
@@ -128,15 +119,13 @@ class _CountingExporter(SpanExporter):
         self._exporter.shutdown()
 
     def take_lost(self) -> int:
-        """The number of spans lost since the last call. Call this from one thread only."""
         lost = self._lost
         new, self._reported = lost - self._reported, lost
         return new
 
 
 def _resource(instance: str) -> Resource:
-    """The service's name, version and process, for all spans. OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES can set a
-    different name."""
+    """The service's name, version and process. OpenTelemetry's variables can set a different name."""
     ours = Resource({"service.version": VERSION, "service.instance.id": instance})
     configured = Resource.create()
     named = not str(configured.attributes.get("service.name", "unknown_service")).startswith("unknown_service")

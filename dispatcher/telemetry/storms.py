@@ -28,19 +28,14 @@ class _Window:
 
 
 class StormLimit:
-    """A structlog processor that lets `LINES_PER_WINDOW` lines of each event pass in `WINDOW_SECONDS`.
-
-    Drops further lines. The event's next line after that time has the number of dropped lines in the field
-    `suppressed`.
-    """
+    """A structlog processor that lets `LINES_PER_WINDOW` lines of each event pass in `WINDOW_SECONDS`. The event's next
+    line after that time has the number of dropped lines in the field `suppressed`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._windows: dict[str, _Window] = {}
 
     def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
-        """Returns the event, with `suppressed` if earlier lines were dropped. Above the limit, raises DropEvent:
-        structlog then writes no line."""
         name = event["event"]
         if name in UNLIMITED:
             return event

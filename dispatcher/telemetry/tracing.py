@@ -29,12 +29,8 @@ _OUR_PROTOCOL: Final = "http/protobuf"
 
 
 class EnqueueSpan:
-    """A context manager for the enqueue of one request. It does nothing if tracing is off.
-
-    Attributes:
-        traceparent: The trace context for the request's emails: the span's context; without a span, the caller's
-            context.
-    """
+    """A context manager for the enqueue of one request, which does nothing if tracing is off. `traceparent` is then the
+    caller's trace context."""
 
     __slots__ = ("_span", "traceparent")
 
@@ -43,7 +39,6 @@ class EnqueueSpan:
         self._span = span
 
     def note(self, emails: int, email_id: UUID | None = None) -> None:
-        """Adds to the span the number of emails, and the email's id if there is only one email."""
         if self._span:
             self._span.note(emails, email_id)
 
@@ -58,11 +53,7 @@ class EnqueueSpan:
 
 
 class Tracer:
-    """Creates the spans of this process, if tracing is on.
-
-    Attributes:
-        is_on: Whether this process creates spans.
-    """
+    """Creates the spans of this process, if tracing `is_on`."""
 
     __slots__ = ("_spans", "is_on")
 
@@ -71,11 +62,7 @@ class Tracer:
         self._spans: Spans | None = None
 
     def begin(self, instance: str) -> None:
-        """Turns tracing on if it is enabled and possible. Starts a thread, so call it after the last fork.
-
-        Args:
-            instance: The name of this process among the host's processes.
-        """
+        """Turns tracing on if it is enabled and possible. Starts a thread, so call it after the last fork."""
         if not is_wanted(os.environ) or _obstacle(os.environ):
             return
         from dispatcher.telemetry.spans import Spans
@@ -99,11 +86,7 @@ class Tracer:
             self._give_up(error)
 
     def enqueueing(self, traceparent: str | None) -> EnqueueSpan:
-        """The span of an enqueue that begins now.
-
-        Args:
-            traceparent: The caller's trace context, not validated.
-        """
+        """The span of an enqueue that begins now. The caller's `traceparent` is not validated."""
         if self._spans is None:
             return EnqueueSpan(traceparent)
         try:
@@ -113,7 +96,7 @@ class Tracer:
             return EnqueueSpan(traceparent)
 
     def end(self) -> None:
-        """Delivers buffered spans, for `END_SECONDS` at most. Does nothing if tracing is off."""
+        """Delivers buffered spans, for `END_SECONDS` at most."""
         if self._spans is not None:
             self._spans.end(END_SECONDS)
             if lost := self._spans.take_lost():

@@ -28,12 +28,7 @@ _STEP_OCTETS: Final = 768 * _LINE_OCTETS
 
 @dataclass(frozen=True, slots=True)
 class Base64Content:
-    """Content that is sent as Base64.
-
-    Attributes:
-        content: The octets before encoding.
-        has_lines: Whether the Base64 has lines that end in CRLF, as MIME requires. If not, it is one long line.
-    """
+    """Content that is sent as Base64: with `has_lines`, in lines that end in CRLF, as MIME requires."""
 
     content: bytes = field(repr=False)
     has_lines: bool = False
@@ -44,7 +39,6 @@ class Base64Content:
         return (octets + 2) // 3 * 4 + line_ends
 
     def pieces(self) -> Iterator[bytes]:
-        """Encodes the content piece by piece, and yields the pieces."""
         view = memoryview(self.content)
         for start in range(0, len(view), _STEP_OCTETS):
             step = view[start : start + _STEP_OCTETS]
@@ -61,7 +55,6 @@ class Base64Body:
         return (len(self.body) + 2) // 3 * 4
 
     def pieces(self) -> Iterator[bytes]:
-        """Encodes the body piece by piece, and yields the pieces."""
         rest = b""
         for piece in self.body.pieces():
             octets = rest + piece
@@ -96,11 +89,8 @@ class Body:
 def with_attachments(body: bytes, files: Iterable[tuple[Mapping[str, str], bytes]]) -> Body:
     """Adds the member `attachments` to a JSON object. Returns the longer object as a body in parts.
 
-    The attachments' contents are written as Base64, which needs no escapes in JSON.
-
-    Args:
-        body: The JSON object, with at least one member.
-        files: For each attachment: its JSON object without the member `content`, and the content's octets.
+    `files`: for each attachment, its JSON object without the member `content`, and the content's octets, which are
+    written as Base64, because Base64 needs no escapes in JSON.
     """
     parts: list[bytes | Base64Content] = []
     before = body[:-1] + b',"attachments":['

@@ -14,11 +14,7 @@ class SendAgain(Exception):
 
 
 class Call(Protocol):
-    """One call to a server.
-
-    Attributes:
-        deadline: When the call must have ended, including the time to connect, in the running loop's `time()`.
-    """
+    """One call to a server, which must have ended at `deadline`, in the running loop's `time()`."""
 
     deadline: float
 
@@ -28,8 +24,5 @@ class Call(Protocol):
 
     def connection_acquired(self) -> None:
         """The transport calls this when a connection is free. Sets a new deadline, because the wait for a connection
-        does not count.
-
-        If this method raises an exception, the transport sends nothing.
-        """
+        does not count. If this method raises an exception, the transport sends nothing."""
         ...

@@ -35,8 +35,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class NoAnswer(Exception):
-    """A receiver was not reached, or sent no valid answer in time; a retry might succeed. `reason` contains no
-    addresses, secrets or text of the receiver."""
+    """A receiver was not reached, or sent no valid answer in time. `reason` has no address, secret or foreign text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -44,14 +43,10 @@ class NoAnswer(Exception):
 
 
 async def addresses_of(host: str, port: int, *, private_setting: str | None, resolver: Resolve) -> Sequence[str]:
-    """The addresses that a webhook may connect to, in the resolver's order; at most MAX_ADDRESSES.
+    """The addresses that a webhook may connect to, in the resolver's order; at most MAX_ADDRESSES. Raises NoAnswer.
 
-    Args:
-        private_setting: The name of the setting that would allow addresses that are not public; the error mentions
-            it. None if this setting is on, so that all addresses are allowed.
-
-    Raises:
-        NoAnswer: The name has no address, or one of the addresses is not allowed.
+    `private_setting`: the name of the setting that would allow addresses that are not public; the error mentions it.
+    None if this setting is on, so that all addresses are allowed.
     """
     try:
         found = (await resolver(host, port))[:MAX_ADDRESSES]
@@ -66,8 +61,7 @@ async def addresses_of(host: str, port: int, *, private_setting: str | None, res
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is reachable from the internet. An IPv6 address that contains an IPv4 address (IPv4-mapped,
-    6to4) is public if the IPv4 address is."""
+    """Whether an address is reachable from the internet; of IPv4-mapped and 6to4 addresses, the IPv4 address counts."""
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is not None:

@@ -71,13 +71,7 @@ class _Slots(asyncio.Semaphore):
 
 
 class HttpTransport:
-    """A pool of connections to one server, for one event loop and any number of concurrent calls.
-
-    All URLs of one transport must have the same server. The first call opens the first connection.
-
-    Attributes:
-        idle: The open connections without a call; the connection that was used last is the last.
-    """
+    """A pool of connections to one server, for one event loop and any number of concurrent calls."""
 
     def __init__(
         self,
@@ -88,21 +82,13 @@ class HttpTransport:
         proxy: HttpProxy | None = None,
         connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
-        """Creates the pool without opening a connection.
-
-        Args:
-            connections: The maximum number of concurrent calls; further calls wait.
-            ca_file: Certificates to trust in addition to the system's, as PEM.
-            trusted: Certificates to trust instead of the system's, as PEM.
-            proxy: The proxy to connect through; None connects directly.
-
-        Raises:
-            ssl.SSLError, OSError: A certificate file cannot be used.
-        """
+        """`connections`: the most concurrent calls; further calls wait. `ca_file`: certificates to trust in addition to
+        the system's; `trusted`: instead of the system's. Raises OSError if a certificate file cannot be used."""
         self._slots = _Slots(connections)
         self._connect_seconds = connect_seconds
         self._tls = http_context(ca_file, trusted)
         self._proxy = proxy
+        # the open connections without a call; the connection that was used last is the last
         self.idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
         self._heads: dict[tuple[str, str], tuple[dict[str, str], bytes]] = {}
@@ -114,12 +100,8 @@ class HttpTransport:
         Calls `call.connection_acquired` when a connection is free. Calls `call.mark_on_wire` when the connection is
         open, just before it writes the body (or the last octet of a large body). If one of these two methods raises an
         exception, `post` raises the same exception, and the server never gets a complete request. `call.deadline`
-        limits the whole call, even if the server sends one octet at a time.
-
-        Raises:
-            NoFreeConnection: No pool connection became free in time.
-            RequestNotSent: The request was not sent completely.
-            NoResponse: The request may have been sent, and no complete response arrived.
+        limits the whole call, even if the server sends one octet at a time. Raises NoFreeConnection, RequestNotSent or
+        NoResponse.
         """
         await self._acquire(call.deadline)
         try:
@@ -149,9 +131,8 @@ class HttpTransport:
 
         Returns a future of what `answered` makes of the response. Do not cancel it. Returns None, and sends nothing, if
         no connection is idle, or if the body is large or in parts: then use `post`. If `call.mark_on_wire` raises an
-        exception, `begin` raises the same exception, and the server gets nothing.
-
-        This method does not call `call.connection_acquired`, because the call does not wait for a connection.
+        exception, `begin` raises the same exception, and the server gets nothing. Does not call
+        `call.connection_acquired`, because the call does not wait for a connection.
         """
         if not isinstance(body, bytes) or len(body) > LARGE_BODY_OCTETS or not self._slots.are_free:
             return None
@@ -364,7 +345,7 @@ def _late(what: str, concern: Concern | None = None) -> RequestNotSent:
 
 
 def _latest_send_at(deadline: float) -> float:
-    """The latest time at which a body may be sent, so that enough time for the response remains until the deadline."""
+    """The latest time at which a body may be sent, so that enough time for the response remains."""
     share = (deadline - asyncio.get_running_loop().time()) * RESPONSE_SHARE
     return deadline - min(max(0.0, share), MAX_RESPONSE_SECONDS)
 

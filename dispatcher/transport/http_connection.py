@@ -25,17 +25,7 @@ MAX_OCTETS: Final = 1024 * 1024
 
 
 class HttpConnection(asyncio.Protocol):
-    """An HTTP connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls the methods named `on_…`.
-
-    Attributes:
-        is_open: Whether the connection is open.
-        is_busy: Whether a request was written, at least in part, and its response is not complete.
-        idle_since: When the connection was last returned to the pool, in the loop's `time()`.
-        status: The response's status; None until it arrives.
-        headers: The response's headers, by lower-case name; for a repeated header, the last value.
-        body: At most the first `MAX_RESPONSE_OCTETS` of the response's body.
-        fault: A clause that says why no complete response will arrive; None while a response can still arrive.
-    """
+    """An HTTP connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls the methods named `on_…`."""
 
     def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
         """`on_end`: called once, with this connection, when it has closed. Not called if it was never open."""
@@ -53,17 +43,17 @@ class HttpConnection(asyncio.Protocol):
         self._octets = 0
         self._socket = select.poll()
         self.is_open = False
-        self.is_busy = False
-        self.idle_since = 0.0
+        self.is_busy = False  # whether a request was written, at least in part, and its response is not complete
+        self.idle_since = 0.0  # when the connection was last returned to the pool, in the loop's `time()`
         self.status: int | None = None
-        self.headers: dict[str, str] = {}
-        self.body = b""
-        self.fault: str | None = None
+        self.headers: dict[str, str] = {}  # by lower-case name; for a repeated header, the last value
+        self.body = b""  # at most the first MAX_RESPONSE_OCTETS
+        self.fault: str | None = None  # why no complete response will arrive, as a clause
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another request may be written: the connection is open, and has no unread input, which would mean
-        that the server has closed it, or sent data that belongs to no request."""
+        """Whether another request may be written. Unread input means that the server has closed the connection, or has
+        sent data that belongs to no request."""
         return self.can_write and not self._socket.poll(0)
 
     @property
@@ -97,8 +87,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(octets)
 
     async def write_pieces(self, pieces: Iterable[bytes]) -> None:
-        """Writes more of a request, as fast as the kernel accepts the octets. Returns when all pieces are written, a
-        response arrives, or the connection closes."""
+        """Writes more of a request, as fast as the kernel accepts it; stops at a response or at the end."""
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=1, low=0)
         for piece in pieces:
@@ -148,7 +137,6 @@ class HttpConnection(asyncio.Protocol):
             self._fail("the response is too long")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the request, if one is in progress, because the connection has closed. Called by asyncio."""
         self._set_closed()
         if self.is_busy and exc is None and self._ends_with_connection:
             self._complete()
@@ -161,8 +149,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = None
 
     def eof_received(self) -> None:
-        """Marks the connection as closed, because the server will send no more. asyncio calls `connection_lost`
-        later."""
+        """The server will send no more. asyncio calls `connection_lost` later."""
         self._set_closed()
 
     def pause_writing(self) -> None:
@@ -173,8 +160,7 @@ class HttpConnection(asyncio.Protocol):
         self._resume_pieces()
 
     def on_message_begin(self) -> None:
-        """Closes the connection if the response has no request: otherwise, later responses could be assigned to the
-        wrong requests."""
+        """Without a request, later responses could be assigned to the wrong requests."""
         if not self.is_busy:
             self.abort()
 
@@ -213,8 +199,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _ends_with_connection(self) -> bool:
-        """Whether the response ends when the server closes the connection: no length, no chunks (RFC 9112, section
-        6.3)."""
+        """Whether the server ends the response by closing the connection (RFC 9112, section 6.3)."""
         return self.status is not None and not self.headers.keys() & {"content-length", "transfer-encoding"}
 
     def _complete(self) -> None:

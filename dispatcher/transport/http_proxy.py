@@ -33,11 +33,7 @@ class HttpProxy:
 
 
 def proxy_for(url: str) -> HttpProxy | None:
-    """The proxy that the environment variables set for a URL; None if they set none.
-
-    Raises:
-        ConfigurationError: The environment variables set a proxy that we cannot use.
-    """
+    """The proxy that the environment variables set for a URL, if any. Raises ConfigurationError if we cannot use it."""
     from urllib.request import getproxies, proxy_bypass  # imported here, because the import takes 10 ms
 
     target = urlsplit(url)
@@ -62,8 +58,7 @@ def proxy_for(url: str) -> HttpProxy | None:
 
 
 async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> None:
-    """Opens a tunnel to a host and port through a connected socket. Raises ProxyRefused or OSError, and closes the
-    socket, if that fails."""
+    """Opens a tunnel to a host and port through a connected socket. Closes the socket if that fails."""
     try:
         answer = await _asked(proxy, connected, host, port)
         if not (_GRANTED.match(answer) and answer.endswith(_END)):
@@ -80,8 +75,7 @@ async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, por
 
 
 async def _asked(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> bytes:
-    """Sends CONNECT. Returns the head of the response, unchecked; only what arrived if the proxy closes the
-    connection."""
+    """Sends CONNECT. Returns the head of the response, unchecked, and incomplete if the proxy closes the connection."""
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connected, _request(proxy, host, port))
     answer = b""

@@ -22,19 +22,13 @@ MAX_NAME_CHARACTERS: Final = 128
 
 
 class RequestNotSent(Exception):
-    """The body, or at least its last octet, was not sent and never will be.
-
-    Attributes:
-        reason: `connection_failed` or `timeout_before_send`.
-        detail: What happened, without addresses and credentials.
-        concern: The cause, if `reason` does not show it.
-    """
+    """The body, or at least its last octet, was not sent and never will be. `detail` is without addresses."""
 
     def __init__(self, reason: Reason, detail: str, *, concern: Concern | None = None) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
-        self.concern = concern
+        self.concern = concern  # the cause, if `reason` does not show it
 
     @property
     def outcome(self) -> Deferred:
@@ -42,12 +36,7 @@ class RequestNotSent(Exception):
 
 
 class NoResponse(Exception):
-    """The body may have been sent, and no complete response arrived.
-
-    Attributes:
-        detail: What happened, without addresses and credentials.
-        status: The status of an incomplete response; None if no status arrived.
-    """
+    """The body may have been sent, and no complete response arrived. `status`: that of an incomplete response."""
 
     def __init__(self, detail: str, *, status: int | None = None) -> None:
         super().__init__(detail)
@@ -61,16 +50,11 @@ class NoResponse(Exception):
 
 @value
 class HttpResponse:
-    """A server's response.
-
-    Attributes:
-        headers: By lower-case name; for a repeated header, the last value.
-        body: At most the first `http_connection.MAX_RESPONSE_OCTETS`.
-    """
+    """A server's response."""
 
     status: int
-    headers: Mapping[str, str] = field(repr=False)
-    body: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)  # by lower-case name; for a repeated header, the last value
+    body: bytes = field(repr=False)  # at most the first `http_connection.MAX_RESPONSE_OCTETS`
 
     @property
     def document(self) -> Mapping[str, Any]:

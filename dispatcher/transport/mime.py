@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email import base64mime, quoprimime
 from email.utils import encode_rfc2231, format_datetime
@@ -26,8 +26,9 @@ from typing import Final
 from unicodedata import normalize
 
 from dispatcher.domain.address import Address
+from dispatcher.domain.capabilities import has_ascii_local_part
 from dispatcher.domain.outcome import Reason
-from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
+from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail, without_recipients
 from dispatcher.transport.body import Base64Content, Body
 from dispatcher.transport.mime_headers import (
     FOLD,
@@ -58,26 +59,17 @@ _CHANGED_BY_SERVERS: Final = re.compile(r"^(?:\.|F(?=rom ))", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class RenderedEmail:
-    """An email as it is transmitted.
+    """An email as it is transmitted."""
 
-    Attributes:
-        body: Headers and body with CRLF line ends, without dot-stuffing. Each part of this `Body` begins at the start
-            of a line, so that each part can be dot-stuffed separately.
-        sender: The envelope sender, with the domain in ASCII.
-        recipients: The envelope recipients, in the order To, Cc, Bcc, each once.
-        needs_smtputf8: Whether an address has a local part that is not ASCII, so that the server must support SMTPUTF8.
-        positions: The positions of each envelope recipient in To, Cc and Bcc, from 1; None if no address is repeated.
-        unsupported: The positions of the recipients that were left out, because their addresses need SMTPUTF8.
-        lacks_reply_to: Whether an address of Reply-To was left out for the same reason.
-    """
-
-    body: Body
-    sender: str = field(repr=False)
-    recipients: tuple[str, ...] = field(repr=False)
-    needs_smtputf8: bool
+    body: Body  # CRLF line ends, no dot-stuffing; each part begins a line, so that it can be dot-stuffed separately
+    sender: str = field(repr=False)  # of the envelope, with the domain in ASCII
+    recipients: tuple[str, ...] = field(repr=False)  # of the envelope, in the order To, Cc, Bcc, each once
+    needs_smtputf8: bool  # whether an address has a local part that is not ASCII
+    # of each recipient in To, Cc and Bcc, from 1; None if no address is repeated
     positions: tuple[tuple[int, ...], ...] | None = None
+    # the positions of the recipients that were left out, because they need SMTPUTF8
     unsupported: frozenset[int] = frozenset()
-    lacks_reply_to: bool = False
+    lacks_reply_to: bool = False  # whether an address of Reply-To was left out for the same reason
 
     def positions_of(self, index: int) -> tuple[int, ...]:
         """The positions of an envelope recipient, given its index in `recipients`."""
@@ -85,7 +77,6 @@ class RenderedEmail:
 
     @property
     def content(self) -> bytes:
-        """The body in one piece, with encoded attachments."""
         return bytes(self.body)
 
 
@@ -95,12 +86,32 @@ async def rendered(email: OutgoingEmail) -> RenderedEmail:
     return render(email) if octets < LARGE_OCTETS else await asyncio.to_thread(render, email)
 
 
-def render(email: OutgoingEmail) -> RenderedEmail:
-    """Renders an email: returns the MIME message and the envelope.
+def is_sendable_in_ascii(email: OutgoingEmail) -> bool:
+    """Whether the sender and at least one recipient need no SMTPUTF8."""
+    return has_ascii_local_part(email.sender) and any(map(has_ascii_local_part, (*email.to, *email.cc, *email.bcc)))
 
-    Raises:
-        UnrenderableEmail: The email is not valid. The error names the field, and never quotes its value.
-    """
+
+async def rendered_in_ascii(email: OutgoingEmail) -> RenderedEmail:
+    """Renders an email without the recipients and the Reply-To addresses that need SMTPUTF8."""
+    everyone = (*email.to, *email.cc, *email.bcc)
+    kept = [position for position, address in enumerate(everyone, 1) if has_ascii_local_part(address)]
+    unsupported = frozenset(range(1, len(everyone) + 1)).difference(kept)
+    to, cc, reply_to = (
+        tuple(filter(has_ascii_local_part, listed))
+        for listed in (*(email.shown or (email.to, email.cc)), email.reply_to)
+    )
+    content = await rendered(replace(without_recipients(email, unsupported), shown=(to, cc), reply_to=reply_to))
+    positions = [content.positions_of(index) for index in range(len(content.recipients))]
+    return replace(
+        content,
+        positions=tuple(tuple(kept[position - 1] for position in each) for each in positions),
+        unsupported=unsupported,
+        lacks_reply_to=reply_to != email.reply_to,
+    )
+
+
+def render(email: OutgoingEmail) -> RenderedEmail:
+    """Renders an email: returns the MIME message and the envelope. Raises UnrenderableEmail, which quotes no value."""
     if email.template_id is not None:
         raise UnrenderableEmail(
             Reason.INVALID_CONTENT,
@@ -137,8 +148,8 @@ def _sender(text: str) -> tuple[Address, str]:
 
 
 def _positions(addresses: Sequence[Address]) -> tuple[tuple[int, ...], ...] | None:
-    """The positions of each address; None if none is repeated. Upper and lower case of a domain are equal (RFC 5321,
-    section 2.4), and so are composed and decomposed characters."""
+    """The positions of each address; None if none is repeated."""
+    # Upper and lower case of a domain are equal (RFC 5321, section 2.4), and so are composed and decomposed characters.
     found: dict[tuple[str, str], list[int]] = {}
     if len(addresses) > 1:
         for position, address in enumerate(addresses, 1):
@@ -230,8 +241,7 @@ def _with_line_ends(text: str) -> str:
 
 
 def _encoded(text: str, octets: bytes) -> tuple[str, str, bytes]:
-    """The charset, the transfer encoding and the encoded text: no server changes the text, which never contains a MIME
-    boundary."""
+    """The charset, the transfer encoding and the encoded text, which no server changes, and without a MIME boundary."""
     if text.isascii() and "--=_" not in text and _is_clean(octets) and not _has_long_line(octets):
         return "us-ascii", "7bit", octets
     # Choose the shorter encoding. Quoted-printable triples each octet that is not ASCII. Base64 makes the whole text
@@ -271,9 +281,9 @@ def _attachment_head(file: OutgoingAttachment) -> str:
 
 
 def _filename(name: str) -> tuple[str, str]:
-    """The parameters `name`, which only old mail programs read, and `filename`, each with a semicolon before it. An
-    ASCII name is one quoted string, because some mail programs read no sections. Any other `filename` is as in RFC
-    2231, and its `name` has encoded words."""
+    """The parameters `name`, which only old mail programs read, and `filename`, each with a semicolon before it."""
+    # An ASCII name is one quoted string, because some mail programs read no sections. Any other `filename` is as in RFC
+    # 2231, and its `name` has encoded words.
     if name.isascii() and "=?" not in name:
         return "", f";{FOLD}filename={quoted(name)}"
     encoded = encode_rfc2231(name, "utf-8", "")

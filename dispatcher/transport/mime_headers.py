@@ -50,8 +50,7 @@ class UnrenderableEmail(DispatcherError):
 
 
 def checked_text(field: str, text: str) -> str:
-    """Returns the text if a header may contain it. Raises UnrenderableEmail if it contains a control character, or an
-    encoded word (RFC 2047), which could hide a control character."""
+    """Returns the text if a header may contain it. An encoded word (RFC 2047) could hide a control character."""
     if fault := header_fault(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"{field} {fault}")
     return text
@@ -65,11 +64,7 @@ def text_field(name: str, text: str) -> str:
 
 
 def header_field(name: str, value: str) -> str:
-    """The field of a header that an application sets: encoded as mail software reads it, folded, with its line end.
-
-    Raises:
-        UnrenderableEmail: The email may not set the header, or the header cannot contain the value.
-    """
+    """The field of a header that an application sets: encoded as mail software reads it, folded, with its line end."""
     if not _FIELD_NAME.fullmatch(name):
         raise UnrenderableEmail(
             Reason.INVALID_CONTENT, "headers contains an invalid name: use 1 to 76 printable ASCII characters, no colon"
@@ -140,8 +135,7 @@ def ascii_spec(address: Address) -> str:
 
 @lru_cache(maxsize=4096)
 def ascii_domain(domain: str) -> str:
-    """The domain in ASCII, encoded with IDNA 2008 after the mappings of UTS 46. Raises ValueError, without the domain,
-    if IDNA does not allow it."""
+    """The domain by IDNA 2008 and UTS 46. Raises ValueError, without the domain, if IDNA does not allow it."""
     if domain.isascii():
         return domain
     try:
@@ -168,8 +162,7 @@ def encoded_words(name: str, text: str) -> str:
 
 
 def _folded_words(name: str, text: str) -> str:
-    """The field, folded between words. The first word follows the name: some software ignores a first line without a
-    value."""
+    """The field, folded between words. The first follows the name: some software ignores an empty first line."""
     first, *words = _WORDS.findall(text) or [""]
     lines = [f"{name}: {first}"]
     for word in words:

@@ -71,13 +71,8 @@ class SignedPoster:
         total_seconds: float,
         resolver: Resolve,
     ) -> None:
-        """Opens no connection yet.
-
-        Args:
-            private_setting: The name of the setting that would allow addresses that are not public; the error mentions
-                it. None if this setting is on: then all addresses are allowed, and loopback addresses also over http://.
-            total_seconds: The longest time for a post, including the time to connect.
-        """
+        """`private_setting`: see `addresses_of`; if None, loopback addresses are also allowed over http://.
+        `total_seconds`: the longest time for a post, including the time to connect."""
         self._url = urlsplit(url)
         self._host = self._url.hostname or ""
         self._port = self._url.port or _PORTS.get(self._url.scheme, 0)
@@ -88,15 +83,8 @@ class SignedPoster:
         self._total_seconds = total_seconds
 
     async def post(self, message_id: str, secrets: list[str], body: bytes) -> PostAnswer:
-        """Posts a body, and returns the receiver's answer, whatever its status.
-
-        Args:
-            message_id: The value of the header `webhook-id`. Use the same id for each attempt.
-            secrets: The signing secrets. The request gets one signature for each secret.
-
-        Raises:
-            NoAnswer: The receiver was not reached, or sent no valid answer in time.
-        """
+        """Posts a body, and returns the receiver's answer, whatever its status. Use the same `message_id` for each
+        attempt. The request gets one signature for each of the `secrets`. Raises NoAnswer."""
         try:
             async with asyncio.timeout(self._total_seconds):
                 return await self._post(message_id, secrets, body)
@@ -162,8 +150,7 @@ class SignedPoster:
 
 
 async def _read_response(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Response:
-    """Reads a response without its body, which is not needed. Raises NoAnswer if the receiver sends too much before the
-    end of the headers; then no other address is tried."""
+    """Reads a response without its body. If the receiver sends too much before, no other address is tried."""
     octets_left, informational_left = MAX_HEAD_OCTETS, MAX_INFORMATIONAL
     while not isinstance(event := connection.next_event(), h11.Response):
         if event is h11.NEED_DATA and octets_left:
@@ -184,8 +171,7 @@ async def _read_response(connection: h11.Connection, reader: asyncio.StreamReade
 
 
 def _retry_after(response: h11.Response) -> float:
-    """The seconds of Retry-After, a number or a date (RFC 9110, section 10.2.3), at most LONGEST_RETRY_AFTER_SECONDS; 0
-    if the header is missing or invalid."""
+    """The seconds of Retry-After, a number or a date (RFC 9110, section 10.2.3); 0 if it is missing or invalid."""
     text = next((value.decode("latin-1") for name, value in response.headers if name == b"retry-after"), "").strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
         return min(float(text), LONGEST_RETRY_AFTER_SECONDS)

@@ -32,48 +32,34 @@ _SIGNED_IN: Final = 235
 
 
 class NotConnected(Exception):
-    """No connection could be opened; no email was sent. `outcome` is for the email that needed the connection.
-    `is_full`: the server answered 421, because it accepts no further connections now."""
+    """No connection could be opened; no email was sent. `outcome` is for the email that needed the connection."""
 
     def __init__(self, outcome: Deferred, remedy: str = "Check that the server is running and reachable.") -> None:
         super().__init__(outcome.detail)
         self.remedy = remedy
         self.outcome = replace(outcome, known_concern=Concern.PROVIDER)
-        self.is_full = (outcome.code or "").startswith("421")
+        self.is_full = (outcome.code or "").startswith("421")  # the server accepts no further connections now
 
 
 @dataclass(slots=True)
 class SmtpConnection:
-    """An open connection, ready for MAIL.
-
-    Attributes:
-        size_limit: The largest email that the server accepts, in octets; 0 if the server announced no limit (RFC 1870).
-        emails: How many emails were sent over the connection.
-        idle_since: When the connection was returned to the pool, in the loop's `time()`.
-        needs_reset: Whether a transaction was not completed, so that the next transaction must begin with RSET.
-    """
+    """An open connection, ready for MAIL."""
 
     protocol: SmtpProtocol
     has_size: bool
-    size_limit: int
+    size_limit: int  # of an email, in octets; 0 if the server announced no limit (RFC 1870)
     has_smtputf8: bool
     has_pipelining: bool
-    emails: int = 0
-    idle_since: float = 0.0
-    needs_reset: bool = False
+    emails: int = 0  # how many were sent over the connection
+    idle_since: float = 0.0  # when the connection was returned to the pool, in the loop's `time()`
+    needs_reset: bool = False  # whether the next transaction must begin with RSET, because one was not completed
 
 
 async def open_connection(server: SmtpServer, context: ssl.SSLContext | None, *, ehlo_name: str = "") -> SmtpConnection:
     """Opens a connection that is ready for MAIL. Has no time limit, so the caller must set one.
 
-    Args:
-        context: The TLS context, which verifies certificate and host name; None for a server without TLS.
-        ehlo_name: Our name in EHLO; empty for `default_ehlo_name`.
-
-    Raises:
-        NotConnected: A later attempt might succeed.
-        ProviderFault: An operator must correct something: TLS is missing or untrusted, or the server refused the login
-            or our name.
+    `ehlo_name`: empty for `default_ehlo_name`. Raises NotConnected if a later attempt might succeed, and ProviderFault
+    if an operator must correct something: TLS, the login or our name.
     """
     tls = context if server.security == "tls" else None
     try:

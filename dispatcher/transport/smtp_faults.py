@@ -46,8 +46,7 @@ def remedy_for(reply: SmtpReply) -> str:
 
 
 def setup_fault(what: str, reply: SmtpReply, remedy: str | None = None) -> ProviderFault:
-    """The fault for a refusal that concerns every email. `what`: such as `refuses the login`. `remedy`: None to derive
-    it from the reply."""
+    """The fault for a refusal that concerns every email. `what`: such as `refuses the login`."""
     words = scrub(reply.text).rstrip(".")
     message = f"the SMTP server {what} ({reply.codes}){': ' if words else ''}{words}."
     return ProviderFault(NAME, message, remedy=remedy or remedy_for(reply))

@@ -24,11 +24,9 @@ _PASSWORD: Final = re.compile(r"(?i)pass|pwd|kennw|contrase|senha|wachtw|lösen|
 
 
 async def log_in(send: Send, offered: Collection[str], user: str, password: str) -> SmtpReply | None:
-    """Logs in. Returns the server's last reply; None if the server offers no method that we support.
-
-    If the server refuses the password, no other method is tried: more attempts could lock the account. If the server
-    does not understand a method that it offers, the next method is tried.
-    """
+    """Logs in. Returns the server's last reply; None if the server offers no method that we support."""
+    # If the server refuses the password, no other method is tried: more attempts could lock the account. If the server
+    # does not understand a method that it offers, the next method is tried.
     reply = None
     for name, method in _METHODS.items():
         if name in offered:
@@ -50,9 +48,8 @@ async def _plain(send: Send, user: bytes, password: bytes) -> SmtpReply:
 
 
 async def _login(send: Send, user: bytes, password: bytes) -> SmtpReply:
-    """Prompts can be in any language. By their order, the first prompt is for the user name, and never gets the
-    password. AUTH LOGIN never contains the user name, because some servers ignore it there, and ask for it once
-    more."""
+    # Prompts can be in any language. By their order, the first prompt is for the user name, and never gets the
+    # password. AUTH LOGIN never contains the user name, because some servers ignore it there, and ask for it once more.
     first = await send("AUTH LOGIN")
     if first.code != _GO_ON or (_names(_PASSWORD, first) and not _names(_USER, first)):
         return first

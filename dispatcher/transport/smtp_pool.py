@@ -57,8 +57,7 @@ class ConnectionPool:
         self._closing: set[asyncio.Future[None]] = set()
 
     async def acquire_slot(self, deadline: float) -> None:
-        """Acquires a slot: the right to use one connection. If no slot is free, waits in order of arrival. Raises
-        NoFreeConnection if no slot became free before the deadline, in the running loop's `time()`."""
+        """Acquires a slot, in order of arrival. Raises NoFreeConnection at the deadline (the loop's `time()`)."""
         if not self._slots.locked():
             await self._slots.acquire()  # returns at once; a timeout would take longer than the rest of the call
             return
@@ -69,7 +68,6 @@ class ConnectionPool:
             raise NoFreeConnection from None
 
     def release_slot(self) -> None:
-        """Releases a slot, so that another task can use a connection."""
         self._slots.release()
 
     def can_wait_for_another(self) -> bool:
@@ -104,8 +102,7 @@ class ConnectionPool:
         return connection
 
     def put_back(self, connection: SmtpConnection) -> None:
-        """Keeps a connection for the next email. Closes it instead if it is broken, if a reply is unread or missing, or
-        if it has carried the maximum number of emails."""
+        """Keeps a connection for the next email. Closes it if it is not sound, or has carried its maximum of emails."""
         if not connection.protocol.is_sound:
             connection.protocol.abort()
         elif connection.emails >= self._emails_per_connection:

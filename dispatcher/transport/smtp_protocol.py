@@ -27,8 +27,7 @@ _LINE: Final = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?", re.DOTALL)
 
 
 class SmtpConnectionLost(Exception):
-    """The connection closed, or its replies can no longer be trusted. The error contains no text that the server sent
-    after the greeting."""
+    """The connection closed, or its replies can no longer be trusted. Contains no text that came after the greeting."""
 
 
 class InvalidReply(SmtpConnectionLost):
@@ -72,8 +71,7 @@ class SmtpProtocol(asyncio.Protocol):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the connection can be reused: it is open, no reply is outstanding, and no surplus reply has arrived,
-        not even into the socket."""
+        """Whether the connection can be reused: open, no reply outstanding, and none unread, even in the socket."""
         return (
             self._fault is None
             and not self._outstanding
@@ -105,8 +103,7 @@ class SmtpProtocol(asyncio.Protocol):
         return self._outstanding
 
     def check(self) -> None:
-        """Checks that the caller may write. Raises SmtpConnectionLost if the connection is closed, or a reply is
-        unread."""
+        """Raises SmtpConnectionLost if the connection is closed, or a reply is unread: the caller must not write."""
         if self._fault is not None:
             raise self._fault
         if self._transport.is_closing():
@@ -122,18 +119,12 @@ class SmtpProtocol(asyncio.Protocol):
             await asyncio.sleep(0)
 
     def contradicts(self, reply: SmtpReply) -> bool:
-        """Whether another reply of a different class (2xx, 4xx, 5xx) arrived after this reply. Ignores a later 421,
-        because it only announces that the server closes the connection."""
+        """Whether a later reply has another class (2xx, 4xx, 5xx). A 421 only announces that the server closes."""
         return any(other.code // 100 != reply.code // 100 and not other.closes for other in self._replies)
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
-        """Starts TLS.
-
-        Raises:
-            SmtpConnectionLost: An unencrypted reply arrived after the reply to STARTTLS, perhaps from an attacker (RFC
-                3207, section 6). Or the connection is closed.
-            OSError: The handshake failed.
-        """
+        """Starts TLS. Raises OSError, or SmtpConnectionLost, also if an unencrypted reply arrived after the reply to
+        STARTTLS, perhaps from an attacker (RFC 3207, section 6)."""
         await self.read_available()
         self.check()
         transport = await self._loop.start_tls(self._transport, self, context, server_hostname=host)
@@ -142,14 +133,7 @@ class SmtpProtocol(asyncio.Protocol):
         self._transport = transport
 
     async def reply(self, timeout_seconds: float | None = None) -> SmtpReply:
-        """The next reply.
-
-        Args:
-            timeout_seconds: If no reply arrives within this time, the connection counts as broken; None for no limit.
-
-        Raises:
-            SmtpConnectionLost: The connection is broken, so no reply can arrive.
-        """
+        """The next reply. The connection counts as broken if none arrives within `timeout_seconds`."""
         if self._replies:
             return self._take()
         if self._fault is not None:
@@ -197,8 +181,7 @@ class SmtpProtocol(asyncio.Protocol):
         self._transport.abort()
 
     def quit(self) -> None:
-        """Sends QUIT. The connection ends (see `closed`) when the server closes it, or at the latest after
-        QUIT_SECONDS."""
+        """Sends QUIT. The connection is `closed` when the server closes it, at the latest after QUIT_SECONDS."""
         if self._transport.is_closing() or self._fault is not None:
             self._transport.abort()
             return
@@ -229,7 +212,6 @@ class SmtpProtocol(asyncio.Protocol):
             self._wake_waiters()
 
     def eof_received(self) -> None:
-        """Records that the server will send no more. Called by asyncio; returning None closes the transport."""
         self._break(SmtpConnectionLost("the server closed the connection"))
 
     def connection_lost(self, exc: Exception | None) -> None:

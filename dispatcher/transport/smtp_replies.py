@@ -47,12 +47,11 @@ class SmtpPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SmtpReply:
-    """One reply with all of its lines. `enhanced`: such as `5.1.1`, or empty. `text`: what follows the codes, of any
-    length; it can contain addresses."""
+    """One reply with all of its lines. `enhanced`: such as `5.1.1`, or empty. `text`: what follows the codes."""
 
     code: int
     enhanced: str
-    text: str
+    text: str  # of any length; it can contain addresses
 
     @property
     def codes(self) -> str:
@@ -78,8 +77,7 @@ class SmtpReply:
 
     @property
     def blames_our_setup(self) -> bool:
-        """Whether the server refuses every email until our credentials, TLS settings or name in EHLO are corrected (RFC
-        4954, section 6; RFC 3207)."""
+        """Whether our credentials, TLS settings or name in EHLO are refused (RFC 4954, section 6; RFC 3207)."""
         return self.code in (530, 534, 535, 538) or self.blames_our_name
 
     @property
@@ -98,8 +96,7 @@ class SmtpReply:
 
     @property
     def concerns_session(self) -> bool:
-        """Whether the server refuses the command here, and not the address in it. Servers also use 501 and 504 for
-        addresses."""
+        """Whether the server refuses the command here. Servers also use 501 and 504 for the address in it."""
         return self.is_protocol_error and self.code not in (501, 504)
 
     @property
@@ -132,8 +129,7 @@ SES."""
 
 @lru_cache(maxsize=64)
 def reply_of(code: int, text: str) -> SmtpReply:
-    """Parses a reply from its basic code and the text after the code. Most replies of a server have the same few
-    texts, so the last ones are kept."""
+    """Parses a reply. Most replies of a server have the same few texts, so the last ones are kept."""
     # Keep an empty first line: in a reply to EHLO, the extensions begin on the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
@@ -174,16 +170,11 @@ def acceptance(
     positions: Iterable[int] = (),
     unsupported: Collection[int] = (),
 ) -> Accepted | Deferred:
-    """The outcome if the server's final reply accepts the email.
+    """The outcome if the server's final reply accepts the email: for some recipients only, a partial delivery.
 
-    If some recipients need a further attempt, because the server refused them for now or does not support their
-    addresses, the outcome is a partial delivery.
-
-    Args:
-        refused: The recipients that the server refused: their positions, from 1, and the replies. The server accepted
-            all other recipients.
-        positions: The positions of all recipients in the envelope.
-        unsupported: The positions of the recipients whose addresses need SMTPUTF8, which the server does not support.
+    `refused`: the recipients that the server refused: their positions, from 1, and the replies. `positions`: those of
+    all recipients in the envelope. `unsupported`: those of the recipients whose addresses need SMTPUTF8, which the
+    server does not support.
     """
     queue_id = _QUEUE_ID.search(reply.text)
     detail = scrub(f"{reply.codes} {reply.text}")
@@ -218,11 +209,9 @@ def no_recipient_left(refused: Sequence[tuple[int, SmtpReply]]) -> Outcome:
 
 
 def _judged(refused: Sequence[tuple[int, SmtpReply]]) -> list[tuple[int, SmtpReply, Outcome]]:
-    """The refused recipients' positions, replies and outcomes. Replies that say the same are replaced by the first.
-
-    A server may refuse 1,000 recipients, and to search a hostile text takes milliseconds. So after MAX_TEXTS different
-    texts, a reply counts as the first with the same codes, or as the first that defers, if there is one.
-    """
+    """The refused recipients' positions, replies and outcomes. Replies that say the same are replaced by the first."""
+    # A server may refuse 1,000 recipients, and to search a hostile text takes milliseconds. So after MAX_TEXTS
+    # different texts, a reply counts as the first with the same codes, or as the first that defers, if there is one.
     judged: list[tuple[int, SmtpReply, Outcome]] = []
     by_words: dict[tuple[str, str], tuple[SmtpReply, Outcome]] = {}
     by_codes: dict[str, tuple[SmtpReply, Outcome]] = {}

@@ -43,16 +43,7 @@ is not sent within the reserved time."""
 
 
 class SmtpTransaction:
-    """One attempt to send one email.
-
-    The attempt uses one connection. If this connection was reused and turns out to be dead, the attempt continues on a
-    new connection.
-
-    Attributes:
-        phase: How far the attempt has got.
-        has_protocol_error: Whether the server refused a command with a protocol error, although it was sent alone.
-        lacks_smtputf8: Whether nothing was sent because an address needs SMTPUTF8, which the server does not support.
-    """
+    """One attempt to send one email. If a reused connection turns out to be dead, continues on a new connection."""
 
     def __init__(self, call: Call, envelope_sender: str | None = None) -> None:
         """`envelope_sender`: the address to which servers return bounces; None for the email's sender."""
@@ -60,23 +51,18 @@ class SmtpTransaction:
         self._envelope_sender = envelope_sender
         self._loop = asyncio.get_running_loop()
         self._send_dot_by = 0.0
-        self.phase = SmtpPhase.WAITING
+        self.phase = SmtpPhase.WAITING  # how far the attempt has got
+        # whether a command was refused with a protocol error, although it was sent alone
         self.has_protocol_error = False
         self.lacks_smtputf8 = False
 
     async def run(self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool, pipelines: bool) -> Outcome:
-        """Sends the email and returns the outcome.
+        """Sends the email and returns the outcome. Then the protocol's `is_sound` reports whether it can be reused.
 
-        Afterwards, the protocol's `is_sound` reports whether the connection can be reused.
-
-        Args:
-            reused: Whether the connection was used for earlier emails. Such a connection may be dead.
-            pipelines: Whether to send several commands in one write, if the server supports PIPELINING.
-
-        Raises:
-            PipeliningBroken: The server cannot handle several commands in one write. Nothing was sent.
-            SmtpConnectionLost: No reply arrived, or the replies cannot be trusted. Call `outcome_without_reply`.
-            ProviderFault: The server accepts no email without credentials or TLS, or refuses our name.
+        `reused`: whether the connection was used for earlier emails, and so may be dead. `pipelines`: whether to send
+        several commands in one write, if the server supports PIPELINING. Raises PipeliningBroken, with nothing sent;
+        SmtpConnectionLost (call `outcome_without_reply`); or ProviderFault if the server refuses our credentials, TLS
+        or name.
         """
         self.lacks_smtputf8 = email.needs_smtputf8 and not connection.has_smtputf8
         if unsupported := _unsupported(email, connection):
@@ -112,8 +98,7 @@ class SmtpTransaction:
     async def _envelope(
         self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool, pipelines: bool
     ) -> list[tuple[int, SmtpReply]] | Outcome:
-        """Sends MAIL, RCPT and DATA. If the server then waits for the body, returns the recipients that the server
-        refused: their positions, from 1, and the replies. If the server refuses the email, returns the outcome."""
+        """Sends MAIL, RCPT and DATA. Returns the refused recipients' positions, from 1, and replies; or the outcome."""
         self.phase = SmtpPhase.MAIL
         timeout_seconds = min(REUSED_REPLY_SECONDS, (self._call.deadline - self._loop.time()) / 2) if reused else None
         commands = CommandSequence(
@@ -151,9 +136,9 @@ class SmtpTransaction:
         return self._refusal(data, connection.protocol)
 
     async def _content(self, content: Body, protocol: SmtpProtocol) -> SmtpReply:
-        """Sends the body and the final dot, and returns the reply. If the server replies while a large body is being
-        sent, returns this early reply, and does not send the dot. Raises SmtpConnectionLost also if a reply arrived
-        before the first byte of the body, or if two replies after the dot contradict each other."""
+        """Sends the body and the final dot, and returns the reply; an early reply, without the dot, to a large body."""
+        # Raises SmtpConnectionLost also if a reply arrived before the first byte of the body, or if two replies after
+        # the dot contradict each other.
         await protocol.read_available()
         protocol.check()
         body, owed = b"", 0
@@ -189,8 +174,7 @@ class SmtpTransaction:
             raise
 
     async def _write_slowly(self, body: Body, protocol: SmtpProtocol) -> None:
-        """Writes a body as fast as the kernel accepts the octets. Stops early if the server replies or the connection
-        closes."""
+        """Writes a body as fast as the kernel accepts it. Stops early if the server replies or closes."""
         protocol.write(b"", 1)
         for piece in body.pieces():
             if not protocol.awaits_reply:
@@ -199,8 +183,7 @@ class SmtpTransaction:
             await protocol.flush()
 
     def _refusal(self, reply: SmtpReply, protocol: SmtpProtocol) -> Outcome:
-        """The outcome if MAIL, RCPT or DATA is refused. Raises ProviderFault if our credentials, TLS or name are the
-        cause."""
+        """The outcome if MAIL, RCPT or DATA is refused. Raises ProviderFault if our setup is the cause."""
         if reply.blames_our_setup:
             what = "our name in EHLO" if reply.blames_our_name else "every email, and requires credentials or TLS,"
             raise setup_fault(f"refuses {what} {self.phase}", reply)
@@ -234,10 +217,8 @@ class CommandSequence:
     async def next(self) -> SmtpReply:
         """Returns the reply to the next command. Without PIPELINING, sends the command first.
 
-        Raises:
-            PipeliningBroken: The reply shows that the server does not handle a group of commands.
-            SmtpConnectionLost: There is no reply, or the reply cannot belong to this command.
-            ServerClosing: The reply is 421.
+        Raises PipeliningBroken if the server does not handle a group of commands, ServerClosing after a 421, and
+        SmtpConnectionLost if the reply cannot belong to this command.
         """
         if self._unsent:
             self._protocol.check()
@@ -287,8 +268,7 @@ def _acceptance(reply: SmtpReply, refused: list[tuple[int, SmtpReply]], email: R
 
 
 def _outcome_of(reply: SmtpReply, phase: SmtpPhase, protocol: SmtpProtocol) -> Outcome:
-    """Closes the connection unless the reply is a refusal, because then the server's replies do not match our
-    commands."""
+    """Closes the connection unless the reply is a refusal: then the replies do not match our commands."""
     if reply.code < 400:
         protocol.abort()
     return refusal(reply, phase)

@@ -14,8 +14,7 @@ FALLBACK_SECONDS: Final = 0.25
 
 
 async def connect(host: str, port: int) -> socket.socket:
-    """Connects to the first address of the host that accepts. Has no time limit. Raises OSError, with the reason in
-    `strerror`, if the name has no address, or no address accepts the connection."""
+    """Connects to the first address that accepts. Has no time limit. Raises OSError, with the reason in `strerror`."""
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:

@@ -18,16 +18,11 @@ _READ_OCTETS: Final = 16 * 1024
 
 
 def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
-    """A TLS context that verifies the server's certificate and host name.
+    """A TLS context that verifies the server's certificate and host name. `ca_file`: instead of the system's.
 
     Some builds of Python (Debian 12's) accept a connection that ends without TLS's closing message. An attacker on the
-    network could then cut off a response that has no length. This context treats such an end as an error.
-
-    Args:
-        ca_file: Certificates to trust instead of the system's; None for the system's.
-
-    Raises:
-        OSError: The file cannot be read, or contains no certificates (ssl.SSLError is an OSError).
+    network could then cut off a response that has no length. This context treats such an end as an error. Raises
+    OSError (which ssl.SSLError is) if the file cannot be read, or contains no certificates.
     """
     context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
@@ -40,9 +35,6 @@ def http_context(ca_file: Path | None, trusted: Path | None) -> ssl.SSLContext:
 
     All callers share the context, and so do the processes that this process forks, because reading the system's
     certificates takes 20 ms. Do not change it. After `http_context.cache_clear()`, the files are read again.
-
-    Raises:
-        OSError: See `client_context`.
     """
     context = client_context(trusted)
     if ca_file is not None:
@@ -54,20 +46,15 @@ def http_context(ca_file: Path | None, trusted: Path | None) -> ssl.SSLContext:
 class Tls(asyncio.Protocol, asyncio.Transport):
     """A TLS layer between a socket's transport and a protocol (called the protocol above) that uses the connection.
 
-    For the socket's transport, this object is a protocol. For the protocol above, it is a transport.
-
-    When the handshake is complete, this object calls the `connection_made` of the protocol above. If the handshake
-    fails, this object calls no method of the protocol above.
-
-    Attributes:
-        handshake_done: A future that is done when the handshake is complete. If the handshake fails, the future raises
-            the OSError that caused the failure (`ssl.SSLError` is an OSError).
+    For the socket's transport, this object is a protocol. For the protocol above, it is a transport. It calls the
+    `connection_made` of the protocol above when the handshake is complete. If the handshake fails, it calls no method
+    of the protocol above.
     """
 
     def __init__(self, context: ssl.SSLContext, above: asyncio.Protocol, *, server_hostname: str | None = None) -> None:
-        """`above` reads and writes the decrypted data. `server_hostname`: the certificate's name; None on the server's
-        side."""
+        """`above` reads and writes the decrypted data. Without `server_hostname`, this is the server's side."""
         super().__init__()
+        # raises the OSError that caused a failure
         self.handshake_done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._above = above
         self._incoming = ssl.MemoryBIO()
@@ -92,13 +79,12 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._read()
 
     def eof_received(self) -> None:
-        """Ends the input, with an error if TLS's closing message is missing: an attacker may have cut off data."""
+        """If TLS's closing message is missing, this is an error: an attacker may have cut off data."""
         self._incoming.write_eof()
         if self._is_established or self._handshake():
             self._read()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Reports the end of the connection to the protocol above, or to the caller that waits for the handshake."""
         error = self._error or exc
         if self._is_established:
             self._above.connection_lost(error)

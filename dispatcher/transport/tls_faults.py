@@ -56,8 +56,7 @@ def cause_of_tls(error: ssl.SSLError) -> str:
 
 
 def tls_fault(provider: str, server: str, error: BaseException | None, *, url: str) -> ProviderFault | None:
-    """The provider's fault if the error is a failed handshake that would fail again; None for any other error.
-    `server`: its name in the message. `url`: the setting with its URL."""
+    """The provider's fault if the error is a failed handshake that would fail again. `url`: its setting."""
     if not isinstance(error, ssl.SSLError) or isinstance(error, _BROKEN_OFF) or error.reason == _TEMPORARY:
         return None
     if isinstance(error, ssl.SSLCertVerificationError):

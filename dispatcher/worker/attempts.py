@@ -44,12 +44,8 @@ there are few emails, each of many workers gets to see several of them."""
 
 
 class NoRoute(Exception):
-    """Raised if none of the providers that can send the email may be tried now, or if another worker may try them next.
-    Caught inside the worker.
-
-    Attributes:
-        delay_seconds: Seconds until the email is due again.
-    """
+    """None of the providers that can send the email may be tried now, or another worker may try them next; due again
+    after `delay_seconds`."""
 
     def __init__(self, delay_seconds: float = 0.0) -> None:
         super().__init__()
@@ -57,7 +53,7 @@ class NoRoute(Exception):
 
 
 class TryLater(Exception):
-    """Raised if the email was not sent, and this worker must try again after `seconds`. This try does not count."""
+    """The email was not sent, and this worker must try again after `seconds`. This try does not count."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -65,19 +61,17 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """Raised in the adapter's call if the breaker opened, or the provider was paused, before the email was sent."""
+    """The breaker opened, or the provider was paused, before the email was sent; raised in the adapter's call."""
 
 
 class LedgerAttempt(Attempt):
-    """One attempt to send an email: reports the adapter's progress to the email's state and the in-flight ledger.
-    `trial`: the breaker's number of the attempt."""
+    """One attempt to send an email: reports the adapter's progress to the email's state and the in-flight ledger."""
 
     __slots__ = ("_ledger", "_now", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
 
     def __init__(
         self, email: InFlightEmail, route: Route, ledger: Ledger, now: Callable[[], float], timeout_seconds: float
     ) -> None:
-        """Begins the attempt. Its deadline is `timeout_seconds` from now, by the loop's clock."""
         Attempt.__init__(self, email.attempt_number, now() + timeout_seconds)  # faster than `super()`
         self.email = email
         self.route = route
@@ -89,12 +83,9 @@ class LedgerAttempt(Attempt):
         email.begin_attempt(route.name)
 
     def mark_on_wire(self) -> None:
-        """Checks the lease, and marks the email as on the wire in the in-flight ledger. Idempotent.
-
-        Raises:
-            LeaseExpired: The email must not be sent: its lease may have ended, it has expired or was stopped, or a
-                drain that timed out has already ended this attempt.
-        """
+        """Checks the lease, and marks the email as on the wire in the in-flight ledger. Idempotent. Raises LeaseExpired
+        if the lease may have ended, the email has expired or was stopped, or a drain that timed out has ended this
+        attempt."""
         email = self.email
         if email.state is EmailState.ON_THE_WIRE:
             return
@@ -123,7 +114,7 @@ class LedgerAttempt(Attempt):
         return email.confirmed_at > self._ledger.voided_at and now < email.leased_until and now < email.expires_at
 
     def mark_not_sent(self) -> None:
-        """Clears the attempt's slot in the in-flight ledger: the email is no longer on the wire. Idempotent."""
+        """Clears the attempt's slot in the in-flight ledger. Idempotent."""
         email = self.email
         if email.ledger_slot is not None and email.may(EmailEvent.UNMARK):
             self._ledger.clear(email.ledger_slot)
@@ -138,13 +129,11 @@ class LedgerAttempt(Attempt):
 
     @property
     def expires_in(self) -> float | None:
-        """The seconds until the email expires; None if it never expires."""
         seconds = self.email.expires_at - steady_clock()
         return seconds if seconds < math.inf else None
 
     @property
     def rendering(self) -> LedgerAttempt:
-        """A context in which the in-flight ledger shows that the email is being rendered."""
         return self
 
     def __enter__(self) -> None:
@@ -155,18 +144,13 @@ class LedgerAttempt(Attempt):
 
 
 class BegunAttempt(NamedTuple):
-    """An attempt that needs no task, and a future of its outcome."""
-
     attempt: LedgerAttempt
     outcome: asyncio.Future[Outcome]
 
 
 class Attempts:
-    """Makes attempts to send emails. Writes the in-flight ledger, but nothing to the database.
-
-    Attributes:
-        can_begin: Whether any provider can make an attempt without a task. If none can, `begin` always returns None.
-    """
+    """Makes attempts to send emails. Writes the in-flight ledger, but nothing to the database. If not `can_begin`, no
+    provider can make an attempt without a task, and `begin` always returns None."""
 
     def __init__(
         self,
@@ -177,8 +161,6 @@ class Attempts:
         allowed_headers: Collection[str] = (),
         sms: SmsRules,
     ) -> None:
-        """`timeout_seconds`: the longest time that an attempt may take. `allowed_headers`: the names of headers that
-        control a provider (see `domain.header_names`), and that the operator allows. `sms`: which SMS are allowed."""
         prompt = [provider for provider in routes.providers if isinstance(provider, PromptProvider)]
         self._prompt = {provider.name: provider for provider in prompt}
         self.can_begin = bool(prompt)
@@ -238,13 +220,9 @@ class Attempts:
     async def make(self, email: InFlightEmail, begun: BegunAttempt | None = None) -> Outcome:
         """Makes one attempt and returns its outcome. Sets `email.provider` to the provider that was tried.
 
-        Args:
-            begun: The attempt that `begin` returned. This method awaits its outcome, and tries another provider only if
-                the provider of that attempt did not accept the email. None: this method begins the first attempt, too.
-
-        Raises:
-            NoRoute, TryLater, DomainFull, LeaseExpired, CancelledError: The email was not sent, or the provider is
-                known not to have accepted it. This try does not count as one of the email's attempts.
+        `begun` is an attempt from `begin`: another provider is tried only if its provider did not accept the email. If
+        NoRoute, TryLater, DomainFull, LeaseExpired or CancelledError is raised, the email was not sent, or is known not
+        to be accepted: this try does not count.
         """
         if begun is None and (unsent := self._unsendable(email)):
             return unsent
@@ -278,8 +256,6 @@ class Attempts:
     async def _try(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        """Makes an attempt as soon as the provider's rate limit and connections allow. Returns the attempt, and what
-        `_outcome` returned for it; None if the provider may no longer be tried."""
         if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
             return None
         if (gate := route.gate) is not None and not gate.try_acquire():
@@ -294,8 +270,7 @@ class Attempts:
     async def _try_within_ceilings(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        """Like `_try`, but first waits a short time for the ceilings of the email's recipient domains. Raises
-        DomainFull if a ceiling is reached; the worker must then release the email."""
+        """Like `_try`, but first waits a short time for the ceilings of the recipient domains; raises DomainFull."""
         gates = await self._routes.domains.enter(content)
         began_at = self._now()
         try:
@@ -312,11 +287,10 @@ class Attempts:
         return ended
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
-        """The outcome of an email whose content PostgreSQL cannot read. `why`: PostgreSQL's error."""
         return self._refused(email, Reason.CONTENT_UNREADABLE, why)
 
     def suppressed(self, email: InFlightEmail, reasons: Mapping[int, str]) -> Outcome:
-        """The outcome if all recipients are suppressed. `reasons`: why, by position from 1 over To, Cc and Bcc."""
+        """The outcome if all recipients are suppressed."""
         why = ", ".join(dict.fromkeys(reasons.values()))
         other = "other " if email.lease.recipient_outcomes else ""
         return self._refused(email, Reason.SUPPRESSED, f"Every {other}recipient is suppressed: {why}.")
@@ -330,7 +304,7 @@ class Attempts:
         return self._routes.choose(email.content, email.refused_by | email.unable) is not None
 
     def failed(self, email: InFlightEmail, error: BaseException) -> Outcome:
-        """The outcome of an attempt in which the adapter, or our code that handles its answer, raised an exception."""
+        """The outcome if the adapter, or our code that handles its answer, raised an exception."""
         kind = type(error).__name__
         self._log.error("error.unexpected", where=email.provider, error=kind, email_id=str(email.email_id))
         if email.state is EmailState.ON_THE_WIRE:
@@ -338,13 +312,9 @@ class Attempts:
         return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {kind}.")
 
     def pin_of(self, email: InFlightEmail, outcome: Outcome) -> tuple[Pin, float] | None:
-        """The email's pin after this attempt: the only provider that may be tried again, because this provider may have
-        accepted the email.
-
-        Returns:
-            The pin, and in how many seconds the idempotency key expires (negative if it has expired). None if the
-            outcome of every attempt is known, or if the provider has no idempotency keys.
-        """
+        """The only provider that may be tried again, because it may have accepted the email, and in how many seconds
+        its idempotency key expires (negative if it has). None if every outcome is known, or the provider has no such
+        keys."""
         pin = email.pin
         if pin is None:
             if not isinstance(outcome, Uncertain) or self._routes.key_seconds(email.provider) is None:
@@ -371,14 +341,12 @@ class Attempts:
         return LedgerAttempt(email, route, self._ledger, self._now, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
-        """The outcome of an attempt in which we refuse the email ourselves, without a request. If the email is pinned
-        to a provider, the attempt is recorded for this provider."""
+        """The outcome if we refuse the email ourselves, recorded for the provider to which the email is pinned."""
         email.begin_attempt(email.pin.provider if email.pin else NO_PROVIDER)
         return Rejected(reason, why)
 
     def _unsendable(self, email: InFlightEmail) -> Outcome | None:
-        """The outcome of an email that must not be sent to any provider; None if it may be sent. If the email is pinned
-        to a provider, this method also adds all other providers to `email.unable`."""
+        """The outcome of an email that must not be sent to any provider; None if it may be sent."""
         if email.content is None:
             return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
         if forbidden := self._forbidden(email.content):
@@ -391,8 +359,8 @@ class Attempts:
         return None
 
     def _forbidden(self, content: OutgoingEmail) -> tuple[Reason, str] | None:
-        """Checks the headers, or the number and the text of an SMS, a second time: the host that enqueued the email may
-        allow more, and a row may be written without our library."""
+        """Checks headers and SMS again: the enqueuing host may allow more, and rows may be written without our
+        library."""
         if content.channel != SMS_CHANNEL:
             why = headers_fault(content.headers, self._allowed_headers) if content.headers else None
             return (Reason.INVALID_CONTENT, why) if why else None
@@ -402,13 +370,8 @@ class Attempts:
         return (Reason.INVALID_CONTENT, f"The text {fault.reason}.") if fault else None
 
     def _choose(self, email: InFlightEmail, content: OutgoingEmail) -> Route | None:
-        """The route to try now; None if no provider could ever send the email.
-
-        Raises:
-            NoRoute: No provider that could send the email may be tried now.
-            TryLater: The only providers that could send the email have failed, perhaps because of this email. So they
-                must be probed with other emails first.
-        """
+        """The route to try now; None if no provider could ever send the email. Raises TryLater if all that could have
+        failed, perhaps because of this email, so that they must be probed with other emails first."""
         # Raise CancelledError again: the email was stopped, or its task was cancelled, but an adapter caught the error.
         if _must_end(email):
             raise asyncio.CancelledError
@@ -427,7 +390,6 @@ class Attempts:
         return route
 
     def _has_next_provider(self, email: InFlightEmail, content: OutgoingEmail, route: Route, outcome: Outcome) -> bool:
-        """Whether the adapter found that its provider cannot send the email, but another provider can."""
         if not isinstance(outcome, Rejected) or outcome.code is not None:
             return False
         email.unable |= {route.name}
@@ -436,15 +398,7 @@ class Attempts:
     async def _outcome(
         self, attempt: LedgerAttempt, content: OutgoingEmail, answer: Awaitable[Outcome]
     ) -> Outcome | None:
-        """Awaits the outcome and reports it to the route's breaker.
-
-        Returns None if the caller may try another provider: this provider cannot be tried now, or may be at fault.
-
-        Raises:
-            TryLater, NoRoute: It is unknown whether the email or the provider is at fault, and no other provider may be
-                tried.
-            LeaseExpired, CancelledError: The email was not sent.
-        """
+        """Awaits the outcome and reports it to the route's breaker. None if the caller may try another provider."""
         route, trial = attempt.route, attempt.trial
         try:
             outcome = await self._judged(attempt.email, content, answer)
@@ -465,7 +419,6 @@ class Attempts:
         return None
 
     def _try_later_without_alternative(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
-        """Raises TryLater or NoRoute, unless another provider may be tried now."""
         email, breaker = attempt.email, attempt.route.breaker
         email.refused_by |= {attempt.route.name}
         if self._routes.choose(content, email.refused_by | email.unable) is not None:
@@ -493,8 +446,8 @@ class Attempts:
         )
 
     async def _judged(self, email: InFlightEmail, content: OutgoingEmail, answer: Awaitable[Outcome]) -> Outcome:
-        """Awaits the adapter's outcome. Turns an unexpected exception into an outcome: uncertain if sending had begun,
-        otherwise deferred."""
+        """Awaits the adapter's outcome. An unexpected exception is uncertain if sending had begun, otherwise
+        deferred."""
         try:
             return without_echo(storable(await answer), content)
         except (LeaseExpired, _RouteClosed, NoFreeConnection, SendAgain):
@@ -515,6 +468,5 @@ async def _take_token(route: Route, limit: RateLimit, lane: str) -> bool:
 
 
 def _must_end(email: InFlightEmail) -> bool:
-    """Whether the email was stopped, or its task was cancelled."""
     task = asyncio.current_task()
     return email.state is EmailState.STOPPED or (task is not None and task.cancelling() > 0)

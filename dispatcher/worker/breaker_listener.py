@@ -39,8 +39,6 @@ class BreakerListener:
         self._unpublished: dict[str, tuple[BreakerState, str | None, float]] = {}
 
     def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> CircuitBreaker:
-        """Creates a provider's breaker; `run` acts on its changes. `window`: how many emails this worker may have on
-        the wire to the provider at the same time."""
         # PostgreSQL may still have the state of the worker that used this slot before. Overwrite that state.
         self._queue_state(provider, BreakerState.CLOSED, None, 0.0)
         _show_state(provider, BreakerState.CLOSED)
@@ -55,13 +53,12 @@ class BreakerListener:
         self._changed.set()
 
     async def apply_resumes(self, routes: Routes) -> None:
-        """Ends the waits of breakers whose providers an operator has resumed. While no breaker waits, asks nothing.
-        Raises DispatcherError if PostgreSQL does not answer."""
+        """Ends the waits of breakers whose providers an operator has resumed. While no breaker waits, asks nothing."""
         if routes.change_seconds is not None:
             routes.resume(await self._store.take_resumes())
 
     async def run(self, routes: Routes, consumer: Consumer, wake: Callable[[], None]) -> None:
-        """Acts on changes of breakers and on pauses until cancelled. `wake`: called when more emails may be leased."""
+        """Acts on changes of breakers and on pauses until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._control_consuming, routes, consumer, wake))
             # A separate task, so that a slow PostgreSQL does not delay `_control_consuming`.

@@ -39,8 +39,6 @@ class _CallAborted(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """An email in a bulk call, a future of its outcome, and the most seconds that its call may take."""
-
     email: OutgoingEmail
     part: BulkEntry
     attempt: Attempt
@@ -48,7 +46,6 @@ class _Member:
     outcome: asyncio.Future[Outcome]
 
     def end(self, outcome: Outcome | BaseException) -> None:
-        """Passes a result or an exception to the future, unless the future was cancelled."""
         if self.outcome.done():
             return
         if isinstance(outcome, asyncio.CancelledError):
@@ -63,7 +60,6 @@ class BulkSender:
     """A provider that sends its emails in bulk calls; see `contract.Provider`."""
 
     def __init__(self, provider: BulkProvider, most_emails: int) -> None:
-        """`most_emails`: the most emails per call. The provider's own limit may be lower."""
         limits = provider.limits
         self._provider = provider
         self._limits = BulkLimits(min(most_emails, limits.emails), limits.recipients, limits.octets)
@@ -86,8 +82,8 @@ class BulkSender:
         return await (self._provider.send(email, attempt) if outcome is None else outcome)
 
     def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
-        """Adds the email to a bulk call, and returns a future of its outcome; None if the email must be sent alone. No
-        task is needed. To stop the email before it is on the wire, cancel the future."""
+        """Adds the email to a bulk call, and returns a future of its outcome; None if the email must be sent alone. To
+        stop the email before it is on the wire, cancel the future."""
         with attempt.rendering:
             part = self._provider.bulk_entry_of(email)
         if part is None:
@@ -100,7 +96,6 @@ class BulkSender:
         return member.outcome
 
     async def close(self) -> None:
-        """Cancels open calls, and closes the provider's idle connections."""
         for call in self._calls:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
@@ -167,8 +162,7 @@ class _CallAttempt(Attempt):
         self._seconds = seconds
 
     def mark_on_wire(self) -> None:
-        """Marks every email as on the wire. Raises _CallAborted if some of the emails must not be sent: then no email
-        is marked, and the caller must make a new call without these emails."""
+        """Marks every email as on the wire, or none: raises _CallAborted if some of them must not be sent."""
         allowed = [member for member in self._members if _may_leave(member)]
         if len(allowed) < len(self._members):
             for member in allowed:
@@ -180,14 +174,12 @@ class _CallAttempt(Attempt):
             member.attempt.mark_not_sent()
 
     def connection_acquired(self) -> None:
-        """Checks once for the whole call whether the provider may still be tried, and restarts the deadline."""
         self._members[0].attempt.connection_acquired()
         self.deadline = asyncio.get_running_loop().time() + self._seconds
 
 
 def with_bulk_calls(provider: Provider, most_emails: int) -> Provider:
-    """Wraps a provider, so that it sends up to `most_emails` emails per call. Returns the provider unchanged if it has
-    no bulk calls, or if `most_emails` is 1."""
+    """Makes a provider send up to `most_emails` emails per call, if it has bulk calls."""
     return BulkSender(provider, most_emails) if most_emails > 1 and isinstance(provider, BulkProvider) else provider
 
 
@@ -251,8 +243,6 @@ def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Me
 
 
 class _PlannedCall:
-    """A call that has not begun: emails can still be added to it."""
-
     __slots__ = ("members", "octets", "recipients")
 
     def __init__(self) -> None:
@@ -277,11 +267,8 @@ class _CallPlan:
         self._next_by_address: dict[str, int] = {}
 
     def add(self, member: _Member) -> None:
-        """Adds the email to the first call that has room, or to a new call.
-
-        A call may contain an address only once, and emails to the same address keep their order. So this method tries
-        only calls after the last call that contains one of the email's addresses.
-        """
+        """Adds the email to the first call that has room, after the last call with one of its addresses: a call may
+        contain an address only once, and emails to the same address keep their order."""
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):
             at += 1

@@ -37,8 +37,8 @@ MAX_DELAY_SECONDS: Final = 60.0
 
 
 class NoMemory(Exception):
-    """Raised if an email gets no memory for its content, and must be due again after `delay_seconds`: too many emails
-    already wait for memory, or the host has too little memory. Caught inside the worker."""
+    """Raised if an email gets no memory for its content: too many emails already wait for memory, or the host has too
+    little."""
 
     def __init__(self, delay_seconds: float) -> None:
         super().__init__()
@@ -59,14 +59,8 @@ class MemoryBudget:
         self._back_at = 0.0
 
     def take(self, octets: int) -> asyncio.Future[None] | None:
-        """Requests memory. Returns None if the request is granted at once; otherwise a future, which is done when the
-        request is granted.
-
-        A request for more than the whole budget is granted as soon as all memory is free.
-
-        Raises:
-            NoMemory: Too many requests already wait.
-        """
+        """Requests memory: None if granted at once, otherwise a future. A request for more than the whole budget is
+        granted as soon as all memory is free. Raises NoMemory if too many requests already wait."""
         if not self._waiting and self._fits(octets):
             self._taken += octets
             return None
@@ -77,7 +71,6 @@ class MemoryBudget:
         return grant
 
     def give_back(self, octets: int) -> None:
-        """Returns octets to the budget."""
         self._taken -= octets
         self._admit()
 
@@ -103,8 +96,8 @@ class MemoryBudget:
                 self._given_at = now
 
     def next_delay(self) -> float:
-        """After how many seconds an email without memory should be due again: later at each call, so that the emails
-        become due one after another, as fast as requests were granted recently."""
+        """After how many seconds an email without memory should be due again: one email after another, as fast as
+        requests were granted recently."""
         now = self._loop.time()
         self._back_at = max(self._back_at + self._seconds_each, now + MIN_DELAY_SECONDS)
         self._back_at = min(self._back_at, now + MAX_DELAY_SECONDS)
@@ -117,9 +110,7 @@ class ContentLoader:
     def __init__(
         self, store: LeaseStore, outage: StoreOutage, window: Window, *, octets: int, copies: int, prefetch: int
     ) -> None:
-        """`window.wake` is called when an email waits, so that the worker leases other emails meanwhile. `octets`: the
-        most memory that content may take, together with its encoded copies. `copies`: how many copies of an email's
-        content are in memory while the email is sent. `prefetch`: how many emails the worker sends at the same time."""
+        """`octets`: the most memory for content, together with its encoded copies, of which an email has `copies`."""
         light = octets // LIGHT_SHARE
         self._store = store
         self._outage = outage
@@ -133,13 +124,8 @@ class ContentLoader:
 
     @asynccontextmanager
     async def loaded(self, email: InFlightEmail) -> AsyncIterator[str | None]:
-        """Waits for memory, and loads the email's content. Frees content and memory on exit.
-
-        Yields None, or the error if PostgreSQL cannot read the content.
-
-        Raises:
-            NoMemory: Too many emails already wait, or the host has less memory than DISPATCHER_WORKER_MEMORY_MB.
-        """
+        """Waits for memory, and loads the email's content; frees both on exit. Yields None, or the error if PostgreSQL
+        cannot read the content. Raises NoMemory."""
         octets = email.lease.octets_apart
         if octets < 0:
             octets = await self._read_with_retries(lambda: self._find_octets(email.email_id))
@@ -174,8 +160,7 @@ class ContentLoader:
         email.on(EmailEvent.RESUME)
 
     async def _read_with_retries(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Calls `read` until PostgreSQL answers. Raises AnswerTooLarge if this process has not enough memory, and
-        StatementRefused if PostgreSQL cannot read the content."""
+        """Calls `read` until PostgreSQL answers. Raises AnswerTooLarge if this process has not enough memory."""
         while True:
             try:
                 async with self._read_lock:

@@ -37,23 +37,17 @@ NOTHING: Final[frozenset[UUID]] = frozenset()
 
 
 class LaneHolder(Protocol):
-    """The part of the lease stage that this module calls. The lease stage has the messages whose emails are not leased
-    yet."""
+    """The part of the lease stage that this module calls."""
 
     def hold_lanes(self, lanes: frozenset[str]) -> None:
         """Leases no emails of these lanes until the next call. Emails of all other lanes may be leased."""
 
-    def return_held(self) -> None:
-        """Returns to RabbitMQ the messages of the lanes that were passed to `hold_lanes`."""
+    def return_held(self) -> None: ...
 
 
 class OperatorControls:
-    """Keeps the controls that this worker last read, and applies their changes.
-
-    Attributes:
-        current: The controls. They are empty until the first read; until then, the worker leases nothing.
-        wanted: An event that the lease stage sets for each message, before it leases the email.
-    """
+    """Keeps the controls that this worker last read, and applies their changes. Until the first read, `current` is
+    empty and the worker leases nothing. The lease stage sets `wanted` for each message before it leases the email."""
 
     def __init__(
         self,
@@ -80,7 +74,6 @@ class OperatorControls:
         window.is_held = True
 
     async def run(self, lease: LaneHolder) -> None:
-        """Reads and applies the controls until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._read, lease))
             # A separate task, so that a slow RabbitMQ does not delay the next read.
@@ -114,8 +107,8 @@ class OperatorControls:
                 busy_at = loop.time()
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
-        """Which of these emails belong to a tenant or lane that was paused after the lease statement was sent: none if
-        `pauses`, read then, have not changed; all if PostgreSQL does not answer, or no email may be leased now."""
+        """Which of these emails belong to a tenant or lane that was paused after the lease statement was sent. All, if
+        PostgreSQL does not answer or no email may be leased now."""
         if self._window.is_held:
             return email_ids
         if self.current.pauses == pauses:

@@ -72,8 +72,6 @@ class EmailState(IntEnum):
 
 
 class EmailEvent(IntEnum):
-    """Events that move a leased email to another state."""
-
     WAIT = auto()
     """The email has to wait."""
     RESUME = auto()
@@ -217,18 +215,15 @@ class InFlightEmail:
             raise NotAllowed(f"The event {event.name} is not allowed while the email is {self.state.name}.") from None
 
     def may(self, event: EmailEvent) -> bool:
-        """Whether the table has a transition for this event in the current state."""
         return (self.state, event) in TRANSITIONS
 
     def begin_attempt(self, provider: str) -> None:
-        """Notes the provider of a new attempt, and when the attempt began."""
         self.provider = provider
         self.started_at, self._started_steadily_at = time.time(), steady_clock()
 
     @property
     def limits(self) -> RetryLimits | None:
-        """The email's own retry limits, with the redelivery time that is left now. None if the email has no limits of
-        its own."""
+        """The email's own retry limits, with the redelivery time that is left now; None if it has none."""
         limits = self.lease.limits
         if limits is None:
             return None
@@ -260,12 +255,7 @@ class EndedAttempt(NamedTuple):
 
 
 class ReleaseRequest(NamedTuple):
-    """An email whose lease must be released.
-
-    Attributes:
-        delay_seconds: Seconds until the email is due again.
-        wait: The email's wait for a recipient domain whose ceiling is reached; None if no ceiling is reached.
-    """
+    """An email whose lease must be released. `wait`: for a recipient domain whose ceiling is reached."""
 
     email: InFlightEmail
     delay_seconds: float = 0.0

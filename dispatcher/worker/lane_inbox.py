@@ -16,15 +16,12 @@ from dispatcher.worker.window import Window
 
 
 class Arrival(NamedTuple):
-    """One pointer of a message, and the delivery of that message."""
-
     delivery: Delivery
     pointer: Pointer
 
 
 class _LaneQueues:
-    """A queue of arrivals for each lane. Replaces the deque in `BatchQueue`, and has the methods that `BatchQueue`
-    calls."""
+    """A queue of arrivals for each lane, in place of the deque in `BatchQueue`."""
 
     def __init__(self) -> None:
         self.by_lane: dict[str, deque[Arrival]] = {}
@@ -43,11 +40,8 @@ class _LaneQueues:
 
 
 class LaneInbox(BatchQueue[Arrival]):
-    """Passes arrivals to the lease stage in batches. If several lanes have arrivals, the lanes take turns.
-
-    The most urgent lane may exceed the prefetch window by an eighth. Otherwise, its emails would wait while the window
-    is full of slow emails of other lanes.
-    """
+    """Passes arrivals to the lease stage in batches; lanes take turns. The most urgent lane may exceed the prefetch
+    window by an eighth: otherwise, its emails would wait while the window is full of slow emails of other lanes."""
 
     def __init__(self, weights: LaneWeights) -> None:
         super().__init__()
@@ -64,7 +58,6 @@ class LaneInbox(BatchQueue[Arrival]):
         await self.run(handle, room=window.room, is_any_order=window.is_probing)
 
     def take_lane(self, lane: str) -> list[Arrival]:
-        """Removes and returns all arrivals of a lane."""
         return list(self._queues.by_lane.pop(lane, ()))
 
     def _next(self, room: int, is_any_order: Callable[[], bool]) -> list[Arrival]:

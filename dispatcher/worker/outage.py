@@ -16,12 +16,8 @@ LOCKED_SECONDS: Final = 0.5
 
 
 class StoreOutage:
-    """The current outage of PostgreSQL, shared by all stages of a worker.
-
-    Attributes:
-        committing: Enter this context around a commit and its retries. While it is entered, the worker reports to the
-            parent how long the commit has taken so far.
-    """
+    """The current outage of PostgreSQL, shared by all stages of a worker. Enter `committing` around a commit and its
+    retries: it reports to the parent how long the commit has taken so far."""
 
     def __init__(self, committing: AbstractContextManager[None] | None = None) -> None:
         self.committing = committing or nullcontext()

@@ -56,8 +56,6 @@ class Pipeline:
         ledger: Ledger,
         process_slot: ProcessSlot,
     ) -> None:
-        """`breakers` created the breakers of `routes`. `process_slot`: here the worker reports its acks and waits for
-        commits."""
         arrivals = LaneInbox(routes.weights)
         outcomes: BatchQueue[EndedAttempt] = BatchQueue()
         releases: BatchQueue[ReleaseRequest] = BatchQueue()
@@ -107,7 +105,6 @@ class Pipeline:
         )
 
     async def run(self) -> None:
-        """Processes messages until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._suppressed.run))
             group.create_task(raise_on_stray_cancel(self.controls.run, self.lease))
@@ -120,10 +117,8 @@ class Pipeline:
             group.create_task(raise_on_stray_cancel(self._breakers.run, self._routes, self._consumer, self.window.wake))
 
     async def drain(self, seconds: float) -> None:
-        """Releases emails that are not on the wire, waits for the answers to all other emails, and records the answers.
-
-        An email without an answer after `seconds` is recorded as uncertain. Stop the deliveries before you call this.
-        """
+        """Releases emails that are not on the wire, and records the answers to all others; an email without an answer
+        after `seconds` is uncertain. Stop the deliveries before you call this."""
         until = asyncio.get_running_loop().time() + seconds
         # Stop the emails before the lease stage ends, because the lease stage may wait for PostgreSQL, and no email may
         # be sent during the wait. The send stage releases the emails that the last lease statement returns.

@@ -61,13 +61,8 @@ Cycles (of exceptions and closed connections) are rare. By default the collector
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """The names of a worker.
-
-    Attributes:
-        slot: The host and the number of the slot, such as `host-1:w0`. The worker's replacement has the same slot.
-        worker: The worker's name, which no other process ever has. At most 63 octets, so that the name fits
-            PostgreSQL's application_name.
-    """
+    """A worker's `slot`, such as `host-1:w0`, which its replacement inherits, and its name `worker`, which no other
+    process ever has. A name has at most 63 octets, to fit PostgreSQL's application_name."""
 
     slot: str
     worker: str
@@ -133,13 +128,8 @@ async def _work(settings: Settings, identity: WorkerIdentity, context: ChildCont
 
 
 async def _verify_database(settings: Settings, identity: WorkerIdentity) -> None:
-    """Checks that PostgreSQL accepts the connection. Returns normally if PostgreSQL is unreachable: the pool retries.
-
-    Raises:
-        ConfigurationError: PostgreSQL refuses the connection, or the URL leads to a pooler that shares sessions. (`run`
-            made the same checks when it started, but a reload may have changed the URL.) If this process is a
-            replacement, the old worker keeps running.
-    """
+    """Raises ConfigurationError if PostgreSQL refuses the connection or a pooler shares sessions: a reload may have
+    changed the URL. If this process is a replacement, the old worker then keeps running."""
     try:
         await verify_sessions(settings.database_url, name=identity.worker)
     except StoreRefused as refusal:
@@ -170,7 +160,7 @@ async def _dispatch(
     process_slot: ProcessSlot,
 ) -> None:
     """Consumes messages until `stop` is set, then drains. Raises ConfigurationError if RabbitMQ refused the first
-    connection; if this process is a replacement, the old worker keeps running."""
+    connection."""
     refusals: list[BrokerRefused] = []
 
     def note_refusal(refusal: BrokerRefused) -> None:
@@ -210,8 +200,7 @@ async def _dispatch(
 
 
 async def _ask_for_successor(process_slot: ProcessSlot, pipeline: Pipeline, ledger: Ledger, after_emails: int) -> None:
-    """Requests a replacement worker after about `after_emails` emails (0: no limit), or if the ledger file is lost. The
-    worker keeps running until the parent stops it."""
+    """Requests a replacement after about `after_emails` emails (0: no limit), or if the ledger file is lost."""
     spread = random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
     enough = after_emails * spread if after_emails else math.inf
     # Poll once a second, which costs less than a check per email.

@@ -40,12 +40,7 @@ less work. A second statement and commit cost as much as this saves for 30 email
 
 
 class RecordStage:
-    """Keeps every result until the result is committed. Acks an email's message only after the commit.
-
-    Attributes:
-        finished_count: How many leases this stage has ended.
-        sent_count: How many emails this stage has recorded as sent.
-    """
+    """Keeps every result until the result is committed. Acks an email's message only after the commit."""
 
     def __init__(
         self,
@@ -58,7 +53,6 @@ class RecordStage:
         inbox: BatchQueue[EndedAttempt],
         deferred: SendStage,
     ) -> None:
-        """`deferred`: the stage that retries deferred emails, or releases them."""
         self._store = store
         self._broker = broker
         self._outage = outage
@@ -71,8 +65,6 @@ class RecordStage:
         self.finished_count = 0
 
     async def run(self, prefetch: int) -> None:
-        """Records results until cancelled. `prefetch`: the size of the window, in emails. Half of it is a full
-        batch."""
         await self._inbox.run(self._record, full=prefetch // FULL_SHARE, is_urgent=self._window.is_scarce)
 
     async def _record(self, batch: list[EndedAttempt]) -> None:
@@ -85,7 +77,7 @@ class RecordStage:
                 await self._record_or_split(part)
 
     async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
-        """If PostgreSQL refuses a result, removes the provider's texts from it and tries again; then queues it for
+        """Records a batch. Of a refused result, removes the provider's texts and tries again; then queues it for
         later."""
         _, culprits = await bisect_batch(batch, self._record_with_retries)
         for ended, error in culprits:
@@ -100,8 +92,7 @@ class RecordStage:
             asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._inbox.add, ended)
 
     async def _record_with_retries(self, part: Sequence[EndedAttempt]) -> None:
-        """Records results, and retries until PostgreSQL answers. Queues results of locked rows again for later. Raises
-        StatementRefused if PostgreSQL refuses the statement; nothing is recorded."""
+        """Records results until PostgreSQL answers. Queues those of locked rows for later. Raises StatementRefused."""
         batch, is_busy = list(part), False
         while True:
             try:
@@ -128,7 +119,6 @@ class RecordStage:
                 await self._outage.wait(error)
 
     async def _without_locked(self, batch: list[EndedAttempt], *, is_busy: bool) -> list[EndedAttempt]:
-        """Queues the results of locked rows again for later; returns the other results."""
         locked = await self._store.locked.find_locked([ended.email.email_id for ended in batch], is_busy=is_busy)
         if not locked:
             return batch
@@ -145,9 +135,7 @@ class RecordStage:
         self._close(batch, ours, asked_at)
 
     def _close(self, batch: list[EndedAttempt], ours: Collection[UUID], asked_at: float) -> None:
-        """Finishes recorded emails: clears ledger slots, acks messages, and passes deferred emails to the send stage.
-        `ours`: the emails whose leases this worker still had. `asked_at`: when the statement was sent
-        (`steady_clock`)."""
+        """Finishes recorded emails. `ours`: those whose leases this worker still had. `asked_at`: by `steady_clock`."""
         self._outage.end()
         finished: list[Delivery] = []
         for email, result, retry_seconds in batch:
@@ -185,13 +173,11 @@ class RecordStage:
                 )
 
     async def finish(self) -> None:
-        """Waits until every queued result is committed."""
         await self._inbox.finish()
 
 
 def _parts(batch: list[EndedAttempt]) -> Iterator[list[EndedAttempt]]:
-    """The acceptances and the other results of a batch, each to be recorded in a statement of its own; few acceptances
-    stay with the other results."""
+    """The acceptances and the other results, each for one statement; few acceptances stay with the others."""
     accepted = [ended for ended in batch if ended.result.is_acceptance]
     others = [] if len(accepted) == len(batch) else [ended for ended in batch if not ended.result.is_acceptance]
     if len(accepted) < LEAST_APART:

@@ -40,16 +40,11 @@ class ReleaseStage:
         self.released_count = 0
 
     async def run(self) -> None:
-        """Releases leases until cancelled."""
         await self._inbox.run(self._release)
 
     async def _release(self, batch: list[ReleaseRequest]) -> None:
-        """Releases the leases. The emails are then pending or waiting, so their messages can be acked.
-
-        Usually, a released email is due at once. It is due later if it was deferred, if its provider is unavailable
-        while other providers work, or if there is no memory for its content: otherwise, workers would lease and release
-        it over and over. It becomes waiting if the ceiling of a recipient domain is reached.
-        """
+        """Releases the leases; the emails are then pending or waiting. They are due later if they were deferred, or
+        lack a provider or memory: otherwise, workers would lease and release them over and over."""
         tokens = {email.email_id: email.lease.token for email, _, wait in batch if wait is None}
         delays = {email.email_id: min(seconds, LONGEST_DELAY_SECONDS) for email, seconds, _ in batch}
         waits = {email.email_id: (email.lease.token, wait) for email, _, wait in batch if wait is not None}
@@ -84,5 +79,4 @@ class ReleaseStage:
                 return locked
 
     async def finish(self) -> None:
-        """Waits until every queued lease is released."""
         await self._inbox.finish()

@@ -34,7 +34,6 @@ class Renewals:
         inbox: BatchQueue[InFlightEmail],
         lease_seconds: float,
     ) -> None:
-        """`inbox`: emails whose wait is over."""
         self._store = store
         self._outage = outage
         self._window = window
@@ -44,7 +43,6 @@ class Renewals:
         self._log = get_log()
 
     async def run(self) -> None:
-        """Renews leases until cancelled."""
         seconds = self._lease_seconds / RENEWALS_PER_LEASE
         while True:
             await asyncio.sleep(seconds / 2)
@@ -66,8 +64,8 @@ class Renewals:
         await self._inbox.run(self._retry)
 
     async def _retry(self, batch: list[InFlightEmail]) -> None:
-        """Renews the leases of these emails, and then begins their next attempts. Stops an email instead if an event
-        has proven during the wait that a provider accepted it."""
+        """Renews the leases, and begins the next attempts; stops emails whose acceptance an event has proven
+        meanwhile."""
         while waiting := [email for email in batch if email.state is EmailState.WAITING]:
             try:
                 locked = await self._renew({email.email_id: email.lease.token for email in waiting})
@@ -83,8 +81,8 @@ class Renewals:
             return
 
     async def _renew(self, tokens: dict[UUID, int]) -> set[UUID]:
-        """Renews these leases, and stops emails whose lease this worker has lost. Returns emails whose row is locked.
-        Skips these, and emails for which PostgreSQL refuses the statement: the caller tries them again later."""
+        """Renews these leases, and stops emails whose lease is lost. Returns those to try again later: locked or
+        refused."""
         asked_at = steady_clock()
         emails = {email_id: self._window.emails[email_id] for email_id in tokens}
         outcome = await self._store.locked.execute_unlocked(

@@ -19,8 +19,7 @@ ACCEPTED: Final = "accepted"
 
 
 def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finished_at: float) -> None:
-    """Logs an attempt that has ended, and adds a span if tracing is on. `status`: the email's status after the attempt.
-    `finished_at`: in Unix seconds."""
+    """Logs an attempt that has ended, and adds a span if tracing is on."""
     refusal = None if isinstance(outcome, Accepted) else outcome
     error_type = None if refusal is None else refusal.reason.value
     name, lease, number, provider = outcome_name(outcome), email.lease, email.attempt_number, email.provider
@@ -48,13 +47,11 @@ def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finis
 
 
 def report_lease(emails: int, seconds: float) -> None:
-    """Adds a lease statement to the metrics: how many emails it tried to lease, and how long it took."""
     metrics.LEASE_EMAILS.observe(emails)
     metrics.LEASE_SECONDS.observe(seconds)
 
 
 def report_record(batch: Sequence[EndedAttempt], seconds: float) -> None:
-    """Adds a committed record statement and its results to the metrics."""
     if not metrics.ATTEMPTS.is_bound:
         return
     metrics.RECORD_EMAILS.observe(len(batch))

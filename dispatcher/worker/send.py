@@ -61,12 +61,6 @@ class SendStage:
         releases: BatchQueue[ReleaseRequest],
         retries: BatchQueue[InFlightEmail],
     ) -> None:
-        """
-        Args:
-            outcomes: The inbox of the record stage. Deferred emails return through `retry`.
-            releases: The inbox of the release stage.
-            retries: The inbox of the renewals. Emails whose wait is over return through `resume`.
-        """
         self._lease_seconds = settings.lease_seconds
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
         self._attempts = attempts
@@ -108,21 +102,14 @@ class SendStage:
         self._start(email)
 
     def release(self, email: InFlightEmail, delay_seconds: float = 0.0, wait: DomainWait | None = None) -> None:
-        """Releases an email that was not sent, or that the provider is known not to have accepted. Idempotent.
-
-        For `delay_seconds` and `wait`, see `ReleaseRequest`.
-        """
+        """Releases an email that was not sent, or that is known not to be accepted. Idempotent."""
         if email.may(EmailEvent.RELEASE):
             email.on(EmailEvent.RELEASE)
             self._releases.add(ReleaseRequest(email, delay_seconds, wait))
 
     def stop(self, email: InFlightEmail) -> None:
-        """Prevents an email from being sent, and releases the email when its attempt has ended.
-
-        If the email waits for a timer, the release is queued at once, and the email is due when its wait would have
-        ended. If the email is in a task, the release is queued when the task has ended, even if the task is cancelled
-        before its first step. If the email is in a bulk call, `_end` starts a task, which queues the release.
-        """
+        """Prevents an email from being sent, and releases the email when its attempt has ended, even if its task is
+        cancelled before the first step. An email that waits for a timer is due when its wait would have ended."""
         email.on(EmailEvent.STOP)
         work = email.work
         assert work is not None, "an email that can be stopped has a task, a bulk call or a timer"
@@ -140,10 +127,8 @@ class SendStage:
                 self.stop(email)
 
     async def finish(self, until: float) -> None:
-        """Waits for the answers to emails on the wire, until `until` (the loop's clock).
-
-        If an email has no answer by then, its outcome is uncertain.
-        """
+        """Waits for the answers to emails on the wire, until `until` (the loop's clock). The others become
+        uncertain."""
         while (left := until - self._loop.time()) > 0 and (work := self._work()):
             await asyncio.wait(work, timeout=left)
         for email in list(self._window.emails.values()):
@@ -162,7 +147,7 @@ class SendStage:
         email.work = self._loop.create_task(self._send(email, begun))  # takes half as long as asyncio.create_task
 
     def _begin(self, email: InFlightEmail) -> BegunAttempt | None:
-        """Begins an attempt without a task. Returns None if the email needs a task."""
+        """Begins an attempt without a task; None if the email needs a task."""
         content = email.content
         if content is None or email.lease.recipient_outcomes:
             return None
@@ -183,11 +168,7 @@ class SendStage:
             self._conclude(email, self._attempts.failed(email, error))
 
     async def _send(self, email: InFlightEmail, begun: BegunAttempt | None) -> None:
-        """Makes one attempt to send an email. If the email was not sent, releases it or lets it wait.
-
-        Args:
-            begun: The attempt, if it was begun without a task and the provider did not accept the email.
-        """
+        """Makes one attempt to send an email. If the email was not sent, releases it or lets it wait."""
         try:
             await self._attempt(email, begun)
         except TryLater as later:
@@ -223,8 +204,7 @@ class SendStage:
             )
 
     async def _send_to_others(self, email: InFlightEmail) -> Outcome:
-        """Makes one attempt without the suppressed recipients, and without those who need no further attempt. If no
-        recipient is left, makes no attempt."""
+        """Makes one attempt without the suppressed recipients, and those who need no further attempt."""
         email.suppressed = None
         content, done = email.content, email.lease.recipient_outcomes
         if content is not None and (
@@ -256,11 +236,8 @@ class SendStage:
             email.content = self._unsubscribe.added_to(email.content, hasher)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
-        """Retries the email after `seconds`, under the same lease. Meanwhile, the email uses no place in the window.
-
-        Releases the email instead, due after `seconds`, if the worker drains, if no more emails may wait here, or if
-        the email expires before the retry, so that the relay can cancel it in time.
-        """
+        """Retries the email after `seconds`, under the same lease, outside the window. Releases it instead if the
+        worker drains, too many emails wait, or it expires before: the relay then cancels it in time."""
         may_wait = not seconds or self._window.may_wait
         expires_first = steady_clock() + seconds >= email.expires_at
         if self._is_draining or expires_first or not (may_wait and email.may(EmailEvent.WAIT)):
@@ -320,7 +297,7 @@ class SendStage:
 
 
 def _recipients_of(email: InFlightEmail) -> int:
-    """The number of recipients of the email as it was enqueued; 0 if its content was deleted."""
+    """The number of recipients as it was enqueued; 0 if its content was deleted."""
     if email.content is None:
         return 0
     return recipients_of(email.content) + len(email.suppressed or ()) + len(email.lease.recipient_outcomes)

@@ -55,13 +55,8 @@ NO_POSITIONS: Final[Positions] = MappingProxyType({})
 
 
 class Question(NamedTuple):
-    """An email with a recipient that may be suppressed.
-
-    Attributes:
-        hashes: Two entries per recipient: the recipient's position (from 1, over To, Cc and Bcc) with the hash of its
-            address, and the same position with the hash of the address's domain.
-        answer: A future of the email's suppressed recipients.
-    """
+    """An email with a recipient that may be suppressed. `hashes`: for each recipient, its position with the hash of its
+    address, and with the hash of the address's domain. `answer`: a future of the suppressed recipients."""
 
     email_id: UUID
     hashes: list[tuple[int, bytes]]
@@ -70,13 +65,8 @@ class Question(NamedTuple):
 
 @dataclass(slots=True)
 class TenantMemory:
-    """The suppressed recipients of one tenant.
-
-    Attributes:
-        numbers: The entries of the last complete read, sorted: the first eight bytes of each hash, as a number.
-        has_domains: Whether any entry suppresses a whole domain.
-        recent: Entries that were read since the last complete read.
-    """
+    """The suppressed recipients of one tenant. `numbers`: sorted, the first eight bytes of each hash at the last
+    complete read. `recent`: entries read since."""
 
     numbers: array[int] = field(default_factory=lambda: array("Q"))
     has_domains: bool = False
@@ -89,11 +79,8 @@ class TenantMemory:
 
 
 class SuppressedRecipients:
-    """Finds the suppressed recipients of emails. Keeps the suppression entries of all tenants in memory.
-
-    Attributes:
-        is_current: Whether the entries in memory are at most two seconds old.
-    """
+    """Finds the suppressed recipients of emails. Keeps the suppression entries of all tenants in memory. While
+    `is_current`, they are at most two seconds old."""
 
     def __init__(self, store: SuppressionReader, outage: StoreOutage, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self.is_current = False
@@ -120,14 +107,11 @@ class SuppressedRecipients:
 
     @property
     def hasher(self) -> AddressHasher | None:
-        """The object that hashes addresses; None until the entries are read for the first time."""
         return self._hasher
 
     def may_concern(self, email: OutgoingEmail, tenant_id: str) -> bool:
-        """Whether a recipient of the email is perhaps suppressed for this tenant. Nearly always False. Needs no I/O.
-
-        If True, call `find`, which reads the database and decides.
-        """
+        """Whether a recipient is perhaps suppressed for this tenant: then call `find`. Nearly always False; needs no
+        I/O."""
         self._is_asked = True
         hasher = self._hasher
         if hasher is None or not self.is_current:
@@ -144,8 +128,7 @@ class SuppressedRecipients:
         return False
 
     async def find(self, email: OutgoingEmail) -> Positions:
-        """The suppressed recipients and why, by position from 1 over To, Cc and Bcc. Reads the database. Raises
-        StatementRefused if PostgreSQL refuses the query."""
+        """The suppressed recipients and why, by position from 1 over To, Cc and Bcc. Raises StatementRefused."""
         await self._is_read.wait()
         assert self._hasher is not None
         hashes = [
@@ -160,11 +143,8 @@ class SuppressedRecipients:
         return found
 
     async def opt_out(self, email: OutgoingEmail) -> None:
-        """Suppresses the recipients of an email, because the email's provider reports that these recipients want no
-        more messages.
-
-        If PostgreSQL is unavailable, stores nothing: the provider reports this again for the next message.
-        """
+        """Suppresses an email's recipients, because the provider reports that they want no more messages. If PostgreSQL
+        is unavailable, stores nothing: the provider reports this again for the next message."""
         if (hasher := self._hasher) is not None:
             entries = {hasher.hash(address): Recipient(address, is_domain=False).masked for address in email.to}
             try:
@@ -182,8 +162,7 @@ class SuppressedRecipients:
                 question.answer.set_exception(error)
 
     async def _answer_with_retries(self, questions: Sequence[Question]) -> None:
-        """Answers the questions, and retries until PostgreSQL answers. Until then, the emails of these questions are
-        not sent. Raises StatementRefused if PostgreSQL refuses the query for these emails."""
+        """Answers the questions, and retries until PostgreSQL answers. Raises StatementRefused."""
         while True:
             try:
                 found = await self._store.find({question.email_id: question.hashes for question in questions})

@@ -18,14 +18,12 @@ class UnsubscribeHeaders:
     """Adds the List-Unsubscribe headers to emails from the configured senders."""
 
     def __init__(self, url: str, senders: Collection[str]) -> None:
-        """`url`: the base URL of the HTTP API for recipients. `senders`: the addresses and domains whose emails get the
-        headers."""
         self._prefix = f"{url.rstrip('/')}/v1/unsubscribe/"
         self._senders = frozenset(normalised(sender) for sender in senders)
 
     def added_to(self, email: OutgoingEmail, hasher: AddressHasher) -> OutgoingEmail:
-        """The email with the headers. Unchanged if its sender is not one of `senders`, if it has or had several
-        recipients, if the application has set a List-Unsubscribe header, or if it is an SMS."""
+        """The email with the headers. Unchanged if its sender is not one of `senders`, it has or had several
+        recipients, the application has set a List-Unsubscribe header, or it is an SMS."""
         if email.channel != EMAIL_CHANNEL or email.shown is not None:
             return email
         sender = normalised(email.sender)

@@ -26,21 +26,14 @@ lanes cannot fill this part."""
 class Wakeable(Protocol):
     """A queue whose items wait until more emails may be leased."""
 
-    def wake(self) -> None:
-        """Checks again how many emails may be leased."""
+    def wake(self) -> None: ...
 
 
 class Window:
-    """The emails under lease in this worker.
-
-    Attributes:
-        emails: The emails by id, each from its lease until the commit that ends the lease is confirmed.
-        is_held: Whether no email may be leased, because operators paused every lane, or the controls are not read yet.
-    """
+    """The emails under lease in this worker, each from its lease until the commit that ends the lease. `is_held`: no
+    email may be leased, because operators paused every lane, or the controls are not read yet."""
 
     def __init__(self, routes: Routes, prefetch: int, waiting: Wakeable) -> None:
-        """`prefetch`: how many emails may be sent at the same time. `waiting`: woken whenever more emails may be
-        leased."""
         self.emails: dict[UUID, InFlightEmail] = {}
         self.is_held = False
         self.wake = waiting.wake
@@ -49,11 +42,10 @@ class Window:
         self._lease_by = steady_clock() + LEASE_WAIT_SECONDS
 
     def room(self) -> int:
-        """How many more emails may be leased: 1 for a probe; 0 while no provider may be tried, operators paused every
-        lane, or so many leased emails wait to be sent that a lease now would only make smaller batches.
+        """How many more emails may be leased: 1 for a probe; 0 while no provider may be tried, every lane is paused, or
+        so many emails wait to be sent that a lease now would only make smaller batches.
 
-        Emails that wait for a retry do not count. But the worker never leases more than two windows of emails, because
-        the ledger has slots for two windows.
+        Emails that wait for a retry do not count, but the ledger has slots for only two windows.
         """
         if self.is_held:
             return 0
@@ -72,8 +64,7 @@ class Window:
         return max(0, min(room - self._count(EmailState.PREPARING) - self._count(EmailState.STOPPED), ledger_room))
 
     def urgent_room(self) -> int:
-        """How many more emails of the most urgent lane may be leased: more than `room`, except while a provider is
-        probed."""
+        """Like `room`, for the most urgent lane: more, except while a provider is probed."""
         if self.is_held or self._routes.room is not None:
             return self.room()
         busy = len(self.emails) - self._count(EmailState.WAITING)
@@ -81,8 +72,8 @@ class Window:
 
     @property
     def may_wait(self) -> bool:
-        """Whether one more email may wait for a retry. Waiting emails leave room for all other emails in the ledger, so
-        that thousands of deferred emails do not stop the worker."""
+        """Whether one more email may wait for a retry. The ledger keeps slots for all other emails, so that thousands
+        of deferred emails do not stop the worker."""
         return self._count(EmailState.WAITING) < self._prefetch - self._prefetch // URGENT_SHARE
 
     def is_probing(self) -> bool:

@@ -1,4 +1,4 @@
--- name: insert_api_key
+-- name: insert_key
 -- Inserts a new key; returns its creation time.
 insert into dispatcher.api_key (
     key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second, recipients_per_day,
@@ -10,7 +10,7 @@ values (
 )
 returning created_at;
 
--- name: list_api_keys
+-- name: list_keys
 -- All keys, including revoked keys, oldest first. No row: no key was ever created.
 select
     key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second,
@@ -18,7 +18,7 @@ select
 from dispatcher.api_key
 order by created_at, key_id;
 
--- name: revoke_api_key
+-- name: revoke_key
 -- Revokes a key, and audits this. No row: the key is unknown or already revoked.
 with revoked as (
     update dispatcher.api_key

@@ -93,13 +93,3 @@ order by r.replay_id;
 select sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags
 from dispatcher.email_content
 where email_id = %(email_id)s;
-
--- name: list_attachment_names
--- The attachments of an email, without their content; as find_attachments.
-select filename, content_type, length(content)
-from dispatcher.email_attachment
-where email_id = %(email_id)s
-    and position between 0 and (
-        select attachment_count - 1 from dispatcher.email_content where email_id = %(email_id)s
-    )
-order by position;

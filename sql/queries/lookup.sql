@@ -102,7 +102,7 @@ join pg_class as c on c.oid = i.inhrelid
 where i.inhparent = 'dispatcher.email_recipient'::regclass
 order by c.relname;
 
--- name: summarize_recipients
+-- name: summarize_recipient_partition
 -- Creates missing summaries of a partition, and replaces unfinished ones. Returns one row: whether there were any.
 select dispatcher.email_recipient_summarize(%(partition)s);
 

@@ -153,8 +153,10 @@ from (
 -- `limit` emails that were enqueued before the oldest pending email. The second group is needed because, during a
 -- backlog, the newest emails are not sent yet.
 select
-    count(*),
-    percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - since))
+    count(*) as emails,
+    percentile_cont(0.5) within group (order by extract(epoch from sent_at - since)) as p50_seconds,
+    percentile_cont(0.95) within group (order by extract(epoch from sent_at - since)) as p95_seconds,
+    percentile_cont(0.99) within group (order by extract(epoch from sent_at - since)) as p99_seconds
 from (
     select sent_at, coalesce(due_since, created_at) as since
     from (
@@ -185,7 +187,8 @@ from (
         and isfinite(coalesce(due_since, created_at))
     order by sent_at desc
     limit 1000
-) as newest;
+) as newest
+having count(*) > 0;
 
 -- name: sum_attempts
 -- Attempts by hour or day (`unit`, in UTC), provider and outcome, for the last `seconds`, oldest first. The first

@@ -20,6 +20,16 @@ from pg_locks
 where locktype = 'object' and classid = 1262 and objid = 0 and database = 0 and not granted
 limit 1;
 
+-- part: due_pointer
+-- What a message contains of an email `e`, and its due mark. A correlation id that is too long for a message is null.
+e.email_id, e.message_key, case when octet_length(e.correlation_id) <= 255 then e.correlation_id end, e.traceparent,
+e.publish_due_at, e.lane, e.tenant_id
+
+-- part: is_publishable
+-- Neither expired, nor with a message key that is too long for a message.
+(e.expires_at is null or e.expires_at > now())
+and case when octet_length(e.message_key) <= 1020 then char_length(e.message_key) <= 255 end
+
 -- name: find_publish_due
 -- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was
 -- written, or up to four minutes later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was
@@ -27,32 +37,26 @@ limit 1;
 -- and marks more than ahead_seconds ahead. Hundreds of thousands of emails that wait for an unavailable provider may
 -- have marks between these ranges, and are not read. An expired email is not published, because cancel_expired is about
 -- to cancel it. An email whose message key is too long for a message (255 characters) is not published, either: an
--- application can insert such rows, and a page of them would hide all other emails. A correlation id that is too long for
--- a message is null. So the relay needs little memory, however long the texts are.
+-- application can insert such rows, and a page of them would hide all other emails. So the relay
+-- needs little memory, however long the texts are.
 -- Marks of more than since_seconds ago are left out. While an old transaction is open, the index keeps the entries of all
 -- marks that were cleared since it began, and a search from the first mark on would read them again each time. Null: none
 -- is left out.
 (
-    select
-        email_id, message_key, case when octet_length(correlation_id) <= 255 then correlation_id end, traceparent,
-        publish_due_at, lane, tenant_id
-    from dispatcher.email_log
+    select {due_pointer}
+    from dispatcher.email_log as e
     where publish_due_at < now()
         and publish_due_at >= coalesce(now() - %(since_seconds)s::double precision * interval '1 second', '-infinity')
-        and (expires_at is null or expires_at > now())
-        and case when octet_length(message_key) <= 1020 then char_length(message_key) <= 255 end
+        and {is_publishable}
     order by publish_due_at
     limit %(limit)s
 )
 union all
 (
-    select
-        email_id, message_key, case when octet_length(correlation_id) <= 255 then correlation_id end, traceparent,
-        publish_due_at, lane, tenant_id
-    from dispatcher.email_log
+    select {due_pointer}
+    from dispatcher.email_log as e
     where publish_due_at >= now() + %(ahead_seconds)s * interval '1 second'
-        and (expires_at is null or expires_at > now())
-        and case when octet_length(message_key) <= 1020 then char_length(message_key) <= 255 end
+        and {is_publishable}
     order by publish_due_at
     limit %(limit)s
 )
@@ -65,21 +69,19 @@ select email_id
 from (
     (
         select email_id, publish_due_at
-        from dispatcher.email_log
+        from dispatcher.email_log as e
         where publish_due_at < now()
             and publish_due_at >= coalesce(now() - %(since_seconds)s::double precision * interval '1 second', '-infinity')
-            and (expires_at is null or expires_at > now())
-            and case when octet_length(message_key) <= 1020 then char_length(message_key) <= 255 end
+            and {is_publishable}
         order by publish_due_at
         limit %(limit)s
     )
     union all
     (
         select email_id, publish_due_at
-        from dispatcher.email_log
+        from dispatcher.email_log as e
         where publish_due_at >= now() + %(ahead_seconds)s * interval '1 second'
-            and (expires_at is null or expires_at > now())
-            and case when octet_length(message_key) <= 1020 then char_length(message_key) <= 255 end
+            and {is_publishable}
         order by publish_due_at
         limit %(limit)s
     )
@@ -89,10 +91,8 @@ limit %(limit)s;
 
 -- name: find_due_pointers
 -- As find_publish_due, for the given emails.
-select
-    email_id, message_key, case when octet_length(correlation_id) <= 255 then correlation_id end, traceparent,
-    publish_due_at, lane, tenant_id
-from dispatcher.email_log
+select {due_pointer}
+from dispatcher.email_log as e
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
     and publish_due_at is not null;
@@ -209,30 +209,24 @@ from unnest(
 ) as t (lane, tenant_id, since, until, most)
 cross join lateral (
     (
-        select
-            e.email_id, e.message_key, case when octet_length(e.correlation_id) <= 255 then e.correlation_id end, e.traceparent,
-            e.publish_due_at, e.lane, e.tenant_id
+        select {due_pointer}
         from dispatcher.email_log as e
         where (e.lane, e.tenant_id, e.publish_due_at) >= (t.lane, t.tenant_id, t.since)
             and (e.lane, e.tenant_id, e.publish_due_at) <= (t.lane, t.tenant_id, least(t.until, now()))
             and e.publish_due_at is not null
-            and (e.expires_at is null or e.expires_at > now())
-            and case when octet_length(e.message_key) <= 1020 then char_length(e.message_key) <= 255 end
+            and {is_publishable}
         order by e.lane, e.tenant_id, e.publish_due_at
         limit t.most
     )
     union all
     (
-        select
-            e.email_id, e.message_key, case when octet_length(e.correlation_id) <= 255 then e.correlation_id end, e.traceparent,
-            e.publish_due_at, e.lane, e.tenant_id
+        select {due_pointer}
         from dispatcher.email_log as e
         where (e.lane, e.tenant_id, e.publish_due_at)
                 >= (t.lane, t.tenant_id, greatest(t.since, now() + %(ahead_seconds)s * interval '1 second'))
             and (e.lane, e.tenant_id, e.publish_due_at) <= (t.lane, t.tenant_id, t.until)
             and e.publish_due_at is not null
-            and (e.expires_at is null or e.expires_at > now())
-            and case when octet_length(e.message_key) <= 1020 then char_length(e.message_key) <= 255 end
+            and {is_publishable}
         order by e.lane, e.tenant_id, e.publish_due_at
         limit t.most
     )
@@ -251,8 +245,7 @@ cross join lateral (
     where (e.lane, e.tenant_id, e.publish_due_at) >= (t.lane, t.tenant_id, t.since)
         and (e.lane, e.tenant_id, e.publish_due_at) <= (t.lane, t.tenant_id, t.until)
         and e.publish_due_at is not null
-        and (e.expires_at is null or e.expires_at > now())
-        and case when octet_length(e.message_key) <= 1020 then char_length(e.message_key) <= 255 end
+        and {is_publishable}
         and e.publish_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
     order by e.lane, e.tenant_id, e.publish_due_at
     limit t.most
@@ -298,13 +291,16 @@ where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
         and email_id not in (select email_id from marked)
     ) is true;
 
+-- part: due_dead_letter
+-- A dead letter to publish. Texts are truncated as in the dead letter, to need little memory.
+email_id, tenant_id, left(message_key, 4000), left(correlation_id, 4000), status, left(error_type, 4000),
+left(last_error, 4000), attempt_count, left(provider, 4000), created_at, dead_letter_due_at,
+coalesce(left(channel, 4000), 'email'), traceparent
+
 -- name: find_dead_letter_due
 -- Emails whose dead letter must be published to the DLQ, longest due first. Includes marks that were written before the
--- clock was set back, as in find_publish_due. Texts are truncated as in the dead letter, to need little memory.
-select
-    email_id, tenant_id, left(message_key, 4000), left(correlation_id, 4000), status, left(error_type, 4000),
-    left(last_error, 4000), attempt_count, left(provider, 4000), created_at, dead_letter_due_at,
-    coalesce(left(channel, 4000), 'email'), traceparent
+-- clock was set back, as in find_publish_due.
+select {due_dead_letter}
 from dispatcher.email_log
 where dead_letter_due_at is not null
     and dead_letter_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
@@ -322,10 +318,7 @@ limit %(limit)s;
 
 -- name: find_due_dead_letters
 -- As find_dead_letter_due, for the given emails.
-select
-    email_id, tenant_id, left(message_key, 4000), left(correlation_id, 4000), status, left(error_type, 4000),
-    left(last_error, 4000), attempt_count, left(provider, 4000), created_at, dead_letter_due_at,
-    coalesce(left(channel, 4000), 'email'), traceparent
+select {due_dead_letter}
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s

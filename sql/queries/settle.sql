@@ -70,21 +70,24 @@ select
     case when not exists (select from dispatcher.relay_polls) then pg_notify('email_dispatcher_due', '') end
 from recovered;
 
+-- part: retry_history
+-- How many attempts an email had before its last replay or redelivery, for how many seconds it has been pinned to a
+-- provider, and its own retry limits (see lease).
+attempt_base, (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision,
+case
+    when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
+        max_attempts,
+        least(
+            extract(epoch from coalesce(due_since, created_at)) + coalesce(redeliver_seconds, %(redeliver_seconds)s),
+            extract(epoch from expires_at)
+        ) - extract(epoch from clock_timestamp()),
+        redelivery_count
+    ]::double precision[]
+end
+
 -- name: find_histories
--- How many attempts each email had before its last replay or redelivery, for how many seconds it has been pinned to a
--- provider, and its own retry limits (see lease). If an id is missing in the result, there is no such email.
-select
-    email_id, attempt_base, (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision,
-    case
-        when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
-            max_attempts,
-            least(
-                extract(epoch from coalesce(due_since, created_at)) + coalesce(redeliver_seconds, %(redeliver_seconds)s),
-                extract(epoch from expires_at)
-            ) - extract(epoch from clock_timestamp()),
-            redelivery_count
-        ]::double precision[]
-    end
+-- The retry_history of each email. If an id is missing in the result, there is no such email.
+select email_id, {retry_history}
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
@@ -142,21 +145,11 @@ from crashed;
 
 -- name: find_expiring
 -- Leases that have expired by PostgreSQL's clock, or expire within within_seconds: either of the given workers, or of
--- all other workers. The last column is the email's own retry limits (see lease). Read the leases with this statement
+-- all other workers. Read the leases with this statement
 -- before the ledger of their worker.
 select
-    email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
-    (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision,
-    case
-        when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
-            max_attempts,
-            least(
-                extract(epoch from coalesce(due_since, created_at)) + coalesce(redeliver_seconds, %(redeliver_seconds)s),
-                extract(epoch from expires_at)
-            ) - extract(epoch from clock_timestamp()),
-            redelivery_count
-        ]::double precision[]
-    end
+    email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(),
+    {retry_history}
 from dispatcher.email_log
 where status = 'sending'
     and (locked_by = any(%(workers)s)) = %(is_theirs)s

@@ -10,7 +10,7 @@ from dispatcher.email_log
 where status <> 'sent'
 group by status;
 
--- name: count_for_monitor
+-- name: count_monitored
 -- As count_unfinished, without `cancelled`, and fast even if millions of emails wait. If more than 100,000 emails wait,
 -- their number is an estimate from the last vacuum of their index.
 select status, count(*)
@@ -142,10 +142,12 @@ order by worker;
 
 -- name: measure_latency
 -- The latency of the newest sent emails: their number, and the 50th, 95th and 99th percentile in seconds. The latency
--- is the time from when an email could first be sent until a provider accepted it.
+-- is the time from when an email could first be sent until a provider accepted it. Zero rows: no email was sent.
 select
-    count(*),
-    percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - created_at))
+    count(*) as emails,
+    percentile_cont(0.5) within group (order by extract(epoch from sent_at - created_at)) as p50_seconds,
+    percentile_cont(0.95) within group (order by extract(epoch from sent_at - created_at)) as p95_seconds,
+    percentile_cont(0.99) within group (order by extract(epoch from sent_at - created_at)) as p99_seconds
 from (
     select sent_at, coalesce(due_since, created_at) as created_at
     from dispatcher.email_log
@@ -155,4 +157,5 @@ from (
         and email_id > dispatcher.email_id_lowest_at(statement_timestamp() - interval '10 minutes')
     order by email_id desc
     limit 1000
-) as newest;
+) as newest
+having count(*) > 0;

@@ -1,12 +1,14 @@
+-- part: suppressed_hashes
+-- A tenant, the first eight bytes of each hash, in ascending order and joined; whether at least one entry is a domain; and
+-- the oldest transaction that is still running, from which read_changed_suppressions continues.
+s.tenant_id,
+coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),
+coalesce(bool_or(s.is_domain), false),
+pg_snapshot_xmin(pg_current_snapshot())::text
+
 -- name: read_suppressions
--- All entries that have not expired; a row per tenant. Returns the first eight bytes of each hash, in ascending order
--- and joined; whether at least one entry is a domain; and the oldest transaction that is still running, from which
--- read_changed_suppressions continues. If there are no entries, returns one row without a tenant.
-select
-    s.tenant_id,
-    coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),
-    coalesce(bool_or(s.is_domain), false),
-    pg_snapshot_xmin(pg_current_snapshot())::text
+-- All entries that have not expired; a row per tenant. If there are no entries, returns one row without a tenant.
+select {suppressed_hashes}
 from (values (true)) as always
 left join dispatcher.suppression as s on s.expires_at is null or s.expires_at > now()
 group by s.tenant_id;
@@ -16,11 +18,7 @@ group by s.tenant_id;
 -- can contain entries that were read before. If the database was restored from a dump, entries may contain ids of
 -- transactions that this server has not reached yet. Such entries are left out, because read_suppressions has read
 -- them.
-select
-    s.tenant_id,
-    coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),
-    coalesce(bool_or(s.is_domain), false),
-    pg_snapshot_xmin(pg_current_snapshot())::text
+select {suppressed_hashes}
 from (values (true)) as always
 left join dispatcher.suppression as s
     on s.changed_in >= %(since)s::text::xid8

@@ -16,7 +16,7 @@ import trustme
 from dispatcher.broker.management import CountsUnavailable, Management
 from tests.acceptance.closable_proxy import ClosableProxy
 from tests.acceptance.harness import Host, Sink, emails, stop
-from tests.alerts.receiver import SECRET, Posted, Receiver, receiving, write_ca
+from tests.monitor.receiver import SECRET, Posted, Receiver, receiving, write_ca
 from tests.supervisor.program import Program, eventually
 
 PROBE_SECONDS = 0.5

@@ -22,8 +22,8 @@ from tests.acceptance import canary
 from tests.acceptance.canary_api import BAD_BODIES, ask_everything, request
 from tests.acceptance.double import Double, SeveralRecipients
 from tests.acceptance.harness import Host, Sink
-from tests.alerts.receiver import SECRET, Receiver, receiving, write_ca
 from tests.cli.commandline import in_process
+from tests.monitor.receiver import SECRET, Receiver, receiving, write_ca
 from tests.supervisor.program import Program, eventually
 from tests.telemetry.otlp import Collector, collecting
 

@@ -1,5 +1,5 @@
 """A day in the life of a customer's address: it bounces, it is suppressed, support learns that the mailbox works again,
-and the emails that were stopped are sent, each once. `docs/suppression.md` describes the same day."""
+and the emails that were stopped are sent, each once."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from standardwebhooks.webhooks import Webhook as Verifier
 
 from dispatcher.domain.webhook import new_secret
 from tests.acceptance.harness import Host, emails, stop
-from tests.alerts.receiver import Posted, Receiver, receiving, write_ca
+from tests.monitor.receiver import Posted, Receiver, receiving, write_ca
 from tests.supervisor.program import Program, eventually
 
 EMAILS = 400

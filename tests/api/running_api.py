@@ -180,7 +180,7 @@ def make_key(connection: psycopg.Connection, **columns: Any) -> str:
         "lane": None,
         "allowed_lanes": [],
     }
-    insert_key(connection, values | columns)
+    insert_key.sync(connection, **(values | columns))
     return key.text()
 
 

@@ -16,8 +16,8 @@ from standardwebhooks.webhooks import Webhook as Verifier
 
 from dispatcher.client import AsyncClient, Client
 from dispatcher.config import Settings
-from tests.alerts.receiver import receiving, write_ca
 from tests.api.running_api import Api, make_key, running
+from tests.monitor.receiver import receiving, write_ca
 from tests.store.test_outgoing_events import announce
 
 OPERATOR = ["read", "operate"]

@@ -67,7 +67,7 @@ async def quotas(clocks: Clocks) -> AsyncIterator[Quotas]:
 
 def key_with(connection: psycopg.Connection, quota: int) -> ApiKey:
     make_key(connection, recipients_per_day=quota)
-    (key,) = list_keys(connection)
+    (key,) = list_keys.sync(connection)
     return key
 
 

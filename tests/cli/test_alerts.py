@@ -9,8 +9,8 @@ import pytest
 import trustme
 
 from tests.acceptance.harness import Sink
-from tests.alerts.receiver import SECRET, Receiver, receiving, write_ca
 from tests.cli.commandline import CommandLine
+from tests.monitor.receiver import SECRET, Receiver, receiving, write_ca
 
 
 @pytest.fixture

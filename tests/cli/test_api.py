@@ -75,7 +75,7 @@ def test_without_keys_it_refuses_to_start(storing: CommandLine, address: str, is
 
 
 def test_without_its_packages_the_error_says_how_to_install_them(bare: CommandLine, tmp_path: Path) -> None:
-    (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError('No module named fastapi', name='fastapi')")
+    (tmp_path / "starlette.py").write_text("raise ModuleNotFoundError('No module named starlette', name='starlette')")
     settings = {"DISPATCHER_DATABASE_URL": "postgresql://127.0.0.1:1/x", "DISPATCHER_AMQP_URL": "amqp://127.0.0.1:1"}
 
     ended = bare.having(PYTHONPATH=str(tmp_path), **settings)("api")

@@ -18,17 +18,17 @@ def test_ceilings_are_set_listed_and_removed_and_each_change_is_audited(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:
     assert "No recipient domain has a ceiling" in storing("domains", "list").stderr
-    assert storing("domains", "list", "--json").json == []
+    assert storing("domains", "list", "--json").json == {"domains": []}
     set_ = storing("domains", "set", "Example.org", "--per-second", "5", "--reason", "asked", "--actor", "ann")
     assert "example.org may get 5 emails per second." in set_.stderr
     both = storing("domains", "set", "example.org", "--concurrent", "2")
     assert "example.org may get 5 emails per second, 2 at the same time." in both.stderr
     listed = {"domain": "example.org", "per_second": 5.0, "concurrent": 2, "attempt_seconds": None, "waiting": 0}
-    assert storing("domains", "list", "--json").json == [listed]
+    assert storing("domains", "list", "--json").json == {"domains": [listed]}
     assert "example.org" in storing("domains", "list").stdout
 
     removed = storing("domains", "remove", "example.org")
-    assert (removed.code, removed.stderr.strip()) == (0, "example.org has no ceiling any more.")
+    assert (removed.code, removed.stderr.strip()) == (0, "The domain has no ceiling any more.")
     again = storing("domains", "remove", "example.org")
     assert again.code == 1
     assert "example.org has no ceiling" in again.stderr
@@ -41,14 +41,14 @@ def test_ceilings_are_set_listed_and_removed_and_each_change_is_audited(
 
 def test_an_internationalized_domain_is_stored_in_the_form_of_dns(storing: CommandLine) -> None:
     assert storing("domains", "set", "@Bücher.example", "--concurrent", "1").code == 0
-    assert storing("domains", "list", "--json").json[0]["domain"] == "xn--bcher-kva.example"
+    assert storing("domains", "list", "--json").json["domains"][0]["domain"] == "xn--bcher-kva.example"
     assert storing("domains", "remove", "bücher.example").code == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("example.org",), "needs at least one of: per-second, concurrent"),
+        (("example.org",), "needs at least one of: --per-second, --concurrent"),
         (("example.org", "--per-second", "0"), "must be a"),
         (("example.org", "--per-second", "nan"), "must be a number"),
         (("example.org", "--per-second", "inf"), "must be a"),

@@ -23,7 +23,7 @@ def test_a_key_is_shown_once_stored_as_a_hash_and_revoked_by_its_id(
     made = storing("keys", "create", "--name", "shop", "--from-domain", "Bücher.example", "--json").json
     secret = Secret.parse(made["key"])
     assert secret is not None
-    (key,) = list_keys(connection)
+    (key,) = list_keys.sync(connection)
     assert secret.matches(key.secret_hash)
     assert (key.scopes, key.sender_domains) == (frozenset({"send", "read"}), frozenset({"xn--bcher-kva.example"}))
 

@@ -124,7 +124,7 @@ def test_limits_that_an_earlier_release_stored_count_as_usable_numbers(
     connection.execute("insert into lane_policy (lane, weight) values ('bulk', 'nan')")
     connection.commit()
 
-    limits = {each.pop("tenant_id"): each for each in storing("tenants", "list", "--json").json}
+    limits = {each.pop("tenant_id"): each for each in storing("tenants", "list", "--json").json["tenants"]}
     assert limits == {
         "nan": {"weight": 1.0, "per_second": 0.001},
         "tiny": {"weight": 1.0, "per_second": 0.001},
@@ -146,7 +146,8 @@ def test_a_tenant_s_rate_and_share_are_set_and_unset(storing: CommandLine, conne
     assert "Nothing is set" in storing("tenants", "list").stderr
     assert "at most 50 emails per second" in storing("tenants", "set", "acme", "--per-second", "50").stderr
     assert storing("tenants", "set", "acme", "--weight", "2").code == 0
-    assert storing("tenants", "list", "--json").json == [{"tenant_id": "acme", "weight": 2.0, "per_second": 50.0}]
+    listed = {"tenants": [{"tenant_id": "acme", "weight": 2.0, "per_second": 50.0}]}
+    assert storing("tenants", "list", "--json").json == listed
     assert "acme" in storing("tenants", "list").stdout
 
     assert storing("tenants", "unset", "acme").code == 0

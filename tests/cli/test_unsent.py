@@ -41,7 +41,7 @@ def test_an_email_is_cancelled_by_its_key_or_id_and_a_second_time_too(prepared: 
 
     assert unknown.code == 1
     assert (done.code, done.stderr) == (0, f"{first}: cancelled.\n{second}: cancelled.\n")
-    assert (again.code, again.json) == (0, {"counts": {"already_cancelled": 1}, "unchanged": {}})
+    assert (again.code, again.json["results"], again.json["unchanged"]) == (0, {"already_cancelled": 1}, {})
     assert tables.statuses() == {"cancelled": 2}
 
 
@@ -57,10 +57,8 @@ def test_too_late_names_the_status_and_the_exit_code_says_how_many(prepared: Com
     assert f"{sending}: too late: not changed, because the status is sending." in none.stderr
     assert f"{unknown}: not found in this database." in none.stderr
     assert some.code == 3
-    assert some.json == {
-        "counts": {"too_late": 1, "cancelled": 1},
-        "unchanged": {str(sending): {"result": "too_late", "status": "sending"}},
-    }
+    assert some.json["results"] == {"too_late": 1, "cancelled": 1}
+    assert some.json["unchanged"] == {str(sending): {"result": "too_late", "status": "sending"}}
 
 
 def test_a_channel_selects_its_messages(prepared: CommandLine, tables: Books) -> None:
@@ -89,9 +87,12 @@ def test_a_filter_shows_what_it_selects_and_asks(prepared: CommandLine, tables: 
     assert (dry.code, dry.json) == (
         0,
         {
-            "emails": {"pending": 25, "waiting": 1},
+            "selected": {"pending": 25, "waiting": 1},
             "samples": {"pending": bulk[:5], "waiting": [late]},
             "others": 0,
+            "has_more": False,
+            "results": {},
+            "unchanged": {},
         },
     )
     assert unasked.code == 2
@@ -145,7 +146,7 @@ def test_rescheduled_emails_wait_until_the_time_in_its_zone(prepared: CommandLin
         planned.setdefault(act["email_id"], datetime.fromisoformat(act["detail"]["send_at"]))
     assert planned[first] == at
     assert timedelta(hours=1.9) < planned[second] - datetime.now(UTC) < timedelta(hours=2)
-    assert (now.code, now.json) == (0, {"counts": {"rescheduled": 2}, "unchanged": {}})
+    assert (now.code, now.json["results"], now.json["unchanged"]) == (0, {"rescheduled": 2}, {})
     assert all(row["wait_until"] < datetime.now(UTC) + timedelta(minutes=1) for row in tables.rows())
 
 

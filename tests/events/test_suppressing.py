@@ -10,8 +10,7 @@ import pytest
 from dispatcher.config import load
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.suppression import SuppressionReason, SuppressionRules
-from dispatcher.events.intake import EventIntake
-from dispatcher.events.suppression_rules import suppression_rules
+from dispatcher.events.intake import EventIntake, suppression_rules
 from dispatcher.store.connections import Pool
 from tests.events.test_intake import AT, event
 from tests.store.books import Books, Row

@@ -32,7 +32,7 @@ from dispatcher.store.outgoing_events import ALL_KINDS
 from dispatcher.store.webhooks import Webhook, insert_webhook, list_webhooks
 from dispatcher.transport.destination import Resolve
 from dispatcher.transport.signed_post import trusting_context
-from tests.alerts.receiver import Posted, Receiver, receiving, receiving_raw, write_ca
+from tests.monitor.receiver import Posted, Receiver, receiving, receiving_raw, write_ca
 from tests.store.books import Books
 from tests.store.results import result
 from tests.store.test_outgoing_events import announce, await_feed, disk_full

@@ -25,6 +25,8 @@ ELSEWHERE: Final = {
     (UNTRUSTED, FAULT),
 }
 """Rows that need no server that behaves in a special way, so they have no case."""
+EACH_HTTP_API: Final = "Each HTTP API"
+"""The heading of the rows that apply to every HTTP API but that of SES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ def outcome_text(outcome: Outcome | None) -> str:
     return f"{outcome_name(outcome)} {outcome.reason}"
 
 
-def rows_in_docs(provider: str) -> set[tuple[str, str]]:
-    """The table of a provider: the first column, and the second and third as in `outcome_text`."""
-    section = THE_PAGE.read_text().partition(f"\n## {provider}: outcomes")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", section, re.MULTILINE)
+def rows_in_docs(*providers: str) -> set[tuple[str, str]]:
+    """The tables of these providers: the first column, and the second and third as in `outcome_text`."""
+    page = THE_PAGE.read_text()
+    sections = [page.partition(f"\n## {provider}: outcomes")[2].partition("\n## ")[0] for provider in providers]
+    rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", "".join(sections), re.MULTILINE)
     return {(row, f"{outcome} {reason}".strip()) for row, outcome, reason in rows}

@@ -16,10 +16,9 @@ import trustme
 from dispatcher.broker.faults import reason
 from dispatcher.config.values import SmtpServer
 from dispatcher.errors import ProviderFault
+from dispatcher.providers.sendgrid import SendGridProvider, SendGridSettings
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from dispatcher.transport.destination import cause_of
-from dispatcher.transport.http import HttpTransport
-from dispatcher.transport.provider_api import ProviderApi
 from dispatcher.transport.tls_faults import tls_fault
 
 DH_1024 = """
@@ -130,15 +129,16 @@ async def test_each_cause_has_its_words_and_its_remedy(tmp_path: Path, server: S
     ca.cert_pem.write_to_path(ca_file)
     with listening(server(ca, tmp_path)) as port:
         smtp = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "tls")), ca_file=ca_file)
-        api = ProviderApi(HttpTransport(connections=1, ca_file=ca_file), "sendgrid", "SendGrid", "SOME_URL")
+        settings = SendGridSettings(api_key="key", host=f"https://127.0.0.1:{port}")
+        sendgrid = SendGridProvider(settings, connections=1, ca_file=ca_file)
         with pytest.raises(ProviderFault) as over_smtp:
             await smtp.check()
         with pytest.raises(ProviderFault) as over_http:
-            await api.check(f"https://127.0.0.1:{port}/", {})
+            await sendgrid.check()
 
     assert over_smtp.value.message.startswith("TLS with the SMTP server failed: ")
     assert over_http.value.message.startswith("TLS with SendGrid failed: ")
-    for fault, url in ((over_smtp.value, "DISPATCHER_SMTP_URL"), (over_http.value, "SOME_URL")):
+    for fault, url in ((over_smtp.value, "DISPATCHER_SMTP_URL"), (over_http.value, "DISPATCHER_SENDGRID_HOST")):
         assert words in fault.message
         assert fault.remedy is not None
         assert remedy.replace("SOME_URL", url) in fault.remedy

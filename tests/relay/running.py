@@ -15,9 +15,9 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
 from dispatcher.host.process_table import ProcessSlot, ProcessTable
-from dispatcher.processes.relay import leader_services
 from dispatcher.relay.notifications import POLL_SECONDS, QUIET_SECONDS
 from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.supervisor.relay_process import leader_services
 from tests.broker.rabbit import Rabbit
 from tests.store.books import Books
 from tests.waiting import until

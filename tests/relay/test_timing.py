@@ -11,11 +11,11 @@ import pytest
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.domain.status import Status
-from dispatcher.processes.relay import leader_services
 from dispatcher.relay.timing import BATCH, ExpiredEmails, WaitingEmails
 from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
+from dispatcher.supervisor.relay_process import leader_services
 from tests.broker.rabbit import Rabbit
 from tests.relay.running import Start, next_round
 from tests.store.books import Books

@@ -58,7 +58,7 @@ async def test_latency_of_a_scheduled_email_counts_from_its_schedule(tables_url:
     now = datetime.now(UTC)
     books.change(email_id, status="sent", created_at=now - HOUR, due_since=now - timedelta(seconds=2), sent_at=now)
 
-    latency = measure_latency(books.connection)
+    latency = measure_latency.sync(books.connection)
 
     assert latency is not None
     assert latency.p99_seconds == pytest.approx(2, abs=0.01)

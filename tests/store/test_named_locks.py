@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events import webhook_delivery
-from dispatcher.maintenance import partitions, recipient_summaries
+from dispatcher.monitor.upkeep import Partitions, RecipientSummaries
 from dispatcher.relay import leadership
 from dispatcher.store import named_locks, retention
 from dispatcher.store.connections import AsyncSession, connect_async, connected
@@ -27,8 +27,8 @@ NAMES = (
     leadership.READY,
     named_locks.RELAY_BLOCKED,
     webhook_delivery.LOCK_NAME,
-    partitions.LOCK_NAME,
-    recipient_summaries.LOCK_NAME,
+    Partitions.lock_name,
+    RecipientSummaries.lock_name,
     retention.LOCK_NAME,
     retention.CODES_LOCK_NAME,
     "alerts email.dispatcher.dlq",

@@ -26,7 +26,7 @@ def test_the_oldest_open_transaction_of_this_database_is_found(database_url: str
             connection.execute("create table if not exists dispatcher.written as select pg_current_xact_id()")
             connection.execute("insert into dispatcher.written values (pg_current_xact_id())")
 
-        found = find_oldest_transaction(connection, older_seconds=0.0)
+        found = find_oldest_transaction.sync(connection, older_seconds=0.0)
 
         assert found is not None
         assert (found.kind, found.name, found.application) == (
@@ -35,12 +35,12 @@ def test_the_oldest_open_transaction_of_this_database_is_found(database_url: str
             "nightly-report",
         )
         assert found.transactions >= 2
-        assert find_oldest_transaction(connection) is None  # it is not old enough to be reported
+        assert find_oldest_transaction.sync(connection) is None  # it is not old enough to be reported
 
 
 def test_without_an_open_transaction_nothing_is_found(database_url: str) -> None:
     with connected(database_url) as connection:
-        assert find_oldest_transaction(connection, older_seconds=0.0) is None
+        assert find_oldest_transaction.sync(connection, older_seconds=0.0) is None
     assert old_transaction_finding(None).state is CheckState.OK
 
 

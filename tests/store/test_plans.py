@@ -21,22 +21,23 @@ from dispatcher.domain.email_id import new_email_ids
 from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.suppression import SuppressionRules
+from dispatcher.store.activity import list_workers
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async, make_pool
+from dispatcher.store.counts import find_oldest_pending
 from dispatcher.store.events import EventRow, settle_proven, store_events
 from dispatcher.store.instants import EARLIEST, LATEST
 from dispatcher.store.leases import DomainWait, Lease, LeaseStore
 from dispatcher.store.outbox import DueRange, Outbox
 from dispatcher.store.overview import (
+    COUNTED,
     READ_FOR_LATENCY,
     count_for_overview,
     count_for_overview_of_tenant,
     count_paused,
     find_alert_check,
-    find_oldest,
     list_host_reports,
     list_rates,
-    list_workers,
     measure_recent_latency,
     one_snapshot,
 )
@@ -312,7 +313,7 @@ async def rows_read_for_overview(session: AsyncSession) -> dict[str, int]:
         lambda: count_for_overview(session),
         lambda: count_for_overview_of_tenant(session, "acme"),
         lambda: count_paused(session),
-        lambda: find_oldest(session),
+        lambda: find_oldest_pending(session, limit=COUNTED),
         lambda: measure_recent_latency(session),
         lambda: list_workers(session),
         lambda: sum_attempts(session, "hour", 86_400.0),

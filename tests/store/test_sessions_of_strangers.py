@@ -45,5 +45,5 @@ async def test_the_sessions_of_strangers_are_neither_workers_nor_hosts(
             facts = await find_facts(session, email_id)
         assert facts is not None
         assert facts.workers == 0
-        assert await asyncio.to_thread(list_workers, connection) == []
-        assert await asyncio.to_thread(list_shared_host_names, connection) == []
+        assert await asyncio.to_thread(list_workers.sync, connection) == []
+        assert await asyncio.to_thread(list_shared_host_names.sync, connection) == []

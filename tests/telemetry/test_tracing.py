@@ -35,7 +35,7 @@ def test_the_standard_variables_decide(environ: dict[str, str], wanted: bool) ->
 
 def test_without_spans_no_library_is_loaded() -> None:
     code = (
-        "import sys, dispatcher.worker.process, dispatcher.processes.relay, dispatcher.processes.monitor;"
+        "import sys, dispatcher.worker.process; from dispatcher.supervisor import relay_process, monitor_process;"
         "from dispatcher.telemetry import tracing; tracing.prepare(); tracing.TRACER.begin('w0');"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )

@@ -28,7 +28,7 @@ BOUND = "16"
 
 
 SIZE_OF_RUN = """
-import dispatcher.alerts.channels, dispatcher.processes.monitor, dispatcher.processes.relay
+import dispatcher.monitor.alert_channels, dispatcher.supervisor.monitor_process, dispatcher.supervisor.relay_process
 import dispatcher.supervisor.parent, dispatcher.worker.process
 print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize:")))
 """

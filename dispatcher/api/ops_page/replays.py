@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dispatcher.actions.action import Mistakes, read
-from dispatcher.actions.dlq import DEFAULT_PER_SECOND, MAX_PER_SECOND, MIN_PER_SECOND, CreateReplay, ListReplays
+from dispatcher.actions.dlq import CreateReplay, ListReplays
 from dispatcher.api.ops_page import fields
 from dispatcher.api.ops_page.email_view import AN_OPERATOR
 from dispatcher.api.ops_page.face import listed, words_of
@@ -20,7 +20,7 @@ from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
-from dispatcher.domain.failures import Replay
+from dispatcher.domain.failures import DEFAULT_PER_SECOND, MAX_PER_SECOND, MIN_PER_SECOND, Replay
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession

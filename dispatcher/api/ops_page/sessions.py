@@ -94,7 +94,7 @@ class Sessions:
         is_used = not is_refresh or (visitor is not None and not visitor.may_act)
         if is_used and found.idle_seconds > min(TOUCH_SECONDS, self._settings.ops_idle_seconds / 4):
             async with session(self._pool) as connection:
-                await ops_sessions.touch(connection, hashed(token))
+                await ops_sessions.touch_ops_session(connection, hashed(token))
             self._open.pop(hashed(token), None)
         return visitor
 
@@ -114,9 +114,9 @@ class Sessions:
         if is_refresh:
             last |= {each: page.refreshed_at for each, page in pages.items() if now - page.refreshed_at < OPEN_SECONDS}
         async with session(self._pool) as connection:
-            found = await ops_sessions.find(
+            found = await ops_sessions.find_ops_sessions(
                 connection,
-                last,
+                list(last),
                 session_seconds=self._settings.ops_session_seconds,
                 idle_seconds=self._settings.ops_idle_seconds,
             )
@@ -140,7 +140,7 @@ class Sessions:
         async with session(self._pool) as connection:
             if previous := self.token(request):
                 await self._delete(connection, previous)
-            await ops_sessions.insert(
+            await ops_sessions.insert_ops_session(
                 connection,
                 hashed(token),
                 key_id=visitor.key_id or None,
@@ -161,7 +161,7 @@ class Sessions:
             response.delete_cookie(name, path=self._cookie_path(name), secure=name == SECURE_COOKIE, httponly=True)
 
     async def _delete(self, connection: AsyncSession, token: str) -> None:
-        await ops_sessions.delete(connection, hashed(token))
+        await ops_sessions.delete_ops_session(connection, hashed(token))
         self._open = {}
 
     def token(self, request: Request) -> str | None:

@@ -26,7 +26,6 @@ from dispatcher.providers.resend.responses import NAME, RESTRICTED_KEY, fault_of
 from dispatcher.transport.body import Body
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_response import HttpResponse
-from dispatcher.transport.provider_api import ProviderApi
 
 KEY_SECONDS: Final = 23 * 3600.0
 """Resend remembers a key for 24 hours. We do not use the last hour, because clocks differ, and the last request must
@@ -35,8 +34,6 @@ arrive before the key expires."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResendSettings(ProviderSettings):
-    """The settings of the resend provider."""
-
     api_key: str = setting(
         values.api_key,
         None,
@@ -50,14 +47,13 @@ class ResendSettings(ProviderSettings):
     url: str = setting(values.https_host, "https://api.resend.com", "The URL of Resend's API.")
 
     def max_connections(self, settings: Settings, /) -> int:
-        """See `ProviderSettings`."""
         return settings.http_connections
 
 
 class ResendProvider(HttpProvider):
-    """Sends over Resend's API; see `contract.Provider`."""
-
     name = NAME
+    title = "Resend"
+    url_variable = "DISPATCHER_RESEND_URL"
     capabilities = Capabilities(
         copies=2,
         templates=True,
@@ -70,10 +66,8 @@ class ResendProvider(HttpProvider):
     settings = ResendSettings
 
     def __init__(self, own: ResendSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
-        """Creates the adapter without connecting. `connections`: the most concurrent requests. `ca_file`: certificates
-        to trust in addition to the system's. Raises ssl.SSLError or OSError if the file cannot be used."""
-        transport = HttpTransport(connections=connections, ca_file=ca_file)
-        super().__init__(ProviderApi(transport, NAME, "Resend", "DISPATCHER_RESEND_URL"), f"{own.url}/emails")
+        """`ca_file`: certificates to trust in addition to the system's."""
+        super().__init__(HttpTransport(connections=connections, ca_file=ca_file), f"{own.url}/emails")
         self._domains_url = f"{own.url}/domains"
         self._headers = {
             "Authorization": f"Bearer {own.api_key}",
@@ -84,7 +78,6 @@ class ResendProvider(HttpProvider):
 
     @classmethod
     def open(cls, settings: Settings) -> ResendProvider:
-        """See `contract.ProviderClass`."""
         own = settings.of(ResendSettings)
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
@@ -97,8 +90,7 @@ class ResendProvider(HttpProvider):
         return outcome_of(response)
 
     async def check(self) -> str:
-        """Checks the API key; sends no email. Raises ProviderFault if Resend is not reached, or refuses the key."""
-        response = await self._api.check(self._domains_url, self._headers)
+        response = await self._checked(self._domains_url, self._headers)
         if response.status == 401 and response.document.get("name") == RESTRICTED_KEY:
             return "Resend accepts the API key, which may only send; emails are delivered."
         if response.status != 200:

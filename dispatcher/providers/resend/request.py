@@ -48,12 +48,7 @@ Document = dict[str, Any]
 
 
 def body_of(email: OutgoingEmail) -> bytes | Body:
-    """The request body. A body with attachments is in parts, so the attachments are not copied in memory.
-
-    Raises:
-        UnrenderableEmail: The email is not valid, or Resend would refuse it. The error names the field, and never
-            quotes its value.
-    """
+    """The request body. A body with attachments is in parts, so the attachments are not copied in memory."""
     try:
         body = orjson.dumps(document_of(email), option=orjson.OPT_SORT_KEYS)
         files = [(_described(file), file.content) for file in email.attachments]

@@ -38,8 +38,7 @@ _RECIPIENT: Final = re.compile(r"`(?:to|cc|bcc)`", re.IGNORECASE)
 
 
 def outcome_of(response: HttpResponse) -> Outcome:
-    """The outcome for a response to `POST /emails`. Raises ProviderFault if the account or the settings are at
-    fault."""
+    """The outcome for a response to `POST /emails`. Raises ProviderFault if not the email is at fault."""
     status, code = response.status, _code(response)
     if status == 200 and (accepted := message_name(response.document.get("id"))):
         return Accepted(accepted)
@@ -104,7 +103,7 @@ def _code(response: HttpResponse) -> str:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The status, Resend's name of the error, and its message or a description of the body, on one line, scrubbed."""
+    """The status, Resend's name of the error, and its message or a description of the body, scrubbed."""
     words = _message(response)
     if not words:
         octets, kind = len(response.body), response.headers.get("content-type", "no type")[:60]

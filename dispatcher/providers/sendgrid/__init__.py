@@ -27,15 +27,12 @@ from dispatcher.providers.sendgrid.responses import NAME, bulk_outcomes_of, faul
 from dispatcher.transport.body import Body
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_response import HttpResponse
-from dispatcher.transport.provider_api import ProviderApi
 
 SEND_SCOPE: Final = "mail.send"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendGridSettings(ProviderSettings):
-    """The settings of the sendgrid provider."""
-
     api_key: str = setting(
         values.api_key,
         None,
@@ -53,14 +50,13 @@ class SendGridSettings(ProviderSettings):
     sandbox: bool = setting(values.switch, "off", "SendGrid's sandbox mode: it validates emails, and delivers none.")
 
     def max_connections(self, settings: Settings, /) -> int:
-        """See `ProviderSettings`."""
         return settings.http_connections
 
 
 class SendGridProvider(HttpProvider):
-    """Sends over SendGrid's API; see `contract.Provider`."""
-
     name = NAME
+    title = "SendGrid"
+    url_variable = "DISPATCHER_SENDGRID_HOST"
     # https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations. SendGrid's limit of 1,000 recipients is
     # also the limit of every Email, so this adapter does not check the number of recipients.
     capabilities = Capabilities(
@@ -73,21 +69,17 @@ class SendGridProvider(HttpProvider):
     limits = LIMITS
 
     def __init__(self, own: SendGridSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
-        """Creates the adapter without connecting. `connections`: the most concurrent requests. `ca_file`: certificates
-        to trust in addition to the system's. Raises ssl.SSLError or OSError if the file cannot be used."""
+        """`ca_file`: certificates to trust in addition to the system's."""
         # At DEBUG, the logger of python-sendgrid's HTTP client writes the API key and whole emails. We do not use this
         # client, but other code in this process may.
         logging.getLogger("python_http_client").setLevel(logging.WARNING)
         self._sandbox = own.sandbox
-        transport = HttpTransport(connections=connections, ca_file=ca_file)
-        api = ProviderApi(transport, NAME, "SendGrid", "DISPATCHER_SENDGRID_HOST")
-        super().__init__(api, f"{own.host}/v3/mail/send")
+        super().__init__(HttpTransport(connections=connections, ca_file=ca_file), f"{own.host}/v3/mail/send")
         self._scopes_url = f"{own.host}/v3/scopes"
         self._headers = http_headers_of(own.api_key)
 
     @classmethod
     def open(cls, settings: Settings) -> SendGridProvider:
-        """See `contract.ProviderClass`."""
         own = settings.of(SendGridSettings)
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
@@ -99,20 +91,16 @@ class SendGridProvider(HttpProvider):
         return outcome_of(response, sandbox=self._sandbox)
 
     def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
-        """See `contract.BulkProvider.bulk_entry_of`."""
         return bulk_entry_of(email, sandbox=self._sandbox)
 
     async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
-        """See `contract.BulkProvider.send_bulk`. Raises ProviderFault as `send` does."""
-        result = await self._api.post(self._send_url, self._headers, bulk_body_of(parts), attempt)
+        result = await self._post(self._headers, bulk_body_of(parts), attempt)
         if isinstance(result, HttpResponse):
             return bulk_outcomes_of(result, parts, sandbox=self._sandbox)
         return [result] * len(parts)
 
     async def check(self) -> str:
-        """Checks the API key's permissions for `dispatcher doctor`; sends no email. Raises ProviderFault if SendGrid
-        cannot be reached, or the key may not send."""
-        response = await self._api.check(self._scopes_url, self._headers)
+        response = await self._checked(self._scopes_url, self._headers)
         if response.status != 200:
             raise fault_of(response)
         scopes = response.document.get("scopes")

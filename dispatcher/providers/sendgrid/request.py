@@ -77,15 +77,7 @@ def http_headers_of(api_key: str) -> dict[str, str]:
 
 
 def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
-    """The request body. A body with attachments is in parts, so the attachments are not copied in memory.
-
-    Args:
-        sandbox: Whether SendGrid validates the email without delivering it.
-
-    Raises:
-        UnrenderableEmail: The email is not valid, or SendGrid would refuse it. The error names the field, and never
-            quotes its value.
-    """
+    """The request body. A body with attachments is in parts, so the attachments are not copied in memory."""
     try:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
         if not email.attachments:
@@ -131,7 +123,7 @@ def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address
 
 def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]:
     """One personalization for all recipients, or one for each if all are bcc; and the addresses, in lower case, because
-    SendGrid ignores case when it searches for repeated addresses. Raises UnrenderableEmail as `body_of` does."""
+    SendGrid ignores case when it searches for repeated addresses."""
     common: Document = {"custom_args": {"email_id": email.email_id}}  # no `str(…)`: orjson encodes a UUID faster
     if email.template_id is not None and email.template_data:
         common["dynamic_template_data"] = dict(email.template_data)
@@ -223,7 +215,7 @@ def _body(text: str) -> str:
 
 
 def headers_of(email: OutgoingEmail) -> dict[str, str]:
-    """The email's headers, including Message-ID; raises UnrenderableEmail as `body_of` does."""
+    """The email's headers, including Message-ID."""
     email_id = orjson.dumps(email.email_id)[1:-1].decode()  # `str` takes three times as long
     headers = {"Message-ID": f"<{email_id}@{_origin(email.sender)[1]}>"}
     if email.headers:
@@ -253,21 +245,14 @@ def _described(file: OutgoingAttachment) -> Document:
 
 
 class Personalized(NamedTuple):
-    """What one email contributes to a bulk call.
+    """What one email contributes to a bulk call, as JSON."""
 
-    Attributes:
-        common: The request's fields outside the personalizations, as a JSON object. They are equal for all emails of
-            the call.
-        personalizations: The email's personalizations, each as JSON; several only if all recipients are bcc.
-    """
-
-    common: bytes
-    personalizations: tuple[bytes, ...]
+    common: bytes  # the fields outside the personalizations, which are equal for all emails of the call
+    personalizations: tuple[bytes, ...]  # several only if all recipients are bcc
 
 
 def bulk_entry_of(email: OutgoingEmail, *, sandbox: bool) -> BulkEntry | None:
-    """The email as an entry of a bulk call. None if the email has no template, has a body or attachments, or cannot be
-    rendered."""
+    """The email as an entry of a bulk call; None if it has no template, has content, or cannot be rendered."""
     if email.template_id is None or email.attachments or email.text or email.html:
         return None
     try:

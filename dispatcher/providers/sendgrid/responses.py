@@ -62,14 +62,7 @@ class _Complaint:
 
 
 def outcome_of(response: HttpResponse, *, sandbox: bool = False) -> Outcome:
-    """The outcome for a response to `POST /v3/mail/send`.
-
-    Args:
-        sandbox: Whether the request used sandbox mode, in which SendGrid answers 200 to a valid email.
-
-    Raises:
-        ProviderFault: The account or the settings are at fault, and SendGrid accepted no email.
-    """
+    """The outcome for a response to `POST /v3/mail/send`. Raises ProviderFault if not the email is at fault."""
     if response.status == _ACCEPTED:
         return Accepted(message_name(response.headers.get("x-message-id")))
     if sandbox and response.status == _VALID and not response.body.strip():
@@ -87,8 +80,7 @@ def outcome_of(response: HttpResponse, *, sandbox: bool = False) -> Outcome:
 def bulk_outcomes_of(
     response: HttpResponse, parts: Sequence[BulkEntry], *, sandbox: bool
 ) -> list[Outcome] | BulkCallRefused:
-    """The outcome of each email of a bulk call; `BulkCallRefused` if SendGrid refused the call, probably because of
-    some of its emails. Raises ProviderFault as `outcome_of` does."""
+    """The outcome of each email of a bulk call; `BulkCallRefused` if some of its emails are probably the cause."""
     outcome = outcome_of(response, sandbox=sandbox)
     if not isinstance(outcome, Rejected):
         return [outcome] * len(parts)
@@ -131,8 +123,7 @@ def _blames_sender(complaint: _Complaint) -> bool:
 
 
 def _summary(response: HttpResponse) -> str:
-    """The status, the name of python-sendgrid's exception for it (such as `UnauthorizedError`), and SendGrid's errors
-    or a description of the body, on one line, scrubbed."""
+    """The status, python-sendgrid's name of the error, and SendGrid's errors or a description of the body, scrubbed."""
     from python_http_client.exceptions import err_dict  # imported here, because the import takes 100 ms
 
     known = err_dict.get(response.status)
@@ -176,8 +167,7 @@ def _throttled_for(response: HttpResponse) -> float | None:
 
 
 def _suspects(fields: Collection[str], parts: Sequence[BulkEntry]) -> frozenset[int]:
-    """The positions in `parts` of the emails that caused a refusal. `fields`: such as
-    `personalizations.0.to.0.email`."""
+    """The positions in `parts` of the emails whose fields, such as `personalizations.0.to.0.email`, were refused."""
     owners = [position for position, part in enumerate(parts) for _ in part.content.personalizations]
     named = [int(found[1]) for field in fields if (found := _NAMED.match(field))]
     return frozenset(owners[number] for number in named if number < len(owners))

@@ -88,7 +88,6 @@ class SesSettings(ProviderSettings):
     )
 
     def max_connections(self, _settings: Settings, /) -> int:
-        """See `ProviderSettings`."""
         return self.connections
 
 
@@ -105,8 +104,6 @@ def region_of(own: SesSettings) -> str:
 
 
 class SesProvider:
-    """Sends through SES; see `contract.Provider`."""
-
     name = NAME
     capabilities = Capabilities(
         copies=2,
@@ -121,9 +118,7 @@ class SesProvider:
     limits = LIMITS
 
     def __init__(self, own: SesSettings, *, ca_file: Path | None = None) -> None:
-        """Creates the adapter. The first email starts the search for credentials and opens the first connection.
-        `ca_file`: certificates to trust instead of botocore's. Raises ConfigurationError if AWS's settings, the proxy
-        or the certificates cannot be used."""
+        """Does not connect: the first email starts the search for credentials. `ca_file`: instead of botocore's."""
         from dispatcher.providers.ses.endpoint import endpoint_of, new_session
         from dispatcher.providers.ses.signing import AwsCredentials
 
@@ -146,12 +141,10 @@ class SesProvider:
 
     @classmethod
     def open(cls, settings: Settings) -> SesProvider:
-        """See `contract.ProviderClass`."""
         own = settings.of(SesSettings)
         return cls(replace(own, region=region_of(own)), ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """See `contract.Provider.send`. Raises ProviderFault also if SES has answered, and accepted no email."""
         build = partial(request_for, email, self._configuration_set)
         try:
             with attempt.rendering:
@@ -164,7 +157,6 @@ class SesProvider:
         return _outcome(email, result) if isinstance(result, HttpResponse) else result
 
     def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
-        """See `contract.PromptProvider.begin`."""
         is_large = email.attachments or len(email.text or "") + len(email.html or "") >= LARGE_OCTETS
         if is_large or not self._transport.idle or (credentials := self._credentials.current()) is None:
             return None
@@ -185,20 +177,17 @@ class SesProvider:
         return _outcome(email, result)
 
     def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
-        """See `contract.BulkProvider.bulk_entry_of`."""
         return bulk_entry_of(email)
 
     async def send_bulk(
         self, parts: Sequence[BulkEntry], attempt: Attempt
     ) -> Sequence[Outcome | ProviderFault] | BulkCallRefused:
-        """See `contract.BulkProvider.send_bulk`."""
         request = bulk_request_for(parts, self._configuration_set)
         result = await self._post(self._bulk_url, request.body, attempt)
         return bulk_outcomes_of(result, len(parts)) if isinstance(result, HttpResponse) else [result] * len(parts)
 
     async def check(self) -> str:
-        """A report about the account for `dispatcher doctor`; sends no email. Raises ProviderFault if SES cannot be
-        used."""
+        """A report about the account for `dispatcher doctor`; sends no email."""
         deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
         url = self._account_url
         try:
@@ -217,7 +206,6 @@ class SesProvider:
         return self._report(response)
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._transport.close()
 
     async def _post(self, url: str, body: bytes | Body, attempt: Attempt) -> HttpResponse | Deferred | Uncertain:

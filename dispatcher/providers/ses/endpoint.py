@@ -35,29 +35,20 @@ _DATA: Final = ("endpoints", "partitions", "sdk-default-configuration")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The URL for requests, and the scope of their signatures.
-
-    Attributes:
-        url: The URL without the path of an operation.
-        region: The region in the signature.
-        signing_name: The service in the signature.
-        trusted: A file with the CA certificates to trust.
-    """
+    """The URL for requests, without an operation's path, and the region and service in their signatures."""
 
     url: str
     region: str
     signing_name: str
     user_agent: str
-    trusted: Path
+    trusted: Path  # a file with the CA certificates to trust
     proxy: HttpProxy | None
 
     def url_of(self, operation: str) -> str:
-        """The URL of an operation."""
         return f"{self.url}{_path_of(operation)}"
 
     @property
     def host(self) -> str:
-        """The value of the header `Host`."""
         return urlsplit(self.url).netloc
 
 
@@ -67,10 +58,7 @@ class _Prepared(Exception):
 
 @functools.cache
 def read_models() -> Any:
-    """Reads all files that a client of botocore needs. Returns botocore's loader, which keeps them in memory.
-
-    The files take 10 MB of memory. If the parent calls this before the fork, all workers share this memory.
-    """
+    """Reads all files that a client of botocore needs, before the fork, so that all workers share the 10 MB."""
     loader = botocore.session.Session().get_component("data_loader")
     # A botocore release that lacks some of these files does not need them, so a missing file is no error.
     with suppress(DataNotFoundError):
@@ -100,16 +88,8 @@ def new_session() -> botocore.session.Session:
 def endpoint_of(
     session: botocore.session.Session, region: str | None, endpoint_url: str | None = None, ca_file: Path | None = None
 ) -> Endpoint:
-    """The endpoint that botocore would use. Does not connect.
-
-    Args:
-        region: None uses AWS_DEFAULT_REGION or the profile's region.
-        endpoint_url: Overrides the region's URL.
-        ca_file: Certificates to trust instead of botocore's.
-
-    Raises:
-        ConfigurationError: botocore's settings, the proxy or the certificates cannot be used.
-    """
+    """The endpoint that botocore would use. Does not connect. `ca_file`: certificates to trust instead of
+    botocore's."""
     request, signed_for, user_agent = _prepared(session, region, endpoint_url)
     url = request.url.removesuffix(_path_of("SendEmail"))
     return Endpoint(

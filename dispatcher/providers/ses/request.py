@@ -75,20 +75,15 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SesRequest:
-    """A request before it is encoded.
-
-    Attributes:
-        parameters: The parameters as SES's API defines them, with a placeholder for each file.
-        files: What replaces the placeholders, in order: the attachments, or the whole MIME message.
-    """
+    """A request before it is encoded: SES's parameters, with a placeholder for each file."""
 
     parameters: Parameters
+    # what replaces the placeholders, in order: the attachments, or the whole MIME message
     files: Sequence[Base64Content | Base64Body] = ()
 
     @property
     def body(self) -> bytes | Body:
-        """The parameters as JSON, in parts, so the files are not copied in memory. Raises UnrenderableEmail if JSON
-        cannot contain the parameters."""
+        """The parameters as JSON, in parts, so the files are not copied in memory."""
         try:
             encoded = orjson.dumps(self.parameters)
         except orjson.JSONEncodeError as error:
@@ -105,12 +100,7 @@ class SesRequest:
 
 
 def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesRequest:
-    """The parameters of SendEmail.
-
-    Raises:
-        UnrenderableEmail: The email is not valid, or SES would refuse it. The error names the field, and never quotes
-            its value.
-    """
+    """The parameters of SendEmail. Raises UnrenderableEmail, which never quotes a value."""
     if recipients_of(email) > MAX_RECIPIENTS:
         raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES accepts at most {MAX_RECIPIENTS} recipients per email")
     if octets_of(email) > MAX_OCTETS:
@@ -179,8 +169,7 @@ def bulk_request_for(parts: Sequence[BulkEntry], configuration_set: str | None) 
 
 
 def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
-    """The email as an entry of SendBulkEmail. `data`: the template data, as JSON. Raises UnrenderableEmail if the email
-    is not valid, or SES would refuse it."""
+    """The email as an entry of SendBulkEmail. `data`: the template data, as JSON."""
     entry: Parameters = {
         "Destination": _destination(email, mailbox),
         "ReplacementTags": _tags(email),
@@ -192,7 +181,7 @@ def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
 
 
 def _common(sender: str, reply_to: Sequence[str]) -> Parameters:
-    """The shared parameters of a SendBulkEmail; raises UnrenderableEmail as `_bulk_entry` does."""
+    """The shared parameters of a SendBulkEmail."""
     common: Parameters = {"FromEmailAddress": _sender(sender)}
     if reply_to:
         common["ReplyToAddresses"] = _reply_to(reply_to)
@@ -200,8 +189,7 @@ def _common(sender: str, reply_to: Sequence[str]) -> Parameters:
 
 
 def _tags(email: OutgoingEmail) -> list[dict[str, str]]:
-    """SES's tags: `email_id`, then `tag_1`, `tag_2` … with the email's own tags; `_` replaces characters that SES
-    refuses."""
+    """SES's tags: `email_id`, then `tag_1` … with the email's own; `_` replaces characters that SES refuses."""
     tags = [{"Name": EMAIL_ID_TAG, "Value": str(email.email_id)}]
     for number, tag in enumerate(email.tags, 1):
         tags.append({"Name": f"tag_{number}", "Value": _NOT_IN_TAGS.sub("_", tag)})

@@ -143,15 +143,7 @@ _MAX_RETRY_SECONDS: Final = 86_400
 
 
 def outcome_of(response: HttpResponse, *, has_template: bool, sender: str = "") -> Outcome:
-    """The outcome for a response to SendEmail.
-
-    Args:
-        has_template: Whether the email uses a template, which might not exist in SES.
-        sender: The email's sender; empty if it is unknown.
-
-    Raises:
-        ProviderFault: The account or the settings are at fault, and SES accepted no email.
-    """
+    """The outcome for a response to SendEmail. Raises ProviderFault if not the email is at fault."""
     if response.status >= 300:
         return refusal_of(response, has_template=has_template, sender=sender)
     name = response.document.get("MessageId")
@@ -162,8 +154,7 @@ def outcome_of(response: HttpResponse, *, has_template: bool, sender: str = "") 
 
 
 def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
-    """The outcome of each email of a SendBulkEmail with `count` emails; all are uncertain if the response does not
-    report on every email. Raises ProviderFault as `outcome_of` does."""
+    """The outcome of each email of a SendBulkEmail; all are uncertain if the response does not report on each."""
     if response.status >= 300:
         return _bulk_refusal(refusal_of(response, has_template=True), count)
     results = response.document.get("BulkEmailEntryResults")

@@ -68,15 +68,8 @@ class AwsCredentials:
         return self._frozen
 
     async def wait(self, deadline: float) -> ReadOnlyCredentials:
-        """Waits until botocore has found or renewed the credentials. Returns valid credentials.
-
-        Args:
-            deadline: When to stop waiting, in the loop's `time()`.
-
-        Raises:
-            TimeoutError: The deadline passed.
-            Exception: botocore's exception if it found no credentials.
-        """
+        """Waits until botocore has found or renewed the credentials. Raises botocore's exception, or TimeoutError at
+        the deadline, in the loop's `time()`."""
         if found := self.current():
             return found
         async with asyncio.timeout_at(deadline):
@@ -121,17 +114,11 @@ class AwsCredentials:
 
 @dataclass(frozen=True, slots=True)
 class _CanonicalForm:
-    """The canonical form of requests to one URL (AWS Signature Version 4), without the time and the body's digest.
+    """The canonical form of requests to one URL (AWS Signature Version 4), without time and digest."""
 
-    Attributes:
-        before: The part of the canonical request before the time.
-        after: The part between the time and the body's digest.
-        signed_headers: The names of the signed headers, as the header `Authorization` lists them.
-    """
-
-    before: str
-    after: str
-    signed_headers: str
+    before: str  # the part of the canonical request before the time
+    after: str  # the part between the time and the body's digest
+    signed_headers: str  # their names, as the header `Authorization` lists them
 
 
 class Signer:
@@ -159,8 +146,7 @@ class Signer:
         self._key = b""
 
     def sign(self, method: str, url: str, digest: str) -> dict[str, str]:
-        """The headers of a request that is sent now. `digest`: the body's SHA-256. Raises ProviderFault if the
-        installed version of botocore signs requests differently."""
+        """The headers of a request that is sent now. `digest`: the body's SHA-256."""
         form = self._forms.get((method, url)) or self._learn(method, url)
         second = int(self._clock())
         if second != self._second:

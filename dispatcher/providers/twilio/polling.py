@@ -28,22 +28,18 @@ Message = Mapping[str, Any]
 
 
 def path_of(message_id: str) -> str | None:
-    """The URL path of a message, relative to the account's URL. None if the id cannot be an id of Twilio."""
+    """The path of a message under the account's URL; None if the id cannot be an id of Twilio."""
     return f"/Messages/{message_id}.json" if SID.fullmatch(message_id) else None
 
 
 def list_path_of(traits: Traits) -> str:
-    """The URL path of the list of messages to the recipient of an SMS, relative to the account's URL.
-
-    The list begins with the start of a day in UTC, because Twilio selects messages by whole days.
-    """
+    """The path of the list of messages to the recipient of an SMS, under the account's URL."""
+    # The list begins with the start of a day in UTC, because Twilio selects messages by whole days.
     day = traits.accepted_from.astimezone(UTC).date().isoformat()
     return "/Messages.json?" + urlencode({"To": traits.recipient, "DateSent>": day, "PageSize": PAGE_SIZE})
 
 
 def document_of(response: HttpResponse) -> Message | None:
-    """The JSON document; None if Twilio has no such message. Raises PollRefused if Twilio refuses the request or
-    fails."""
     if response.status == 200:
         return response.document
     if response.status == 404:
@@ -56,14 +52,7 @@ def document_of(response: HttpResponse) -> Message | None:
 
 
 def matching(document: Message, traits: Traits, default_sender: str) -> Message | None:
-    """The only message of a list that can be the SMS.
-
-    None if no message or several messages can be the SMS, or if Twilio has more messages than the list shows.
-
-    Args:
-        document: Twilio's list of messages.
-        default_sender: The sender of an SMS that has no sender.
-    """
+    """The only message of a list that can be the SMS; None if several can, or if the list is not complete."""
     listed = document.get("messages")
     if not isinstance(listed, list) or len(listed) >= PAGE_SIZE or document.get("next_page_uri"):
         return None

@@ -62,8 +62,7 @@ _OF_THE_ACCOUNT_BY_CODE: Final = frozenset({20003, 20005, 20006, 20008, 30002, 3
 
 
 def outcome_of(response: HttpResponse) -> Outcome:
-    """The outcome for a response to `POST /Messages.json`. Raises ProviderFault if the account or the settings are at
-    fault."""
+    """The outcome for a response to `POST /Messages.json`. Raises ProviderFault if not the SMS is at fault."""
     status, error, code = response.status, _error(response), code_of(response)
     if status == 201 and (sid := message_name(response.document.get("sid"))):
         return Accepted(sid)

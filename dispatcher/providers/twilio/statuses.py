@@ -44,13 +44,8 @@ def event_of(
     code: str | None = None,
     detail: str | None = None,
 ) -> ProviderEvent | None:
-    """The event for a status; None if no event corresponds to the status.
-
-    Args:
-        now: The time of the event, because Twilio does not report when the status changed.
-        sid: Twilio's id of the message.
-        code: Twilio's error code.
-    """
+    """The event for a status, if one corresponds to it. Twilio does not report when the status changed: `now`
+    counts."""
     kind = EventKind.UNSUBSCRIBED if code == OPTED_OUT else KINDS.get(status)
     if kind is None:
         return None

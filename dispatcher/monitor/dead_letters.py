@@ -1,0 +1,195 @@
+"""Removes stale dead letters from the DLQ, and compares the DLQ with the database for other readers.
+
+The database is the source of truth. A dead letter is about one failure of one email. The email's number of attempts
+identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed
+email. A dead letter is stale if its email is no longer failed or held, if the email has failed again, or if an operator
+discarded the dead letter. So whoever replays, confirms, releases or discards an email needs no connection to RabbitMQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.dead_letter import decode
+from dispatcher.broker.dlq import DeadLetterQueue, DlqMessage, DlqScan
+from dispatcher.config import Settings
+from dispatcher.domain.dead_letter import DeadLetter
+from dispatcher.domain.failures import DEAD
+from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer, StoreUnavailable
+from dispatcher.monitor.dlq_depth import Depth
+from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.failures import DeadLetterEmail, count_dead_lettered, find_dead_letter_emails
+from dispatcher.store.named_locks import named_lock
+from dispatcher.telemetry.log import get_log
+
+LOCK_WAIT_SECONDS: Final = 10.0
+MAX_PASSES: Final = 100
+"""The most passes over the DLQ. Each pass removes messages, so this limit is not reached in practice."""
+
+
+class DlqSweep:
+    """Removes stale dead letters from the DLQ. A service of monitors; one of them sweeps at a time.
+
+    It reads the DLQ only if there are more messages than emails that must have a dead letter, and more of these surplus
+    messages than the last sweep left: poison messages, and dead letters of emails that no longer exist.
+    """
+
+    def __init__(self, settings: Settings, depth: Depth) -> None:
+        self.interval_seconds = settings.dlq_probe_seconds
+        self._settings = settings
+        self._depth = depth
+        self._surplus = 0
+
+    async def run_once(self) -> None:
+        """Sweeps the DLQ if necessary. While RabbitMQ is unreachable, does nothing: an alert says so.
+
+        Raises:
+            StoreUnavailable: PostgreSQL cannot be reached, or the session was lost.
+        """
+        settings = self._settings
+        async with (
+            await connect_async(settings.database_url, name="dispatcher dlq sweep") as session,
+            named_lock(session, "dlq sweep") as is_ours,
+        ):
+            if not is_ours:
+                return
+            try:
+                surplus = await self._depth() - await count_dead_lettered(session)
+                if surplus > self._surplus:
+                    name = "dispatcher dlq sweep"
+                    async with await open_connection(settings.amqp_url, name=name, ca_file=settings.ca_file) as broker:
+                        removed = await sweep(session, DeadLetterQueue(broker, settings.dlq))
+                    surplus -= removed
+                    if removed:
+                        get_log().info("dlq.swept", count=removed)
+                self._surplus = surplus
+            except StoreUnavailable:
+                raise
+            except DispatcherError:
+                return  # the alert `probe_failed` reports it
+
+
+class DlqEntry(NamedTuple):
+    """A message on the DLQ with its decoded dead letter and the email's row.
+
+    Attributes:
+        dead_letter: The dead letter; None if the message is not one of the dispatcher's dead letters.
+        email: The email's row; None if there is no such email, or if its message key is not the dead letter's.
+        is_orphan: Whether the message is a dead letter whose email no longer exists (pruned, or missing in a restored
+            backup).
+    """
+
+    found: DlqMessage
+    dead_letter: DeadLetter | None
+    email: DeadLetterEmail | None
+    is_orphan: bool
+
+    @property
+    def is_poison(self) -> bool:
+        """Whether the message belongs to no email in the database."""
+        return self.email is None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the message is a dead letter, but not about its email's current failure; see `is_current`."""
+        return self.dead_letter is not None and self.email is not None and not is_current(self.dead_letter, self.email)
+
+
+def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
+    """Whether the dead letter is about its email's current failure. False if the email is no longer failed or held, if
+    it has failed again since, or if an operator discarded the dead letter."""
+    is_of_this_failure = dead_letter.status is email.status and dead_letter.attempts >= email.attempt_count
+    return email.status in DEAD and is_of_this_failure and not email.is_discarded
+
+
+@asynccontextmanager
+async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
+    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second one would not find the
+    messages that the first one is reading.
+
+    Raises:
+        DispatcherError: another process was still reading the DLQ after `LOCK_WAIT_SECONDS`.
+        BrokerUnavailable, TopologyError, StoreUnavailable: a server is unreachable, or the queue does not exist.
+    """
+    async with _exclusively(session, dlq), dlq.scan() as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def _exclusively(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[None]:
+    name = f"dlq {dlq.queue}"
+    async with named_lock(session, name, within_seconds=LOCK_WAIT_SECONDS, for_readers=True) as is_ours:
+        if not is_ours:
+            raise DispatcherError(
+                f'Another process is reading the dead-letter queue "{dlq.queue}".',
+                remedy="Try again in a few seconds.",
+            )
+        yield
+
+
+async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[DlqEntry]:
+    """Decodes messages and finds their emails' rows. The entries have the order of the messages."""
+    letters = [_decoded(found) for found in batch]
+    emails = await find_dead_letter_emails(session, {letter.email_id for letter in letters if letter})
+    entries = []
+    for found, letter in zip(batch, letters, strict=True):
+        email = emails.get(letter.email_id) if letter else None
+        is_own = letter is not None and email is not None and email.message_key == letter.message_key
+        entries.append(DlqEntry(found, letter, email if is_own else None, letter is not None and email is None))
+    return entries
+
+
+async def sweep(session: AsyncSession, dlq: DeadLetterQueue) -> int:
+    """Removes stale dead letters from the DLQ; returns how many it removed. Raises the errors of `scan`."""
+    return await remove(session, dlq, lambda each: each.is_stale)
+
+
+async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> int:
+    """Removes the messages that `is_selected` selects, and repeats until none is left; returns how many it removed.
+
+    Raises the errors of `scan`.
+    """
+    async with _exclusively(session, dlq):
+        first = removed = await _remove(session, dlq, is_selected)
+        for _ in range(MAX_PASSES):
+            if not removed:
+                return first
+            removed = await _remove(session, dlq, is_selected)
+    raise BrokerUnavailable(
+        f'RabbitMQ still delivers messages that were already removed from the queue "{dlq.queue}".',
+        remedy="Try again later.",
+    )
+
+
+async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> int:
+    """Removes the selected messages in one pass over the DLQ; returns how many it asked RabbitMQ to remove."""
+    removed = 0
+    async with dlq.scan() as opened:
+        async for batch in opened.batches():
+            selected = [each.found for each in await classify(session, batch) if is_selected(each)]
+            opened.remove(selected)
+            removed += len(selected)
+    return removed
+
+
+async def list_dead_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> list[UUID]:
+    """The ids of emails with a current dead letter on the DLQ, in the queue's order, each id once. Removes nothing."""
+    async with scan(session, dlq) as opened:
+        ids = [
+            each.dead_letter.email_id
+            async for batch in opened.batches()
+            for each in await classify(session, batch)
+            if each.dead_letter and not each.is_poison and not each.is_stale
+        ]
+    return list(dict.fromkeys(ids))
+
+
+def _decoded(found: DlqMessage) -> DeadLetter | None:
+    try:
+        return decode(found.body)
+    except InvalidPointer:
+        return None

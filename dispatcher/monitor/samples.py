@@ -1,0 +1,69 @@
+"""Writes what the operators' page shows: a sample per minute, and the processes of each host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from dispatcher.broker.topology import FoundQueue
+from dispatcher.config import Settings
+from dispatcher.host.process_table import ProcessStatus, Wait
+from dispatcher.store.connections import Pool, session
+from dispatcher.store.samples import QueueDepth, report_processes, save_sample
+
+SAMPLE_SECONDS: Final = 10.0
+"""The row of the current minute is replaced at this interval, so that the newest row is nearly current."""
+LARGEST_SHARE: Final = 0.05
+"""The largest share of time that sampling may take. With millions of pending emails, a count takes seconds."""
+DLQ: Final = "dlq"
+"""The name of the DLQ among the queues of a sample. The other names are lanes."""
+
+
+class MinuteSampling:
+    """Writes the figures that the operators' page shows: one sample per minute, updated every 10 seconds. In each
+    interval, the monitor whose round begins first writes it."""
+
+    interval_seconds = SAMPLE_SECONDS
+
+    def __init__(self, pool: Pool, settings: Settings, queues: Callable[[], dict[str, FoundQueue] | None]) -> None:
+        """`queues` returns None if RabbitMQ could not be read."""
+        self._pool = pool
+        self._names = {settings.queue_of(lane): lane for lane in settings.lanes} | {settings.dlq: DLQ}
+        self._queues = queues
+
+    async def run_once(self) -> float:
+        began_at = time.monotonic()
+        found = self._queues()
+        depths = (
+            None
+            if found is None
+            else {
+                name: QueueDepth(found[queue].messages, found[queue].consumers) for queue, name in self._names.items()
+            }
+        )
+        async with session(self._pool) as opened:
+            # A monitor's timer may be a little early, so a sample is already due after 80 % of the interval.
+            await save_sample(opened, depths, every_seconds=0.8 * SAMPLE_SECONDS)
+        return max(SAMPLE_SECONDS, min(60.0, (time.monotonic() - began_at) / LARGEST_SHARE))
+
+
+class HostReporting:
+    """Records which processes run on a monitor's host. So it also checks that PostgreSQL commits."""
+
+    interval_seconds = SAMPLE_SECONDS
+
+    def __init__(
+        self, pool: Pool, processes: Callable[[], Sequence[ProcessStatus]], commit: Wait, *, holder: str, host: str
+    ) -> None:
+        self._pool = pool
+        self._commit = commit
+        self._processes = processes
+        self._holder = holder
+        self._host = host
+
+    async def run_once(self) -> None:
+        async with session(self._pool) as opened:
+            self._commit.begin()
+            await report_processes(opened, self._holder, self._host, self._processes())
+            self._commit.end()  # not after a failure: the next round then still waits for this commit

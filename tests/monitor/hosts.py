@@ -1,0 +1,134 @@
+"""Monitors of several hosts with one real database, a DLQ depth that the test sets, and channels that record
+notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from dispatcher.domain.alert import NotDelivered, Notice
+from dispatcher.errors import BrokerUnavailable
+from dispatcher.monitor.alert_checks import AlertChecks
+from dispatcher.monitor.alert_sender import AlertSender
+from dispatcher.monitor.alert_state import AlertState
+from dispatcher.store.alerts import AlertStore
+from dispatcher.store.retention import Retention
+from tests.waiting import until
+
+DLQ = "test.dlq"
+UNDECIDED_DAYS = 180
+
+
+@dataclass
+class Depth:
+    """The DLQ depth that the test sets. With None, a call raises an error, as if RabbitMQ did not answer."""
+
+    messages: int | None = 0
+
+    async def __call__(self) -> int:
+        """See `maintenance.dlq_depth.Depth`."""
+        if self.messages is None:
+            raise BrokerUnavailable("RabbitMQ's management API answers 503 to ann@example.org.")
+        return self.messages
+
+
+@dataclass
+class RecordingChannel:
+    """A channel that records its notices.
+
+    Attributes:
+        failures: How many of the next notices the channel refuses.
+        accepted: The notices that the channel accepted.
+        refused: The notices that the channel refused.
+    """
+
+    name: str = "channel"
+    failures: int = 0
+    accepted: list[Notice] = field(default_factory=list)
+    refused: list[Notice] = field(default_factory=list)
+
+    async def send(self, notice: Notice) -> str:
+        """See `alerts.contract.Channel`."""
+        if self.failures:
+            self.failures -= 1
+            self.refused.append(notice)
+            raise NotDelivered("the receiver answered 503")
+        self.accepted.append(notice)
+        return "accepted"
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases of the accepted notices, in order."""
+        return [f"{notice.alert.kind} {notice.phase}" for notice in self.accepted]
+
+
+@dataclass(frozen=True)
+class Host:
+    """The alerting parts of one monitor, which check only when the test calls `check`."""
+
+    checks: AlertChecks
+    senders: list[asyncio.Task[None]]
+    state: AlertState
+    store: AlertStore
+
+    async def check(self) -> None:
+        """Checks once; returns when each due notice was accepted or waits for a retry."""
+        await self.checks.run_once()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def host(
+    database_url: str,
+    depth: Depth,
+    *channels: RecordingChannel,
+    name: str = "host-1",
+    reminder_seconds: float = 3600,
+    interval_seconds: float = 1,
+    store_seconds: float = 15,
+    after_seconds: float = 3600,
+) -> AsyncIterator[Host]:
+    """Runs a host's monitor during the block. The end of the block has the effect of SIGKILL."""
+    store = AlertStore(
+        database_url,
+        queue=DLQ,
+        holder=name,
+        host=name,
+        retention=Retention(30, 400, 0, 0, UNDECIDED_DAYS),
+        idle_seconds=60,
+        answer_seconds=store_seconds,
+    )
+    state = AlertState(store)
+    checks = AlertChecks(
+        DLQ,
+        depth,
+        store,
+        state,
+        host=name,
+        interval_seconds=interval_seconds,
+        after_seconds=after_seconds,
+        reminder_seconds=reminder_seconds,
+        providers=["smtp"],
+    )
+    senders = [
+        AlertSender(channel, checks, state, reminder_seconds=reminder_seconds, first_wait_seconds=0.001)
+        for channel in channels
+    ]
+    tasks = [asyncio.create_task(sender.run()) for sender in senders]
+    try:
+        yield Host(checks, tasks, state, store)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await store.close()
+
+
+async def accepts(channel: RecordingChannel, *phases: str) -> None:
+    """Waits until a channel has accepted exactly these notices, in any order."""
+    await until(lambda: len(channel.accepted) >= len(phases))
+    assert Counter(channel.phases) == Counter(phases)

@@ -1,0 +1,389 @@
+"""Through command, HTTP, page and client, an action takes the same fields, makes the same change, and refuses alike."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from html import unescape
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from dispatcher.actions import all_actions
+from dispatcher.actions.action import (
+    Action,
+    Change,
+    Mistakes,
+    Paged,
+    Reach,
+    Refusal,
+    Refused,
+    example,
+    field,
+    path_of,
+    read,
+)
+from dispatcher.actions.batch import Batch
+from dispatcher.actions.runner import Face, Who, run, tenant_of
+from dispatcher.actions.tenants import ListTenants, SetTenant, UnsetTenant
+from dispatcher.api.batch_face import BATCHES
+from dispatcher.api.face import body_of, operation
+from dispatcher.broker.topology import Topology
+from dispatcher.cli.batch_face import batch_command
+from dispatcher.cli.face import command
+from dispatcher.client import ApiProblem, Client
+from dispatcher.config import Settings
+from dispatcher.dev.servers import Servers
+from dispatcher.domain.api_key import Scope
+from dispatcher.domain.controls import TenantLimit
+from dispatcher.domain.kinds import FLAG, LIMIT, TENANT, Wrong
+from dispatcher.domain.values import dataclass
+from dispatcher.store.queries import all_queries
+from tests.api.ops_page.browsing import Browser, forms_of
+from tests.api.running_api import UNREACHABLE_AMQP_URL, Answer, Api, make_key, running, settings_of
+from tests.cli.commandline import CommandLine
+from tests.store.statements import prepared
+
+ACTIONS = all_actions()
+CHANGES = [each for each in ACTIONS if issubclass(each, Change) and not issubclass(each, Batch)]
+SUBJECTS = sorted({each.subject() for each in CHANGES})
+LISTINGS = [each for each in ACTIONS if each.is_list]
+
+
+@pytest.fixture
+def database_url(tables_url: str) -> str:
+    return tables_url
+
+
+@pytest.fixture
+def settings(servers: Servers, tables_url: str, topology_names: Topology) -> Settings:
+    return settings_of(tables_url, UNREACHABLE_AMQP_URL, topology_names, OPS="on")
+
+
+@pytest.fixture
+def commands(tmp_path: Path, tables_url: str) -> CommandLine:
+    environment = {"DISPATCHER_RUN_DIR": str(tmp_path / "run"), "DISPATCHER_METRICS_ADDRESS": "off"}
+    return CommandLine(tmp_path, {**environment, "DISPATCHER_DATABASE_URL": tables_url}, needs_process=False)
+
+
+def path(action: type[Action[Any]], given: Mapping[str, Any]) -> str:
+    return action.http.split()[1].format_map(given)
+
+
+def text_of(answer: Answer) -> str:
+    return " ".join(unescape(answer.body.decode()).split())
+
+
+async def over_http(api: Api, action: type[Action[Any]], given: Mapping[str, Any], token: str) -> Answer:
+    body = {name: value for name, value in given.items() if name not in action.path_names()}
+    return await api.call(action.http.split()[0], path(action, given), body=body, token=token)
+
+
+async def on_page(browser: Browser, action: type[Action[Any]], given: Mapping[str, str]) -> Answer:
+    """Sends an action's form. One form may have buttons for several actions."""
+    page = await browser.get(f"/ops/{_page_of(action.subject())}")
+    token = next(dict(form.fields)["csrf_token"] for form in forms_of(page) if "csrf_token" in form.names())
+    return await browser.post(f"/ops{path_of(action)}", {"csrf_token": token, **given})
+
+
+def words_on_command_line(action: type[Action[Any]], given: Mapping[str, Any]) -> list[str]:
+    words = [*action.name.split(), *(str(given[name]) for name in action.path_names())]
+    for name, value in given.items():
+        if name not in action.path_names():
+            words += [action.fields[name].flag] if value is True else [action.fields[name].flag, str(value)]
+    return words
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+async def test_all_faces_make_the_same_changes_and_audit_rows_and_refuse_in_the_same_words(
+    settings: Settings, commands: CommandLine, connection: psycopg.Connection, subject: str
+) -> None:
+    """Runs the examples of all changes of the subject through each face, and the last one again, which is refused."""
+    changes = [each for each in CHANGES if each.subject() == subject]
+    key = make_key(connection, scopes=["operate"], tenant_id=None, name="ann")
+    results: dict[str, list[Any]] = {}
+    refusals: dict[str, str] = {}
+    async with running(settings) as api:
+        browser = Browser(api)
+        await browser.sign_in(key)
+        for face in ("command", "http", "page"):
+            for action in [*changes, changes[-1]]:
+                given = example(action)
+                if face == "command":
+                    done = await asyncio.to_thread(commands, *words_on_command_line(action, given))
+                    refusals[face] = " ".join(done.stderr.split()) if done.code else ""
+                elif face == "http":
+                    answer = await over_http(api, action, given, key)
+                    refusals[face] = answer.json["detail"] if answer.status >= 400 else ""
+                else:
+                    answer = await on_page(browser, action, {name: str(each) for name, each in given.items()})
+                    refusals[face] = text_of(answer) if answer.status >= 400 else ""
+            results[face] = _audited(connection)
+
+    assert results["command"] == results["http"] == results["page"]
+    assert len(results["http"]) == len(changes)
+    assert refusals["http"] in refusals["page"]
+    assert all(sentence in refusals["command"] for sentence in refusals["http"].split(". "))
+    asked = changes[-1]
+    refused = asked(**read(asked, example(asked), {}).values()).refused()
+    assert refusals["http"] == f"{refused.message} {refused.remedy or ''}".strip()
+
+
+def _page_of(subject: str) -> str:
+    return {"tenants": "lanes"}.get(subject, subject)
+
+
+def _audited(connection: psycopg.Connection) -> list[Any]:
+    rows = connection.execute("select action, reason, detail from operator_audit order by audit_id").fetchall()
+    connection.execute("alter table operator_audit disable trigger all")
+    connection.execute("delete from operator_audit")
+    connection.commit()
+    return rows
+
+
+@pytest.mark.parametrize("action", CHANGES, ids=lambda each: each.name)
+async def test_all_faces_report_all_mistakes_at_once_in_the_same_words(
+    settings: Settings, commands: CommandLine, connection: psycopg.Connection, action: type[Action[Any]]
+) -> None:
+    key = make_key(connection, scopes=["operate"], tenant_id=None, name="ann")
+    wrong = {
+        name: _wrong_text(each.kind)
+        for name, each in action.fields.items()
+        if not each.kind.choices and each.kind is not FLAG
+    }
+    rules = [rule for name in wrong for rule in _rules(action, name, wrong[name])]
+    async with running(settings) as api:
+        answer = await over_http(api, action, wrong, key)
+        browser = Browser(api)
+        await browser.sign_in(key)
+        page = text_of(await on_page(browser, action, wrong))
+        done = await asyncio.to_thread(commands, *words_on_command_line(action, wrong))
+
+    assert [each["detail"] for each in answer.json["errors"]] == rules
+    assert all(rule in page for rule in rules)
+    assert done.code == 2
+    assert all(rule in " ".join(done.stderr.split()) for rule in rules)
+    assert _audited(connection) == []
+
+
+def _wrong_text(kind: Any) -> str:
+    return next(text for text in ("-", "x" * 501) if _fails(kind, text))
+
+
+def _fails(kind: Any, text: str) -> bool:
+    try:
+        kind.of_text(text)
+    except Wrong:
+        return True
+    return False
+
+
+def _rules(action: type[Action[Any]], name: str, text: str) -> list[str]:
+    with pytest.raises(Wrong) as caught:
+        action.fields[name].kind.of_text(text)
+    return [rule for _, rule in caught.value.mistakes]
+
+
+@pytest.mark.parametrize("action", LISTINGS, ids=lambda each: each.name)
+async def test_a_list_has_the_same_filters_and_document_in_all_faces(
+    settings: Settings, commands: CommandLine, connection: psycopg.Connection, action: type[Action[Any]]
+) -> None:
+    key = make_key(connection, scopes=["operate"], tenant_id=None)
+    async with running(settings) as api:
+        answer = await api.call("GET", action.http.split()[1], token=key)
+        browser = Browser(api)
+        await browser.sign_in(key)
+        page = await browser.get(f"/ops/{_page_of(action.subject())}")
+    listed = await asyncio.to_thread(commands, *action.name.split(), "--json")
+
+    assert listed.json == answer.json
+    fields = set(action.fields)
+    assert {each["name"] for each in operation(action).parameters} == fields
+    assert {each.name for each in command(action).params} - {"as_json"} == fields
+    lists = [
+        each
+        for each in forms_of(page)
+        if each.method == "get" and each.action.endswith(f"/{_page_of(action.subject())}")
+    ]
+    on_page = {name for form in lists for name in form.names()}
+    assert on_page == fields - {"after", "limit"}
+
+
+@pytest.mark.parametrize("action", BATCHES, ids=lambda each: each.name)
+def test_a_batch_has_the_same_filters_in_all_faces(action: type[Batch]) -> None:
+    options = {each.name for each in batch_command(action).params} - {"names", "actor", "yes", "as_json"}
+    assert options == set(action.fields) - {"email_ids"}
+    assert set(body_of(action)["properties"]) == set(action.fields)
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda each: each.name)
+def test_every_example_is_valid(action: type[Action[Any]]) -> None:
+    assert action.examples
+    for line in action.examples:
+        assert shlex.split(line)[: len(action.name.split())] == action.name.split()
+        read(action, example(action, line), {})
+
+
+def test_every_row_type_has_the_columns_of_its_query(tables_url: str) -> None:
+    with psycopg.connect(tables_url, autocommit=True) as connection:
+        for name, kind in {name: kind for action in ACTIONS for name, kind in action.rows().items()}.items():
+            statement = prepared(name, all_queries()[name].decode())
+            assert statement is not None
+            connection.execute(statement)
+            described = connection.pgconn.describe_prepared(name.encode())
+            columns = tuple((described.fname(at) or b"").decode() for at in range(described.nfields))
+            assert columns == kind.__match_args__[: len(columns)], name  # type: ignore[attr-defined]
+
+
+def test_the_actions_load_neither_the_database_nor_the_api() -> None:
+    heavy = ("psycopg", "starlette", "msgspec", "fastapi", "pika", "asyncio")
+    code = f"import sys; from dispatcher.actions import all_actions; all_actions(); print({heavy} & sys.modules.keys())"
+    code = code.replace(str(heavy), repr(set(heavy)))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+async def test_the_client_runs_actions_and_returns_their_rows(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    async with running(settings) as api:
+
+        def use() -> list[Any]:
+            with Client(api.url) as client:
+                found: list[Any] = [client.run(SetTenant(tenant_id="acme", weight=3.0, reason="more"))]
+                found += [client.run(ListTenants()), client.run(UnsetTenant(tenant_id="acme", reason="over"))]
+                with pytest.raises(ApiProblem) as caught:
+                    client.run(UnsetTenant(tenant_id="acme", reason="over"))
+                return [*found, caught.value.code]
+
+        used = await asyncio.to_thread(use)
+    limit = TenantLimit("acme", 3.0, None)
+    assert used == [limit, [limit], limit, "not-found"]
+
+
+async def test_a_key_of_one_tenant_or_without_the_scope_may_not_change_what_tenants_share(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    one = make_key(connection, scopes=["operate"], tenant_id="acme")
+    reader = make_key(connection, scopes=["read"], tenant_id=None)
+    async with running(settings) as api:
+        answers = [await over_http(api, SetTenant, example(SetTenant), token) for token in (one, reader)]
+        misspelt = await api.call("PUT", "/v1/tenants/acme", body={"wieght": 2, "reason": "r"}, token=reader)
+    assert [(each.status, each.code) for each in answers] == [(403, "insufficient-scope")] * 2
+    assert misspelt.status == 403
+
+
+def test_a_misspelt_field_gets_a_suggestion() -> None:
+    with pytest.raises(Mistakes) as caught:
+        read(SetTenant, {"wieght": 2, "tenant_id": "acme"}, {})
+    assert "did you mean weight?" in str(caught.value)
+    assert "wieght" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("face", "reach", "own", "given", "expected"),
+    [
+        (Face.COMMAND, Reach.ONE_TENANT, None, None, "default"),
+        (Face.COMMAND, Reach.ANY_TENANT, None, None, None),
+        (Face.COMMAND, Reach.ANY_TENANT, None, "acme", "acme"),
+        (Face.PAGE, Reach.ONE_TENANT, None, None, "default"),
+        (Face.PAGE, Reach.ONE_TENANT, "acme", None, "acme"),
+        (Face.PAGE, Reach.ANY_TENANT, "acme", "shop", "tenant-forbidden"),
+        (Face.OPEN_HTTP, Reach.ANY_TENANT, None, None, "default"),
+        (Face.HTTP, Reach.ANY_TENANT, None, None, "tenant-missing"),
+        (Face.HTTP, Reach.ONE_TENANT, None, "acme", "acme"),
+        (Face.HTTP, Reach.ONE_TENANT, "acme", None, "acme"),
+        (Face.HTTP, Reach.ONE_TENANT, "acme", "acme", "acme"),
+        (Face.HTTP, Reach.ONE_TENANT, "acme", "shop", "tenant-forbidden"),
+    ],
+)
+def test_the_tenant_follows_from_face_reach_key_and_request(
+    face: Face, reach: Reach, own: str | None, given: str | None, expected: str | None
+) -> None:
+    class Some(Change[TenantLimit], name="some do", reach=reach):
+        tenant_id: str | None = field(TENANT, "The tenant.", default=None)
+
+    try:
+        found = tenant_of(Some, Who(face, tenant_id=own), given)
+    except Refused as error:
+        found = error.code
+    assert found == expected
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A row."""
+
+    made_at: datetime
+    item_id: int
+
+
+async def test_a_paged_list_continues_after_the_last_row() -> None:
+    items = [Item(datetime(2026, 1, day, tzinfo=UTC), day) for day in range(1, 6)]
+
+    class Items(Paged[Item], name="items list", http="GET /v1/items"):
+        key: ClassVar = {"made_at": datetime, "item_id": int}
+
+        async def run(self, source: Any, parameters: Mapping[str, Any]) -> list[Item]:
+            assert source is None
+            after = (parameters["after_made_at"], parameters["after_item_id"])
+            assert after == (None, None) or isinstance(after[0], datetime)
+            return [each for each in items if after[1] is None or each.item_id > after[1]][: parameters["limit"]]
+
+    source: Any = None
+    first = await run(source, Items(limit=3), Who(Face.COMMAND))
+    second = await run(source, Items(limit=3, after=first.next), Who(Face.COMMAND))
+
+    assert (first.rows, second.rows, second.next) == (items[:3], items[3:], None)
+    for wrong in ("-", "e30", "WyIxIl0", "WyJ4IiwgIjEiXQ", "é"):
+        with pytest.raises(Mistakes):
+            read(Items, {}, {"after": wrong})
+
+
+async def test_hooks_check_the_settings_prepare_parameters_and_follow_the_change() -> None:
+    calls: list[str] = []
+
+    class Do(Change[Item], name="some do", reach=Reach.ONE_TENANT):
+        tenant_id: str | None = field(TENANT, "The tenant.", default=None)
+        weight: float = field(LIMIT, "A number.", default=1.0)
+        refusals = (Refusal("none", "not-found", "Nothing."), Refusal("heavy", "invalid-body", "{weight} is too much."))
+
+        def check(self, settings: Any) -> None:
+            if self.weight > settings:
+                raise self.refused("heavy")
+
+        async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
+            return {"weight": self.weight * 2, "most": settings, "source": source}
+
+        async def run(self, source: Any, parameters: Mapping[str, Any]) -> list[Item]:
+            assert source is parameters["source"]
+            calls.append(
+                f"{parameters['weight']:g} {parameters['tenant_id']} {parameters['actor']} {parameters['reason']}"
+            )
+            return [Item(datetime.now(UTC), 1)]
+
+        async def after_commit(self, settings: Any) -> None:
+            calls.append(f"after {settings}")
+
+    source: Any = None
+    assert (await run(source, Do(weight=2.0, reason="why"), Who(Face.COMMAND, "ann"), 3)).item_id == 1
+    with pytest.raises(Refused, match=r"5\.0 is too much"):
+        await run(source, Do(weight=5.0, reason="why"), Who(Face.COMMAND, "ann"), 3)
+    with pytest.raises(Refused, match="scope"):
+        await run(source, Do(reason="why"), Who(Face.HTTP, scopes=frozenset({Scope.READ})), 3)
+    assert calls == ["4 default ann why", "after 3"]
+
+
+def test_every_wrong_item_of_a_list_is_named_by_its_position() -> None:
+    (batch, *_) = BATCHES
+    good = str(UUID(int=7))
+    with pytest.raises(Mistakes) as caught:
+        read(batch, {"email_ids": [good, "x", 5], "reason": "r"}, {})
+    assert [(each.field, each.path) for each in caught.value.mistakes] == [("email_ids", "1"), ("email_ids", "2")]
