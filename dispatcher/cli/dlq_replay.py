@@ -132,10 +132,9 @@ def replay(
     if body or any(map(is_poison_id, names)):
         return _repair(names, body, reason, actor)
     selection = asked.selected()
-    settings = load_settings("database_url", "amqp_url")
     if resume is not None:
         _refuse(names or selection.filters or from_queue or everything, "--resume takes no ids and no filter.")
-        with one_session("dlq", settings) as on_session:
+        with one_session("dlq", load_settings("database_url")) as on_session:
             who = actor or this_user()
             found = on_session(
                 lambda session: replaying.resume(
@@ -153,6 +152,7 @@ def replay(
         "--reason is missing. Give a few words for the audit log. (--dry-run needs no reason.)",
     )
     act = None if dry_run else Act.of(actor, reason or "")
+    settings = load_settings("database_url", *(("amqp_url",) if from_queue else ()))
     with one_session("dlq", settings) as on_session:
         selected = on_session(partial(_find, settings, selection, names, from_queue, include_held))
         _show(selected, as_json=as_json and dry_run, force=force)

@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.failures import ItemOutcome
 from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.provider_event import EventKind
 from dispatcher.domain.status import FINISHED, OnUncertain, Status
 from dispatcher.store.leases import Lease
-from dispatcher.store.replays import ItemOutcome
 
 MORTUARY: Final = (Status.FAILED, Status.HELD)
 

@@ -22,7 +22,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from psycopg_pool import AsyncConnectionPool
 
 from dispatcher import enqueue
-from dispatcher.actions.batch import Judged
+from dispatcher.actions.batch import Batch, Judged
+from dispatcher.actions.dlq import DiscardDead
+from dispatcher.actions.held import Confirm, Release
+from dispatcher.domain.failures import ItemOutcome, ReplayState
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.provider_event import EventKind, ProviderEvent
@@ -34,16 +37,13 @@ from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.events import EventRow, store_events
 from dispatcher.store.failures import (
-    confirm_held,
-    discard_dead,
     find_dead_lettered,
-    release_held,
     republish_dead_letters,
 )
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.queries import ids_within
-from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
+from dispatcher.store.replays import create_replay, find_replay
 from dispatcher.store.settlement import (
     FoundLease,
     find_expiring,
@@ -53,6 +53,7 @@ from dispatcher.store.settlement import (
     release_found,
 )
 from dispatcher.store.statements import fetch
+from tests.ops.decisions import decide
 from tests.store.altered import Mutant, connection_class
 from tests.store.books import Books, email
 from tests.store.known import Known
@@ -415,10 +416,12 @@ class Machine(RuleBasedStateMachine):
     # Statements of an operator.
 
     def _replay(self, known: Known, *, include_held: bool) -> None:
-        way: dict[str, Any] = {"source": "ids", "selection": {}, "per_second": None, "force": False, **PERSON}
-        replay_id = self.run(create_replay(self.relay, [known.email_id], include_held=include_held, **way))
+        way: dict[str, Any] = {"source": "ids", "selection": "{}", "per_second": None, "force": False, **PERSON}
+        replay_id = self.run(create_replay(self.relay, email_ids=[known.email_id], include_held=include_held, **way))
         outcome = known.replay_outcome(include_held=include_held)
-        assert self.run(replay_next(self.relay, replay_id)) == (known.email_id, outcome)
+        replay = self.run(find_replay(self.relay, replay_id))
+        assert replay is not None
+        assert (replay.state, replay.outcomes) == (ReplayState.DONE, {outcome: 1})
         if outcome is ItemOutcome.REPLAYED:
             known.replay(self._now())
 
@@ -769,12 +772,13 @@ class Machine(RuleBasedStateMachine):
         for known in gone:
             known.due_since = self._now()
 
-    @rule(number=NUMBER, status=STATUS, decide=st.sampled_from([confirm_held, release_held]))
-    def decide_on_a_held_email(self, number: int, status: Status, decide: Callable[..., Any]) -> None:
+    @rule(number=NUMBER, status=STATUS, decision=st.sampled_from([Confirm, Release]))
+    def decide_on_a_held_email(self, number: int, status: Status, decision: type[Batch]) -> None:
         known = self._prepared(number, status)
-        decided = self.run(decide(self.relay, known.email_id, **PERSON))
+        (verdict,) = self.run(decide(self.relay, decision(reason=PERSON["reason"]), known.email_id))
+        decided = verdict in ("confirmed", "released")
         assert decided == (known.status is Status.HELD)
-        if decided and decide is confirm_held:
+        if decided and decision is Confirm:
             self.counted["accepted"] += 1
             known.close(Status.SENT, self._now())
         elif decided:
@@ -798,8 +802,9 @@ class Machine(RuleBasedStateMachine):
             self._discard(known)
 
     def _discard(self, known: Known) -> None:
-        discarded = self.run(discard_dead(self.relay, [known.email_id], **PERSON))
-        assert bool(discarded) == (known.is_dead and not known.is_discarded)
+        (verdict,) = self.run(decide(self.relay, DiscardDead(reason=PERSON["reason"]), known.email_id))
+        discarded = verdict == "discarded"
+        assert discarded == (known.is_dead and not known.is_discarded)
         if discarded:
             known.is_discarded, known.dead_letter_since = True, None
 
