@@ -96,8 +96,8 @@ class OperatorEndpoints:
             given = {**parameters(request, {"tenant_id": TENANT}), **request.path_params}
             with problems("parameter"):
                 asked = of_tenant(read(DecideReplay, {}, given), who(caller))
-            async with self.sessions.of(caller.share) as connection:
-                return json_response(self._document(caller, await _found(connection, asked)))
+                async with self.sessions.of(caller.share) as connection:
+                    return json_response(self._document(caller, await _found(connection, asked)))
 
     async def stop_replay(self, request: Request) -> Response:
         """Stops a replay after its current email. Idempotent."""
