@@ -239,7 +239,7 @@ def test_every_row_type_has_the_columns_of_its_query(tables_url: str) -> None:
             connection.execute(statement)
             described = connection.pgconn.describe_prepared(name.encode())
             columns = tuple((described.fname(at) or b"").decode() for at in range(described.nfields))
-            assert columns == kind.__match_args__[: len(columns)], name  # type: ignore[attr-defined]
+            assert columns == kind.__match_args__[: len(columns)], name
 
 
 def test_the_actions_load_neither_the_database_nor_the_api() -> None:

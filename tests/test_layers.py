@@ -56,6 +56,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     # The broker contains the client of the management API; dev downloads private servers and waits for them.
     ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
+    ({"api", "client"}, {"msgspec"}),
     # These packages come with the extra `api`. The base install works without this extra.
     ({"api"}, {"starlette", "uvicorn"}),
     # Only an example uses it.

@@ -99,13 +99,12 @@ def find(path: Path) -> tuple[list[Found], int]:
 
 
 def tracked() -> list[Path]:
-    """The Python, SQL and Markdown files of the checkout, except migrations."""
+    """The Python, SQL and Markdown files of the checkout."""
     listed = subprocess.run(
         ["git", "ls-files", "*.py", "*.md", "*.sql"], cwd=ROOT, check=True, capture_output=True, text=True
     )
     paths = [Path(line) for line in listed.stdout.splitlines()]
-    # Migrations are never edited.
-    return [path for path in paths if not path.is_relative_to("sql/migrations") and (ROOT / path).exists()]
+    return [path for path in paths if (ROOT / path).exists()]
 
 
 def rates() -> dict[str, tuple[int, int]]:

@@ -57,9 +57,8 @@ def option(action: type[Action[Any]], field: Field) -> click.Option:
         return click.Option([field.flag, field.name], is_flag=True, help=field.about)
     is_required = field.is_required or (field.name == "reason" and issubclass(action, Change) and action.needs_reason)
     kind = click.Choice(list(field.kind.choices)) if field.kind.choices else click.STRING
-    return click.Option(
-        [field.flag, field.name], type=kind, metavar=field.kind.metavar, help=field.about, required=is_required
-    )
+    metavar = None if field.kind.choices else field.kind.metavar
+    return click.Option([field.flag, field.name], type=kind, metavar=metavar, help=field.about, required=is_required)
 
 
 def help_of(about: str, examples: Iterable[str]) -> str:

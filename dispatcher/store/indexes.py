@@ -1,9 +1,8 @@
 """The indexes of the migrations, which `init` builds while other sessions write to their tables.
 
 `create index` in a migration blocks every write until PostgreSQL has read the table. So in a database that is in use,
-`init` takes these statements out of a migration, and builds each index concurrently: `create index` after the
-migration, whose columns the index may need; `create index if not exists` before the migration, which needs the index.
-If a build is interrupted, the next `init` finds that the index is missing or invalid, and builds it.
+`init` takes these statements out of a migration, and builds each index concurrently after the migration, whose columns
+the index may need. If a build is interrupted, the next `init` finds the index missing or invalid, and builds it.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from typing import Final
 from dispatcher.domain.values import dataclass
 
 _CREATED_TABLE: Final = re.compile(r"^create table (\w+)", re.MULTILINE)
-_CREATED: Final = re.compile(r"^create (unique |)index (if not exists |)(\w+) on (\w+)([^;]*);\n", re.MULTILINE)
-_GONE: Final = re.compile(r"\b(?:drop index (?:if exists )?|using index )(\w+)")
-"""An index that a migration drops, or turns into a constraint with another name."""
+_CREATED: Final = re.compile(r"^create (unique |)index (\w+) on (\w+)([^;]*);\n", re.MULTILINE)
+_DROPPED: Final = re.compile(r"\bdrop index (?:if exists )?(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,6 @@ class Index:
     """An index that a migration creates: the parts of its statement, with the spaces that follow them."""
 
     unique: str
-    if_not_exists: str
     name: str
     table: str
     definition: str
@@ -33,7 +30,7 @@ class Index:
     @property
     def statement(self) -> str:
         """The statement as it is in the migration."""
-        return f"create {self.unique}index {self.if_not_exists}{self.name} on {self.table}{self.definition};\n"
+        return f"create {self.unique}index {self.name} on {self.table}{self.definition};\n"
 
 
 def indexes_of(text: str) -> list[Index]:
@@ -54,6 +51,6 @@ def lasting_indexes(texts: Iterable[str]) -> dict[str, Index]:
     found: dict[str, Index] = {}
     for text in texts:
         found |= {index.name: index for index in indexes_of(text)}
-        for name in _GONE.findall(text):
+        for name in _DROPPED.findall(text):
             found.pop(name, None)
     return found

@@ -1,8 +1,6 @@
-"""Applies the numbered files of `sql/migrations/`. Migrations only go forward and are never edited.
+"""Applies the numbered files of `sql/migrations/`. Migrations only go forward and, once released, are never edited.
 
-Migrations name tables and functions without a schema; `migrate` sets the search_path to our schema. Sessions that call
-a function later have a different search_path. So a function that reads tables either stores our search_path (`set
-search_path from current`), or has a body that PostgreSQL parses when it creates the function (`begin atomic`).
+The heading of `0001_baseline.sql` says how a migration names tables and functions.
 """
 
 from __future__ import annotations
@@ -47,9 +45,9 @@ _LOCK_MODES: Final = {
 }
 """The lock that each kind of statement in a migration needs, the strongest first."""
 
-_OF_SUPERUSERS: Final = "set dispatcher.prune_audit = 'on'\n"
-"""A line of migration 0011 that only a superuser may execute. Migration 0018 recreates the function without this line.
-"""
+_BEFORE_BASELINE: Final = (65, "lease_indexes", "ae1626ac4e39d11272c063aec46a396e344a0feac779512a65569d53935a64aa")
+"""The last migration of commit bb5680df, with its checksum. Its tables equal the baseline's, so `init` only replaces
+the record of its migrations (docs/decisions/0085-one-baseline.md)."""
 T = TypeVar("T")
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
 
@@ -69,7 +67,7 @@ class Migration:
 
     @property
     def subject(self) -> str:
-        """The number and the name, such as `0001 emails`."""
+        """The number and the name, such as `0001 baseline`."""
         return f"{self.number:04} {self.name}"
 
 
@@ -112,14 +110,18 @@ def apply_missing(
 
     Raises:
         StoreBusy: A table was locked in every try, or a transaction was open for too long. The message names it.
-        SchemaError: The database's encoding is not UTF-8, the database is newer than this release, the file of an
-            applied migration was edited, a different schema has our tables, another application has a table with the
-            name of one of our tables, or the role lacks a right.
+        SchemaError: The database's encoding is not UTF-8, the database is newer than this release or older than the
+            baseline, the file of an applied migration was edited, a different schema has our tables, another
+            application has a table with the name of one of our tables, or the role lacks a right.
     """
     _assert_unicode(connection.info.parameter_status("server_encoding"))
     with _locked_migrations(connection, report_wait):
         is_new = not _has_tables(*fetch_sync(connection, "find_migration_table")[0])
-        applied = set() if is_new else _assert_compatible(fetch_sync(connection, "list_migrations"))
+        rows = [] if is_new else fetch_sync(connection, "list_migrations")
+        if _is_before_baseline(rows):
+            yield _adopt_baseline(connection)
+            rows = fetch_sync(connection, "list_migrations")
+        applied = _assert_compatible(rows)
         missing = [migration for migration in all_migrations() if migration.number not in applied]
         if is_new:
             report_start("creating the tables")
@@ -133,7 +135,6 @@ def apply_missing(
         done = [migration.text for migration in all_migrations() if migration.number in applied]
         yield from build(lasting_indexes(done).values())
         for migration in missing:
-            yield from build([each for each in indexes_of(migration.text) if each.if_not_exists])
             report_start(f"applying migration {migration.subject}")
             rest = replace(migration, text=without_indexes(migration.text))
             tables, apply = tables_to_lock(rest.text), partial(_apply, connection, rest)
@@ -179,10 +180,22 @@ def _create_schema(connection: Session) -> list[str]:
 def _apply(connection: Session, migration: Migration) -> str:
     fetch_sync(connection, "enter_schema", {"schema": schema()})
     with _explained(f"Migration {migration.subject}"):
-        connection.execute(migration.text.replace(_OF_SUPERUSERS, "").encode())
+        connection.execute(migration.text.encode())
+    _record(connection, migration)
+    return f"applied migration {migration.subject}"
+
+
+def _record(connection: Session, migration: Migration) -> None:
     row = {"number": migration.number, "name": migration.name, "checksum": migration.checksum}
     fetch_sync(connection, "record_migration", row)
-    return f"applied migration {migration.subject}"
+
+
+def _adopt_baseline(connection: Session) -> str:
+    baseline = all_migrations()[0]
+    with translated(), connection.transaction(), _explained(f"Migration {baseline.subject}"):
+        connection.execute(query("replace_old_record"))
+        _record(connection, baseline)
+    return f"recorded the tables of commit bb5680df as migration {baseline.subject}"
 
 
 def _planned(connection: Session, migration: Migration) -> str:
@@ -314,12 +327,6 @@ def _explained(step: str) -> Iterator[None]:
             remedy="The existing object belongs to another application. Set DISPATCHER_DATABASE_SCHEMA to a schema "
             "that no other application uses.",
         ) from error
-    except pg.UniqueViolation as error:
-        raise SchemaError(
-            f'{step} failed in the schema "{schema()}", because two rows have the same key.',
-            remedy="Probably, a new C library of the operating system orders texts differently, and the old index did "
-            "not find one of the rows. Delete the younger row, then repeat `dispatcher init`.",
-        ) from error
     except pg.InsufficientPrivilege as error:
         raise SchemaError(
             f'{step} failed in the schema "{schema()}": {error.diag.message_primary}.',
@@ -376,7 +383,7 @@ def _assert_unicode(encoding: str | None) -> None:
 
 
 def _assert_complete(rows: Sequence[Row]) -> None:
-    applied = _assert_compatible(rows)
+    applied = set() if _is_before_baseline(rows) else _assert_compatible(rows)
     missing = [m.subject for m in all_migrations() if m.number not in applied]
     if missing:
         raise SchemaError(
@@ -384,6 +391,24 @@ def _assert_complete(rows: Sequence[Row]) -> None:
             f"{'migration' if len(missing) == 1 else 'migrations'} of this release: {', '.join(missing)}.",
             remedy="Run `dispatcher init`.",
         )
+
+
+def _is_before_baseline(rows: Sequence[Row]) -> bool:
+    """Whether these are the migrations of commit bb5680df.
+
+    Raises:
+        SchemaError: They are those of an earlier commit, or their texts differ.
+    """
+    baseline = all_migrations()[0]
+    if not rows or rows[0][:2] == (baseline.number, baseline.name) or rows[0][0] != baseline.number:
+        return False
+    if tuple(rows[-1]) != _BEFORE_BASELINE:
+        number, name, _ = rows[-1]
+        raise SchemaError(
+            f"The last migration of the database is {number:04} {name}, from before the baseline of this release.",
+            remedy="Run `dispatcher init` of commit bb5680df first, then `dispatcher init` of this release.",
+        )
+    return True
 
 
 def _assert_compatible(rows: Sequence[Row]) -> set[int]:

@@ -1,8 +1,8 @@
 """Named locks, for work that only one session of the database may do at a time. A lock ends with its session.
 
-A lock is a row that only the dispatcher's roles can write (sql/migrations/0058_named_locks.sql). `named_lock` holds a
-lock for one block of code. A session that leads (the relay that publishes, the monitor that alerts) takes a lock with
-`acquire`, and holds the lock until the session ends.
+A lock is a row of the table named_lock, which only the dispatcher's roles can write. `named_lock` holds a lock for one
+block of code. A session that leads (the relay that publishes, the monitor that alerts) takes a lock with `acquire`, and
+holds the lock until the session ends.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ async def find_recipient_hashes(
 
 
 async def summarize_recipients(source: Source) -> list[str]:
-    """Creates missing summaries in the index of the recipients, and replaces unfinished ones (see migration 0046).
+    """Creates missing summaries in the index of the recipients, and replaces unfinished ones, by the function
+    `email_recipient_summarize`.
 
     Each partition is a transaction. Leaves out a partition that vacuum is working on. Returns the names of the
     partitions in which it created or replaced summaries.

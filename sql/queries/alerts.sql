@@ -133,17 +133,9 @@ order by 1;
 -- in that hour: at least one of these two values changes with each accepted email. Also returns the number of emails
 -- that are due or in their first lease, up to a limit, and the id of one of these emails. Leaves out emails that are
 -- stopped by a pause of everything, of a lane or of a tenant.
-with paused as (
-    select scope, name
-    from dispatcher.pause
-    where scope <> 'provider'
-        and (until_at is null or until_at > clock_timestamp())
-)
+with {paused}
 select
-    accepted.hour,
-    accepted.emails,
-    waiting.emails,
-    waiting.email_id
+    accepted.hour, accepted.emails, waiting.emails, waiting.email_id
 from (
     select max(hour) as hour, sum(email_count) as emails
     from dispatcher.email_hourly
@@ -156,12 +148,7 @@ cross join (
         select email_id, status, error_type, publish_due_at
         from dispatcher.email_log as e
         where status in ('pending', 'sending')
-            and not exists (
-                select from paused as p
-                where p.scope = 'all'
-                    or (p.scope = 'lane' and p.name = e.lane)
-                    or (p.scope = 'tenant' and p.name = e.tenant_id)
-            )
+            and not {is_paused}
         limit %(limit)s
     ) as unfinished
     where case status

@@ -1,3 +1,8 @@
+-- part: is_given
+-- Whether an email is one of the given ones. With the lowest and the highest id, PostgreSQL skips the weekly partitions
+-- that contain none of them.
+email_id = any(%(email_ids)s) and email_id between %(lowest_id)s and %(highest_id)s
+
 -- name: find_tenant_email
 -- One email without content, for its tenant: by its id or, without an id, by its message key. No row: the tenant has no
 -- such email.
@@ -21,14 +26,12 @@ where tenant_id = %(tenant_id)s
 -- The addresses of emails, as lists under "to", "cc" and "bcc". No row for an email whose content was deleted.
 select email_id, recipients
 from dispatcher.email_content
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s;
+where {is_given};
 
 -- name: find_recipient_hashes
 -- The first 6 bytes of the hash of each recipient, also of emails whose content was deleted. Takes some milliseconds per
 -- email in a large table, because the index is small and inexact. No row: the recipient was erased.
 select email_id, array_agg(address_hash)
 from dispatcher.email_recipient
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
+where {is_given}
 group by email_id;

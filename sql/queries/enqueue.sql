@@ -24,37 +24,18 @@ with input (
 ) as (
     select *
     from unnest(
-        %(email_id)b::uuid[],
-        %(tenant_id)s::text[],
-        %(message_key)s::text[],
-        %(payload_hash)b::bytea[],
-        %(on_uncertain)s::text[],
-        %(correlation_id)s::text[],
-        %(traceparent)s::text[],
-        %(send_at)s::timestamptz[],
-        %(expires_at)s::timestamptz[],
-        %(channel)s::text[],
-        %(lane)s::text[],
-        %(sender_address)s::text[],
+        %(email_id)b::uuid[], %(tenant_id)s::text[], %(message_key)s::text[], %(payload_hash)b::bytea[],
+        %(on_uncertain)s::text[], %(correlation_id)s::text[], %(traceparent)s::text[], %(send_at)s::timestamptz[],
+        %(expires_at)s::timestamptz[], %(channel)s::text[], %(lane)s::text[], %(sender_address)s::text[],
         %(sender_domain)s::text[]
     )
 ),
 content as (
     select *
     from unnest(
-        %(email_id)b::uuid[],
-        %(sender)s::text[],
-        %(recipients)s::jsonb[],
-        %(subject)s::text[],
-        %(text_body)b::text[],
-        %(html_body)b::text[],
-        %(template_id)s::text[],
-        %(template_data)s::jsonb[],
-        %(headers)s::jsonb[],
-        %(tags)s::jsonb[],
-        %(attachment_count)s::integer[],
-        %(octets)s::integer[],
-        %(ignore_suppression)s::boolean[]
+        %(email_id)b::uuid[], %(sender)s::text[], %(recipients)s::jsonb[], %(subject)s::text[], %(text_body)b::text[],
+        %(html_body)b::text[], %(template_id)s::text[], %(template_data)s::jsonb[], %(headers)s::jsonb[],
+        %(tags)s::jsonb[], %(attachment_count)s::integer[], %(octets)s::integer[], %(ignore_suppression)s::boolean[]
     ) as c (
         email_id, sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags,
         attachment_count, octets, ignore_suppression
@@ -63,9 +44,7 @@ content as (
 recipient as (
     select (%(email_id)b::uuid[])[number] as email_id, *
     from unnest(
-        %(email_numbers)s::smallint[],
-        %(addresses)s::text[],
-        (select dispatcher.hash_addresses(%(addresses)s::text[]))
+        %(email_numbers)s::smallint[], %(addresses)s::text[], (select dispatcher.hash_addresses(%(addresses)s::text[]))
     ) as r (number, address, address_hash)
 ),
 rule as materialized (
@@ -83,35 +62,15 @@ with input (
     channel, lane, sender_address, sender_domain
 ) as not materialized (
     select
-        %(email_id)b::uuid,
-        %(tenant_id)s,
-        %(message_key)s,
-        %(payload_hash)b::bytea,
-        %(on_uncertain)s,
-        %(correlation_id)s,
-        %(traceparent)s,
-        %(send_at)s::timestamptz,
-        %(expires_at)s::timestamptz,
-        %(channel)s,
-        %(lane)s,
-        %(sender_address)s,
-        %(sender_domain)s
+        %(email_id)b::uuid, %(tenant_id)s, %(message_key)s, %(payload_hash)b::bytea, %(on_uncertain)s,
+        %(correlation_id)s, %(traceparent)s, %(send_at)s::timestamptz, %(expires_at)s::timestamptz, %(channel)s,
+        %(lane)s, %(sender_address)s, %(sender_domain)s
 ),
 content as (
     select
-        %(email_id)b::uuid as email_id,
-        %(sender)s,
-        %(recipients)s::jsonb,
-        %(subject)s,
-        %(text_body)s,
-        %(html_body)s,
-        %(template_id)s,
-        %(template_data)s::jsonb,
-        %(headers)s::jsonb,
-        %(tags)s::jsonb,
-        %(attachment_count)s::integer,
-        %(octets)s::integer,
-        %(ignore_suppression)s::boolean
+        %(email_id)b::uuid as email_id, %(sender)s, %(recipients)s::jsonb, %(subject)s, %(text_body)s, %(html_body)s,
+        %(template_id)s, %(template_data)s::jsonb, %(headers)s::jsonb, %(tags)s::jsonb, %(attachment_count)s::integer,
+        %(octets)s::integer, %(ignore_suppression)s::boolean
 ),
 recipient as (
     select %(email_id)b::uuid as email_id, *
@@ -131,10 +90,7 @@ rule as not materialized (
 insert into dispatcher.email_attachment (email_id, position, filename, content_type, content)
 select *
 from unnest(
-    %(email_ids)b::uuid[],
-    %(positions)b::integer[],
-    %(filenames)b::text[],
-    %(content_types)b::text[],
+    %(email_ids)b::uuid[], %(positions)b::integer[], %(filenames)b::text[], %(content_types)b::text[],
     %(contents)b::bytea[]
 )
 returning true;

@@ -71,8 +71,7 @@ order by e.email_id;
 with free as (
     select email_id, tenant_id, message_key
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and (status in ('sent', 'failed', 'held', 'cancelled')) is true
     order by email_id
     for no key update skip locked

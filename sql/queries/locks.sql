@@ -5,8 +5,7 @@
 with free as (
     select email_id, tenant_id, message_key
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
     order by email_id
     for no key update skip locked
 ),

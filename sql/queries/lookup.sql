@@ -111,15 +111,13 @@ select dispatcher.email_recipient_summarize(%(partition)s);
 select email_id
 from dispatcher.email_recipient
 where domain = %(domain)s
-    and email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s;
+    and {is_given};
 
 -- name: find_with_tag
 -- The given emails that have a tag. Leaves out emails whose content was deleted.
 select email_id
 from dispatcher.email_content
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
+where {is_given}
     and tags ? %(tag)s;
 
 -- name: find_from

@@ -127,19 +127,8 @@ from (
 -- name: count_paused
 -- How many of the first `limit` pending emails are stopped by a pause of everything, of a lane or of a tenant; and how
 -- many emails were read.
-select
-    count(*) filter (
-        where exists (
-            select from dispatcher.pause as p
-            where (p.until_at is null or p.until_at > clock_timestamp())
-                and (
-                    p.scope = 'all'
-                    or (p.scope = 'lane' and p.name = e.lane)
-                    or (p.scope = 'tenant' and p.name = e.tenant_id)
-                )
-        )
-    ),
-    count(*)
+with {paused}
+select count(*) filter (where {is_paused}), count(*)
 from (
     select lane, tenant_id
     from dispatcher.email_log

@@ -93,8 +93,7 @@ limit %(limit)s;
 -- As find_publish_due, for the given emails.
 select {due_pointer}
 from dispatcher.email_log as e
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
+where {is_given}
     and publish_due_at is not null;
 
 -- name: find_due_tenants
@@ -261,8 +260,7 @@ cross join lateral (
 with free as (
     select email_id
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and (
             (email_id, publish_due_at) in (
                 select t.email_id, t.due_at
@@ -281,8 +279,7 @@ marked as (
 select email_id
 from dispatcher.email_log
 where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
-    and email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
+    and {is_given}
     and (
         (email_id, publish_due_at) in (
             select t.email_id, t.due_at
@@ -320,8 +317,7 @@ limit %(limit)s;
 -- As find_dead_letter_due, for the given emails.
 select {due_dead_letter}
 from dispatcher.email_log
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
+where {is_given}
     and dead_letter_due_at is not null
 order by dead_letter_due_at;
 
@@ -339,8 +335,7 @@ where email_id = %(email_id)s
 -- in the dead letter. If an email has failed again since, a new dead letter is due.
 update dispatcher.email_log
 set dead_letter_due_at = null, dead_lettered_at = clock_timestamp()
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
+where {is_given}
     and (
         (email_id, dead_letter_due_at) in (
             select t.email_id, t.due_at
@@ -362,8 +357,7 @@ with expired as (
             else 'hold'
         end as policy
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and (
             (email_id, lease_token, locked_until, status) in (
                 select w.email_id, w.lease_token, w.expired_at, 'sending'
@@ -493,8 +487,7 @@ with vanished as (
         end as policy
     from dispatcher.email_log as e
     left join dispatcher.relay_timeline as t on true
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and status = 'pending'
         and publish_due_at is null
     order by email_id

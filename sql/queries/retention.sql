@@ -6,23 +6,21 @@
 select dispatcher.email_partition_prune(
     %(parent)s,
     statement_timestamp() - %(days)s * interval '1 day',
-    case
-        when %(undecided_days)s::integer = 0 then '-infinity'
-        else statement_timestamp() - %(undecided_days)s::integer * interval '1 day'
-    end
+    {undecided_since}
 );
+
+-- part: undecided_since
+case
+    when %(undecided_days)s::integer = 0 then '-infinity'
+    else statement_timestamp() - %(undecided_days)s::integer * interval '1 day'
+end
 
 -- name: list_prunable_partitions
 -- The partitions that repeated calls of prune_partition would drop.
 select partition
 from dispatcher.email_partitions_ended(%(parent)s, clock_timestamp() - %(days)s * interval '1 day') as ended
 where not dispatcher.email_log_must_stay(
-    ended.from_id,
-    ended.until_id,
-    case
-        when %(undecided_days)s::integer = 0 then '-infinity'
-        else statement_timestamp() - %(undecided_days)s::integer * interval '1 day'
-    end
+    ended.from_id, ended.until_id, {undecided_since}
 )
     and not dispatcher.email_log_enqueued_since(
         ended.from_id, ended.until_id, clock_timestamp() - %(days)s * interval '1 day'

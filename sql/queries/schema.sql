@@ -8,8 +8,7 @@ create table dispatcher.dispatcher_migration (
 );
 
 -- name: find_schema
--- A row: the schema exists. `init` checks this first, because even `create schema if not exists` needs the right to
--- create schemas.
+-- A row: the schema exists. Even `create schema if not exists` needs the right to create schemas.
 select 1
 from pg_namespace
 where nspname = %(schema)s;
@@ -19,20 +18,17 @@ where nspname = %(schema)s;
 create schema dispatcher;
 
 -- name: enter_schema
--- Sets the search_path until the transaction ends. Migrations name tables without a schema, so they find and create
--- tables only in our schema. Functions store this search_path (`set search_path from current`). One row.
+-- Sets the search_path until the transaction ends: migrations name tables without a schema. One row.
 select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', true);
 
 -- name: check_client
--- Makes PostgreSQL 14 or later end this session within a second after its client has died, even while the session waits
--- for a lock. An error: the server cannot do this. One row.
+-- Makes PostgreSQL 14 or later end this session within a second after its client has died, even while it waits. One row.
 select set_config('client_connection_check_interval', '1s', false);
 
 -- name: try_lock_migrations
--- True: no other `init` is working, and this session has the lock of `init` until unlock_migrations, or until the session
--- ends. Every role can take this lock. So a session counts as an `init` only if its role is, or can become, the owner of
--- our tables (while there are no tables: this session's role). While any other session has the lock, `init` works without
--- it.
+-- True: no other `init` is working. Then this session has the lock of `init` until unlock_migrations or its end, unless a
+-- session has it whose role cannot become the owner of our tables (while there are none: this session's role): every role
+-- can take the lock.
 select
     pg_try_advisory_lock(hashtext('dispatcher_migration'))
     or exists (
@@ -59,8 +55,8 @@ select
 select pg_advisory_unlock(hashtext('dispatcher_migration'));
 
 -- name: limit_waits
--- Until the transaction ends: how long a statement may take, and may wait for a lock; 0: without a limit. Also names the
--- table and the mode for lock_table, which can have no parameters. One row.
+-- Limits statements and waits for locks until the transaction ends; 0: no limit. Also names the table and the mode for
+-- lock_table, which can have no parameters. One row.
 select
     set_config('statement_timeout', %(statement_seconds)s::text || 's', true),
     set_config('lock_timeout', %(lock_seconds)s::text || 's', true),
@@ -82,8 +78,7 @@ end
 $$;
 
 -- name: find_valid_indexes
--- The names of the indexes in our schema that PostgreSQL uses. The index of a partitioned table is valid if it is valid on
--- every partition.
+-- The indexes in our schema that PostgreSQL uses: of a partitioned table, those that are valid on every partition.
 select c.relname::text
 from pg_index as i
 join pg_class as c on c.oid = i.indexrelid
@@ -92,8 +87,7 @@ where n.nspname = %(schema)s
     and i.indisvalid;
 
 -- name: prepare_build
--- For the statements of plan_build, which cannot be in a transaction: the search_path of enter_schema, and the limit of
--- each wait for another session. A session that reads or writes does not wait for such a statement. One row.
+-- For the statements of plan_build, which cannot be in a transaction: as enter_schema, and limits each wait. One row.
 select
     set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', false),
     set_config('statement_timeout', '0', false),
@@ -190,10 +184,28 @@ select
     );
 
 -- name: list_migrations
--- The applied migrations, oldest first.
+-- The applied migrations, oldest first; without the mark of replace_old_record.
 select number, name, checksum
 from dispatcher.dispatcher_migration
+where number > 0
 order by number;
+
+-- name: replace_old_record
+-- Removes what a database of commit bb5680df has beside the baseline: functions for programs before it, and the record of
+-- its migrations. A program of that commit that starts afterwards refuses the number 0, which it does not know; without
+-- this mark, it would take the baseline for an edited file. No rows.
+drop function if exists
+    dispatcher.dead_emails(text, text, text, text, text, double precision, double precision, uuid[], boolean),
+    dispatcher.find_dead_emails(text, text, text, text, text, double precision, double precision, uuid[], boolean),
+    dispatcher.find_dead_emails(
+        text, text, text, text, text, double precision, double precision, uuid[], boolean, text
+    ),
+    dispatcher.email_partition_prune(text, timestamptz);
+comment on column dispatcher.host_presence.processes is
+    'The processes of the host''s `dispatcher run`, as its monitor last reported them. Null: not reported yet.';
+delete from dispatcher.dispatcher_migration;
+insert into dispatcher.dispatcher_migration (number, name, checksum)
+values (0, 'one_baseline', '');
 
 -- name: record_migration
 -- Records that a migration was applied, in the transaction that applied it. No rows.
@@ -215,8 +227,7 @@ from dispatcher.dispatcher_database;
 select dispatcher.email_partitions_make(clock_timestamp(), %(weeks_ahead)s);
 
 -- name: show_server
--- For `doctor`: the server's version, whether a commit waits for the disk, the maximum number of connections, the
--- number of streaming standbys, and whether a commit waits for a standby.
+-- For `doctor`: version, whether a commit waits for the disk and for a standby, connections, and streaming standbys.
 select
     current_setting('server_version'),
     current_setting('server_version_num')::integer,
@@ -227,20 +238,18 @@ select
     current_setting('synchronous_standby_names') <> '';
 
 -- name: describe_writes
--- Whether the server is a standby, whether the session is read-only (by server, database or role), and which standbys a
--- commit waits for. One row.
+-- Whether the server is a standby, whether the session is read-only, and which standbys a commit waits for. One row.
 select
     pg_is_in_recovery(),
     current_setting('transaction_read_only')::boolean,
     current_setting('synchronous_standby_names');
 
 -- name: write_nothing
--- Writes a message to the WAL (the write-ahead log) that no program reads. The commit of the message waits for the same
--- confirmations as every other commit, but stores no row. One row.
+-- Writes a message to the write-ahead log. Its commit waits for the same confirmations as others, but stores no row.
 select pg_logical_emit_message(true, 'dispatcher', '');
 
 -- name: mark_session
--- Sets a session setting that PostgreSQL does not use, and that lasts as long as the session. One row.
+-- Sets a session setting that PostgreSQL does not use. One row.
 select set_config('email_dispatcher.session', %(mark)s, false);
 
 -- name: read_session_mark
@@ -274,8 +283,7 @@ select
     set_config('tcp_user_timeout', '15000', false);
 
 -- name: disable_statement_timeout
--- Disables the statement timeout that configure_session has set. For a session that reads whole large tables and does
--- not delay other work.
+-- Disables the statement timeout of configure_session, for a session that reads whole large tables.
 select set_config('statement_timeout', '0', false);
 
 -- name: keep_plans

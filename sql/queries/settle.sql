@@ -89,8 +89,7 @@ end
 -- The retry_history of each email. If an id is missing in the result, there is no such email.
 select email_id, {retry_history}
 from dispatcher.email_log
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s;
+where {is_given};
 
 -- name: note_crashes
 -- Counts one more crash for emails that a worker was rendering when the worker died. The emails become pending and due,
@@ -100,8 +99,7 @@ where email_id = any(%(email_ids)s)
 with free as (
     select email_id
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and (
             (email_id, lease_token, status, locked_by) in (
                 select w.email_id, w.lease_token, 'sending', %(worker)s::text

@@ -48,18 +48,30 @@ select coalesce(sum(email_count), 0)::bigint
 from dispatcher.email_hourly
 where outcome = 'accepted';
 
+-- part: paused
+paused as (
+    select scope, name
+    from dispatcher.pause
+    where scope <> 'provider'
+        and (until_at is null or until_at > clock_timestamp())
+)
+
+-- part: is_paused
+-- Whether a pause of everything, of its lane or of its tenant stops the email e. Needs paused.
+exists (
+    select from paused as p
+    where p.scope = 'all'
+        or (p.scope = 'lane' and p.name = e.lane)
+        or (p.scope = 'tenant' and p.name = e.tenant_id)
+)
+
 -- name: find_oldest_pending
 -- The longest time that a pending email has waited since it could first be sent, and the longest time that an email has
 -- been due, both in seconds. Emails that are stopped by a pause of everything, of a lane or of a tenant do not count.
 -- Null if no email is pending or due, or if the first `limit` emails are paused. The pending email with the lowest id
 -- has not always waited longest: it may be a scheduled email that has just become pending. So the first emails by id
 -- are compared. overview.sql explains `between`.
-with paused as (
-    select scope, name
-    from dispatcher.pause
-    where scope <> 'provider'
-        and (until_at is null or until_at > clock_timestamp())
-)
+with {paused}
 select
     (
         select extract(epoch from clock_timestamp() - min(coalesce(first.due_since, first.created_at)))::double precision
@@ -72,12 +84,7 @@ select
                 order by status, email_id
                 limit %(limit)s
             ) as e
-            where not exists (
-                select from paused as p
-                where p.scope = 'all'
-                    or (p.scope = 'lane' and p.name = e.lane)
-                    or (p.scope = 'tenant' and p.name = e.tenant_id)
-            )
+            where not {is_paused}
                 and isfinite(coalesce(e.due_since, e.created_at))
             limit 10000
         ) as first
@@ -92,12 +99,7 @@ select
             order by publish_due_at
             limit %(limit)s
         ) as e
-        where not exists (
-            select from paused as p
-            where p.scope = 'all'
-                or (p.scope = 'lane' and p.name = e.lane)
-                or (p.scope = 'tenant' and p.name = e.tenant_id)
-        )
+        where not {is_paused}
         limit 1
     );
 

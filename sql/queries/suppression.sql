@@ -25,6 +25,13 @@ left join dispatcher.suppression as s
     and s.changed_in < pg_snapshot_xmax(pg_current_snapshot())
 group by s.tenant_id;
 
+-- part: new_suppression
+-- What replaces an old entry: every column of the new one. Columns that the statement does not set are null.
+(masked, reason, source_email_id, source_event_key, note, created_at, expires_at, changed_in) = (
+    excluded.masked, excluded.reason, excluded.source_email_id, excluded.source_event_key, excluded.note,
+    excluded.created_at, excluded.expires_at, excluded.changed_in
+)
+
 -- name: find_suppressed
 -- The given recipients that are suppressed for their email's tenant, and the reason. Leaves out emails with
 -- ignore_suppression. address_hashes contains the hash of each recipient's address and of the address's domain;
@@ -66,15 +73,7 @@ written as (
     from input
     order by address_hash
     on conflict (tenant_id, address_hash) do update
-    set
-        masked = excluded.masked,
-        reason = excluded.reason,
-        source_email_id = null,
-        source_event_key = null,
-        note = excluded.note,
-        created_at = excluded.created_at,
-        expires_at = excluded.expires_at,
-        changed_in = excluded.changed_in
+    set {new_suppression}
     where s.expires_at is not null
         and (excluded.expires_at is null or excluded.expires_at > s.expires_at)
     returning s.suppression_id
@@ -158,15 +157,7 @@ suppressed as (
     select tenant_id, %(address_hash)s, false, %(masked)s, 'unsubscribe', email_id
     from email
     on conflict (tenant_id, address_hash) do update
-    set
-        masked = excluded.masked,
-        reason = excluded.reason,
-        source_email_id = excluded.source_email_id,
-        source_event_key = null,
-        note = null,
-        created_at = excluded.created_at,
-        expires_at = null,
-        changed_in = excluded.changed_in
+    set {new_suppression}
     where s.expires_at is not null
 )
 
@@ -206,15 +197,7 @@ select tenant_id, %(address_hash)s, false, %(masked)s, 'unsubscribe'
 from senders
 where exists (select from received)
 on conflict (tenant_id, address_hash) do update
-set
-    masked = excluded.masked,
-    reason = excluded.reason,
-    source_email_id = null,
-    source_event_key = null,
-    note = null,
-    created_at = excluded.created_at,
-    expires_at = null,
-    changed_in = excluded.changed_in
+set {new_suppression}
 where s.expires_at is not null;
 
 -- name: opt_in

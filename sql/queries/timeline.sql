@@ -22,9 +22,7 @@ where timeline = ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32
 -- The last recorded timeline, whether commits waited for a standby then, and the current timeline. Locks the row, so
 -- that two relays wait for each other. No row: no timeline was recorded yet.
 select
-    timeline,
-    is_synchronous,
-    ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
+    timeline, is_synchronous, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer
 from dispatcher.relay_timeline
 for update;
 

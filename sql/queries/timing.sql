@@ -87,8 +87,7 @@ set
     wait_until = null,
     published_at = null,
     publish_due_at = clock_timestamp()
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
+where {is_given}
     and (status = 'waiting' and wait_until <= now()) is true
 returning email_id;
 
@@ -113,8 +112,7 @@ for no key update skip locked;
 with free as (
     select email_id, status
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and (status in ('pending', 'waiting', 'held') and expires_at <= now() and proven_by is null) is true
     order by email_id
     for no key update skip locked

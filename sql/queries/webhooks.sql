@@ -15,19 +15,23 @@ where (
 ) < %(most_webhooks)s
 returning webhook_id;
 
+-- part: lag_seconds
+-- The age of the oldest event of the feed after the cursor of the webhook w; null if there is none.
+(
+    select extract(epoch from clock_timestamp() - e.created_at)::double precision
+    from dispatcher.outgoing_event as e
+    where (e.made_in, e.position) > (w.made_in, w.position)
+    order by e.made_in, e.position
+    limit 1
+)
+
 -- name: list_webhooks
 -- The webhooks of a tenant, or all webhooks (null), oldest first. For each webhook, also returns the age of the oldest
 -- event of the feed after its cursor, how many refused events wait for a retry, and how many were given up.
 select
     w.webhook_id, w.url, w.tenant_id, w.kinds, w.with_recipients, w.state, w.failing_since, w.next_attempt_at,
     w.last_error, w.delivered_at, w.created_at,
-    (
-        select extract(epoch from clock_timestamp() - e.created_at)::double precision
-        from dispatcher.outgoing_event as e
-        where (e.made_in, e.position) > (w.made_in, w.position)
-        order by e.made_in, e.position
-        limit 1
-    ),
+    {lag_seconds},
     (select count(*) from dispatcher.webhook_retry as r where r.webhook_id = w.webhook_id and r.due_at is not null),
     (select count(*) from dispatcher.webhook_retry as r where r.webhook_id = w.webhook_id and r.due_at is null)
 from dispatcher.webhook as w
@@ -230,16 +234,7 @@ order by webhook_id;
 -- For each active webhook: the age in seconds of the oldest event of the feed after its cursor; 0 if there is none.
 select
     w.webhook_id,
-    coalesce(
-        (
-            select extract(epoch from clock_timestamp() - e.created_at)::double precision
-            from dispatcher.outgoing_event as e
-            where (e.made_in, e.position) > (w.made_in, w.position)
-            order by e.made_in, e.position
-            limit 1
-        ),
-        0
-    )
+    coalesce({lag_seconds}, 0)
 from dispatcher.webhook as w
 where w.state = 'active'
 order by w.webhook_id;

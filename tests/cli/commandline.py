@@ -64,11 +64,13 @@ class CommandLine:
     Attributes:
         environment: The environment variables, in addition to those that every process needs.
         needs_process: If true, each call starts a process; otherwise the command runs in the test's process.
+        program: What a process executes.
     """
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     needs_process: bool = True
+    program: tuple[str, ...] = PROGRAM
 
     @property
     def without_process(self) -> CommandLine:
@@ -86,7 +88,7 @@ class CommandLine:
         if not self.needs_process:
             return self._run_here(arguments, given)
         done = subprocess.run(
-            [*PROGRAM, *arguments],
+            [*self.program, *arguments],
             input=given,
             capture_output=True,
             cwd=self.folder,
@@ -113,7 +115,7 @@ class CommandLine:
     def started(self, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
         """Starts a command; kills it at the end of the block if it is still running."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        process = subprocess.Popen([*PROGRAM, *arguments], cwd=self.folder, env=self.whole_environment, **pipes)
+        process = subprocess.Popen([*self.program, *arguments], cwd=self.folder, env=self.whole_environment, **pipes)
         try:
             yield process
         finally:

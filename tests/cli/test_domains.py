@@ -79,7 +79,7 @@ def test_status_and_list_count_the_emails_that_wait(prepared: CommandLine, conne
     )
     connection.commit()
 
-    waiting = {each["domain"]: each["waiting"] for each in storing("domains", "list", "--json").json}
+    waiting = {each["domain"]: each["waiting"] for each in storing("domains", "list", "--json").json["domains"]}
     assert waiting == {"example.org": 1, "idle.example": 0}
     expected = {"domain": "example.org", "per_second": 5.0, "concurrent": None, "attempt_seconds": None, "waiting": 1}
     assert storing("status", "--json").json["domains"] == [expected]

@@ -28,7 +28,7 @@ def test_init_lists_its_changes_and_a_second_run_changes_nothing(
 
     assert (first.code, second.code) == (0, 0)
     lines = first.stdout.splitlines()
-    assert "postgresql: applied migration 0001 emails" in lines
+    assert "postgresql: applied migration 0001 baseline" in lines
     for name in topology_names.queues:
         assert f"rabbitmq: declared queue {name} (quorum, durable)" in lines
     assert second.stdout == "nothing to create: the tables are up to date, and the queues exist and are bound\n"
@@ -55,7 +55,7 @@ def test_one_unreachable_server_does_not_stop_the_preparation_of_the_other(unpre
     afterwards = unprepared("init")
 
     assert without_broker.code == 3
-    assert "postgresql: applied migration 0001 emails" in without_broker.stdout
+    assert "postgresql: applied migration 0001 baseline" in without_broker.stdout
     assert without_broker.stderr.startswith("rabbitmq: RabbitMQ at 127.0.0.1:1 cannot be reached")
     assert "postgresql" not in afterwards.stdout
 

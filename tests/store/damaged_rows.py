@@ -48,7 +48,7 @@ REFUSED: Final[Mapping[str, Columns]] = {
     "traceparent: 200,000 characters": {"traceparent": "0" * 200_000},
     "traceparent of a dead letter": {**_FAILED, "traceparent": "0" * 200_000},
 }
-"""Rows that the schema refuses since migration 0056. An older row may still have such values."""
+"""Rows that the schema refuses. A row that was stored before its constraint may still have such values."""
 
 READ: Final[Mapping[str, Columns]] = {
     **_with_instants(_WAITING, "wait_until", instants=INSTANTS[2:]),

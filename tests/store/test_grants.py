@@ -14,6 +14,7 @@ OWNERS = {
     "create_schema",
     "create_migration_table",
     "record_migration",
+    "replace_old_record",
     "revoke_producer",
     "grant_producer",
     "grant_dispatcher",

@@ -184,14 +184,6 @@ async def test_an_undecided_email_is_deleted_after_its_limit(
     assert has(books, "email_log", waiting)
 
 
-async def test_an_older_release_without_a_limit_keeps_undecided_emails(books: Books) -> None:
-    enqueue_long_ago(books, "failed")
-
-    pruned = books.select("select email_partition_prune('email_content', now() - interval '30 days')")
-
-    assert pruned == []
-
-
 async def test_undecided_emails_are_counted_a_week_before_they_lose_their_content(
     books: Books, database_url: str
 ) -> None:

@@ -19,19 +19,15 @@ from dispatcher import (
     Acceptance,
     Attachment,
     Email,
-    MessageKeyConflict,
     UnusableConnection,
     enqueue,
     enqueue_many,
     enqueue_many_async,
 )
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.store.connections import connected
 from dispatcher.store.grants import roles_of
-from dispatcher.store.migrations import migrate
 from dispatcher.store.queries import query
 from tests.store.books import Books, email
-from tests.store.old_tables import create_tables
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
 ROLES: Final = ("producer", "dispatcher", "reader")
@@ -259,12 +255,11 @@ def test_an_attachment_that_a_producer_adds_to_another_email_is_neither_sent_nor
 
     granted.reset()
     parameters = {"email_id": email_id}
-    sent, shown, octets = (
+    attachments, octets = (
         books.connection.execute(query(name), parameters).fetchall()
-        for name in ("find_attachments", "list_attachment_names", "find_content_octets")
+        for name in ("find_attachments", "find_content_octets")
     )
-    assert sent == [(0, "terms.txt", "text/plain", 5)]
-    assert shown == [("terms.txt", "text/plain", 5)]
+    assert attachments == [(0, "terms.txt", "text/plain", 5)]
     assert octets == [(len("Thank you.") + 5,)]
 
 
@@ -394,30 +389,3 @@ def test_exact_grants_leave_the_same_rights_whatever_was_granted_before(session:
     session.grant(is_exact=True)
 
     assert session.connection.execute(rights, {"role": name}).fetchall() == expected
-
-
-def test_emails_of_the_release_before_stay_idempotent_after_the_upgrade(empty_database_url: str) -> None:
-    create_tables(empty_database_url, before=55)
-    role, one = f"app_{secrets.token_hex(4)}", email()
-    claim = (one.tenant_id, one.message_key, new_email_id(), one.payload_hash())
-    with psycopg.connect(empty_database_url, autocommit=True) as connection:
-        connection.execute("set search_path = dispatcher, pg_temp")
-        connection.execute(f"create role {role};{BEFORE.format(role=role)}".encode())
-        try:
-            connection.execute(CLAIM_BEFORE, claim)
-            connection.execute(
-                "insert into email_log (email_id, tenant_id, message_key) values (%s, %s, %s)",
-                (claim[2], *claim[:2]),
-            )
-            with connected(empty_database_url) as owner:
-                migrate(owner)
-            connection.execute(f"set session authorization {role}".encode())
-
-            again = enqueue(connection, one)
-            with pytest.raises(MessageKeyConflict):
-                enqueue(connection, email(text="Something else."))
-        finally:
-            connection.execute("reset session authorization")
-            connection.execute(f"drop owned by {role}; drop role {role}".encode())
-
-    assert (again.acceptance, again.email_id) == (Acceptance.KNOWN, claim[2])

@@ -1,5 +1,4 @@
-"""Our tables in their schema work in an application's database, with any search_path, and next to the previous
-release."""
+"""Our tables in their schema work in an application's database, with any search_path."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from urllib.parse import urlsplit
 
 import psycopg
@@ -20,9 +18,8 @@ from dispatcher.config import load
 from dispatcher.errors import ConfigurationError, SchemaError
 from dispatcher.store import queries
 from dispatcher.store.connections import connected
-from dispatcher.store.migrations import all_migrations, migrate, verify_schema
+from dispatcher.store.migrations import migrate, verify_schema
 from dispatcher.store.queries import all_queries
-from tests.store.statements import prepared
 
 EMAIL = Email(message_key="key", sender="a@example.com", to="b@example.org", subject="Hello", text="It works.")
 UseSchema = Callable[[str], None]
@@ -70,21 +67,6 @@ def use_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[UseSchema]:
     yield use
     monkeypatch.undo()
     queries.schema.cache_clear()
-
-
-@pytest.fixture
-def old_database_url(empty_database_url: str) -> str:
-    """A database with the tables of the previous release, in the schema `public`."""
-    with psycopg.connect(empty_database_url) as connection:
-        connection.execute(all_queries()["create_migration_table"].replace(b"dispatcher.", b""))
-        for migration in all_migrations()[:17]:
-            connection.execute(migration.text.encode())
-            note = all_queries()["record_migration"].replace(b"dispatcher.", b"")
-            connection.execute(
-                note, {"number": migration.number, "name": migration.name, "checksum": migration.checksum}
-            )
-        connection.execute("select email_partitions_make(now(), 1)")
-    return empty_database_url
 
 
 @pytest.mark.parametrize("path", ['"$user", public', "public", "''"])
@@ -174,14 +156,16 @@ def test_functions_find_our_tables_with_any_search_path(tables_url: str) -> None
             "and array_to_string(coalesce(proconfig, '{}'), ' ') !~ 'search_path=dispatcher, pg_temp'"
         ).fetchall()
 
-    # Only the previous release uses `dead_emails`. In `hash_addresses`, every name has its schema.
-    assert sorted(loose) == [("dead_emails",), ("hash_addresses",)]
+    assert loose == [("hash_addresses",)]  # in this function, every name has its schema
 
 
-def test_tables_of_the_previous_release_are_reported_with_the_setting_to_use(
-    old_database_url: str, use_schema: UseSchema
+def test_tables_in_another_schema_are_reported_with_the_setting_to_use(
+    empty_database_url: str, use_schema: UseSchema
 ) -> None:
-    with connected(old_database_url) as connection:
+    with connected(empty_database_url) as connection:
+        use_schema("public")
+        migrate(connection)
+        use_schema("dispatcher")
         for look in (migrate, verify_schema):
             with pytest.raises(SchemaError, match='but in the schema "public"') as refused:
                 look(connection)
@@ -189,7 +173,7 @@ def test_tables_of_the_previous_release_are_reported_with_the_setting_to_use(
         assert connection.execute("select to_regnamespace('dispatcher')").fetchone() == (None,)
 
         use_schema("public")
-        assert migrate(connection)[0] == "applied migration 0018 schema"
+        assert migrate(connection) == []
         verify_schema(connection)
 
 
@@ -198,23 +182,6 @@ def test_another_sessions_temporary_table_is_not_taken_for_the_dispatchers(empty
         other.execute("create temporary table dispatcher_migration (checksum text)")
         with connected(empty_database_url) as connection:
             assert migrate(connection)[0] == "created schema dispatcher"
-
-
-def test_the_previous_release_keeps_working_next_to_this_one(old_database_url: str, use_schema: UseSchema) -> None:
-    use_schema("public")
-    with connected(old_database_url) as connection:
-        migrate(connection)
-        connection.execute("set search_path = public")
-        for name, text in all_queries().items():
-            of_then = text.decode().replace("dispatcher.", "").replace("find_dead_emails", "dead_emails")
-            of_then = of_then.replace("%(discarded)s, %(tag)s, %(channel)s", "%(discarded)s")
-            if statement := prepared(name, of_then):
-                with suppress(psycopg.errors.IndeterminateDatatype):  # the type of this parameter depends on its value
-                    connection.execute(statement, prepare=False)
-        nulls = ", ".join(["null"] * 9)
-        assert connection.execute(f"select from find_dead_emails({nulls})".encode()).fetchall() == []
-        assert connection.execute("select email_partitions_make(now() + interval '9 weeks', 0)").fetchall()
-        assert connection.execute("select email_partition_prune('email_log', now())").fetchall() == []
 
 
 def test_a_second_dispatcher_in_one_database_is_refused(database_url: str, use_schema: UseSchema) -> None:
