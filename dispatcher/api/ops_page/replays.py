@@ -59,6 +59,7 @@ class ReplayPages:
             visitor,
             "replays.html",
             status=200 if mistake is None else 400,
+            action=ListReplays,
             page=replace(page, rows=[self.site.jobs.seen(each) for each in page.rows]),
             filters=filters,
             mistake=mistake,
