@@ -27,6 +27,9 @@ from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+_LOCATION: Final = {
+    "Location": {"schema": {"type": "string"}, "description": "The path of what was created.", "required": True}
+}
 _WORD: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
 
@@ -84,7 +87,12 @@ class ActionEndpoints:
             asked = read(action, given, {**texts, **in_path}, is_reason_required=True)
             async with self.sessions.of(caller.share) as connection:
                 result = await run(connection, asked, who(caller), self.settings)
-        return json_response(document(action, result))
+        headers = (
+            {"Location": action.created.format_map({name: getattr(result, name) for name in action.row.__match_args__})}
+            if action.created
+            else {}
+        )
+        return json_response(document(action, result), 201 if headers else 200, headers)
 
 
 def who(caller: Caller) -> Who:
@@ -94,9 +102,9 @@ def who(caller: Caller) -> Who:
     return Who(Face.HTTP, f"api key ed_{key.key_id} ({key.name})", key.tenant_id, frozenset(map(Scope, key.scopes)))
 
 
-def json_response(value: object) -> Response:
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A response with a JSON document."""
-    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
+    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), status, headers, "application/json")
 
 
 @contextmanager
@@ -148,6 +156,8 @@ def operation(action: type[Action[Any]]) -> Operation:
         summary=summary,
         description=rest or f"{summary}.",
         response_schema=_plural(action) if action.is_list else action.row.__name__,
+        status=201 if action.created else 200,
+        headers=_LOCATION if action.created else {},
         request_schema=None if method == "GET" else action.__name__,
         example=None if method == "GET" else {n: v for n, v in example(action).items() if n not in in_path},
         parameters=tuple(parameters),
@@ -168,7 +178,7 @@ def schemas() -> dict[str, Any]:
         if action.is_list:
             rows = {action.plural or action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
             found[_plural(action)] = object_schema(rows | ({"next": nullable("string")} if action.key else {}))
-        else:
+        elif not action.http.startswith("GET"):
             found[action.__name__] = body_of(action)
     return found
 
