@@ -83,7 +83,7 @@ class ListSuppressions(
     examples = ("suppressions list --kind complaint", "suppressions list --tenant shop --since 3d")
 
 
-class LookUp(Listing[Suppression], name="suppressions look-up", query="find_suppressions", reach=Reach.ONE_TENANT):
+class LookUp(Listing[Suppression], name="suppressions look-up", reach=Reach.ONE_TENANT):
     """The entries that suppress a recipient: its own entry; for an address, also its domain's entry.
 
     Has no HTTP operation, because an address must not be in a URL.
@@ -96,11 +96,12 @@ class LookUp(Listing[Suppression], name="suppressions look-up", query="find_supp
     nothing = ListSuppressions.nothing
     missing: ClassVar = ListSuppressions.missing
 
-    async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Suppression]:
         from dispatcher.ops.suppressions import hashes_of
+        from dispatcher.store.statements import fetch
 
-        del settings
-        return {"address_hashes": await hashes_of(source, [self.recipient], with_domains=True)}
+        hashes = await hashes_of(source, [self.recipient], with_domains=True)
+        return await fetch(source, "find_suppressions", {**parameters, "address_hashes": hashes}, into=Suppression)
 
 
 class AddSuppressions(

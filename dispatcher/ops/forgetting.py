@@ -177,11 +177,14 @@ class Forgetting:
 
     async def _forget(self, email_ids: Sequence[UUID], *, is_by_event: bool = False) -> None:
         """Erases the emails that are finished, a batch per commit. A dry run only counts these emails."""
-        query = "find_forgettable" if self._act is None else "forget_emails"
         for start in range(0, len(email_ids), self._batch):
             given = ids_within(email_ids[start : start + self._batch])
             parameters = {**given, "address_hash": self._hash, **self._audit}
-            for erased in await fetch(self._session, query, parameters, into=_Erased):
+            if self._act is None:
+                rows = await fetch(self._session, "find_forgettable", parameters, into=_Erased)
+            else:
+                rows = await fetch(self._session, "forget_emails", parameters, into=_Erased)
+            for erased in rows:
                 if self._act is None and is_by_event and erased.had_content:
                     continue  # this dry run has already counted every email with content
                 self._done.count(erased)
