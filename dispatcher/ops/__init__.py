@@ -1,4 +1,4 @@
-"""What operators do by hand-written rules: replays, poison messages, comparisons, histories. Other actions are in `actions`.
+"""What operators do by rules of its own: replays, poison messages, comparisons, histories. The rest is in `actions`.
 
 All functions are asynchronous and take an open PostgreSQL session in autocommit mode (from `connect_async` in
 `store.connections`, or from `session` there for a session of a pool). Functions that read or change the DLQ also take a
