@@ -12,24 +12,13 @@ from dispatcher.api.operation import (
     nullable,
     object_schema,
     path_parameter,
-    query_parameter,
     reference,
 )
-from dispatcher.api.status_endpoints import PARAMETERS
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.provider_event import Bounce, EventKind
 from dispatcher.domain.status import Status
 from dispatcher.domain.waiting import WaitReason
 
-LIST: Final = Operation(
-    name="list_emails",
-    summary="List emails",
-    description="Newest first. An email must match all parameters. A page may be short or even empty; the list ends "
-    "when `next` is null. A query string is visible to proxies: configure them not to log it.",
-    response_schema="Page",
-    parameters=(*(query_parameter(name, parameter) for name, parameter in PARAMETERS.items()), TENANT_PARAMETER),
-    problems=("invalid-parameter",),
-)
 GET: Final = Operation(
     name="get_email",
     summary="Get an email's status",
@@ -103,7 +92,6 @@ SCHEMAS: Final[dict[str, Any]] = {
             },
         }
     ),
-    "ListedEmail": object_schema(_EMAIL_FIELDS),
     "EmailStatus": object_schema(
         {
             **_EMAIL_FIELDS,
@@ -134,17 +122,6 @@ SCHEMAS: Final[dict[str, Any]] = {
                 "description": "Why the email is not sent yet.",
             },
             "until": nullable("string", "date-time"),
-        }
-    ),
-    "Page": object_schema(
-        {
-            "emails": {"type": "array", "items": reference("ListedEmail")},
-            "next": nullable("string", "uuid"),
-            "recipients_since": {
-                **nullable("string", "date-time"),
-                "description": "Emails that were created before this time cannot be found by their recipients. Null if "
-                "all emails can be found, or without `recipient` and `domain`.",
-            },
         }
     ),
 }
