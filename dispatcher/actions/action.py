@@ -12,6 +12,7 @@ The record imports only `domain`, so `--help` and the client load neither psycop
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -151,8 +152,18 @@ def path_of(action: type[Action[Any]]) -> str:
 
 def cell(action: type[Action[Any]], name: str, value: object) -> object:
     """A value as a cell of a table; None becomes the action's words for it, or a dash."""
+    if isinstance(value, Mapping):
+        value = [
+            f"{key}: {each if isinstance(each, str) else json.dumps(each)}"
+            for key, each in value.items()
+            if each is not None
+        ]
+    if isinstance(value, (list, tuple)):
+        value = ", ".join(map(str, value)) or "-"
     if value is None:
         return action.missing.get(name, "-")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     return f"{value:,}" if isinstance(value, int) else value
@@ -184,6 +195,10 @@ class Action(Generic[R_co]):
         query: The named statement. Its parameters are the fields, and for a change also `actor` and `reason`.
         row: The type of the statement's rows. Its fields are the columns.
         refusals: Why the action may not be carried out. The first one also means that the statement returned no row.
+        arguments: The command's arguments, if there is no HTTP operation.
+        created: Where HTTP says that the new row is: the path, with the row's fields in braces.
+        stops: A column of a paged list. A statement that examines a limited number of rows may return, as its last row,
+            the last row that it has examined, with null in this column. The next page continues there.
         constants: More parameters of the query.
         some_of, one_of: Fields of which at least one, or exactly one, must be given.
         done: What the command and the page say afterwards.
@@ -212,6 +227,9 @@ class Action(Generic[R_co]):
     secret: ClassVar[str] = ""
     nothing: ClassVar[str] = ""
     missing: ClassVar[Mapping[str, str]] = {}
+    arguments: ClassVar[tuple[str, ...]] = ()
+    created: ClassVar[str] = ""
+    stops: ClassVar[str] = ""
     constants: ClassVar[Mapping[str, object]] = {}
     examples: ClassVar[tuple[str, ...]] = ()
 
@@ -262,7 +280,7 @@ class Action(Generic[R_co]):
     @classmethod
     def path_names(cls) -> list[str]:
         """The fields that are in the path. They are the command's arguments; the other fields are its options."""
-        return _PATH_NAME.findall(cls.http)
+        return _PATH_NAME.findall(cls.http) or list(cls.arguments)
 
     @classmethod
     def summary(cls) -> tuple[str, str]:
@@ -333,10 +351,13 @@ class Paged(Action[Page[T]]):
 
     @classmethod
     def page(cls, rows: Sequence[T], most: int) -> Page[T]:
-        """A page from at most `most + 1` rows."""
-        if len(rows) <= most:
-            return Page(list(rows), None)
-        return Page(list(rows[:most]), cursor_text(getattr(rows[most - 1], name) for name in cls.key))
+        """A page from at most `most + 1` rows, and possibly a row that says where the search stopped (see `stops`)."""
+        shown, last = list(rows[:most]), None
+        if len(rows) > most:
+            last = rows[most - 1]
+        if cls.stops and rows and getattr(rows[-1], cls.stops) is None:
+            shown, last = list(rows[:-1]), rows[-1]
+        return Page(shown, None if last is None else cursor_text(getattr(last, name) for name in cls.key))
 
     def position(self) -> dict[str, Any]:
         """The parameters of the statement for the position."""

@@ -29,6 +29,9 @@ from dispatcher.domain.api_key import Scope
 CONCURRENT_LISTS: Final = 2
 """The most concurrent list queries; one tenant has at most one. More could slow down enqueueing."""
 Endpoint = Callable[[Request], Awaitable[Response]]
+_LOCATION: Final = {
+    "Location": {"schema": {"type": "string"}, "description": "The path of what was created.", "required": True}
+}
 _WORD: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
 
@@ -88,7 +91,12 @@ class ActionEndpoints:
             turn = self.lists.turn(caller.share) if isinstance(asked, Paged) else nullcontext()
             async with turn, self.sessions.of(caller.share) as connection:
                 result = await run(connection, asked, who(caller), self.settings)
-        return json_response(document(action, result))
+        headers = (
+            {"Location": action.created.format_map({name: getattr(result, name) for name in action.row.__match_args__})}
+            if action.created
+            else {}
+        )
+        return json_response(document(action, result), 201 if headers else 200, headers)
 
 
 def who(caller: Caller) -> Who:
@@ -98,9 +106,9 @@ def who(caller: Caller) -> Who:
     return Who(Face.HTTP, f"api key ed_{key.key_id} ({key.name})", key.tenant_id, frozenset(map(Scope, key.scopes)))
 
 
-def json_response(value: object) -> Response:
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A response with a JSON document."""
-    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
+    return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), status, headers, "application/json")
 
 
 @contextmanager
@@ -152,6 +160,8 @@ def operation(action: type[Action[Any]]) -> Operation:
         summary=summary,
         description=rest or f"{summary}.",
         response_schema=_plural(action) if action.is_list else action.row.__name__,
+        status=201 if action.created else 200,
+        headers=_LOCATION if action.created else {},
         request_schema=None if method == "GET" else action.__name__,
         example=None if method == "GET" else {n: v for n, v in example(action).items() if n not in in_path},
         parameters=tuple(parameters),
@@ -173,7 +183,7 @@ def schemas() -> dict[str, Any]:
             rows = {action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
             page = row_schemas([action.page_type])[action.page_type.__name__]["properties"] if action.key else {}
             found[_plural(action)] = object_schema(rows | {name: page[name] for name in page if name != "rows"})
-        else:
+        elif not action.http.startswith("GET"):
             found[action.__name__] = body_of(action)
     return found
 

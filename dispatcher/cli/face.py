@@ -58,7 +58,19 @@ def option(action: type[Action[Any]], field: Field) -> click.Option:
     is_required = field.is_required or (field.name == "reason" and issubclass(action, Change) and action.needs_reason)
     kind = click.Choice(list(field.kind.choices)) if field.kind.choices else click.STRING
     metavar = None if field.kind.choices else field.kind.metavar
-    return click.Option([field.flag, field.name], type=kind, metavar=metavar, help=field.about, required=is_required)
+    return click.Option(
+        [field.flag, field.name],
+        type=kind,
+        metavar=metavar,
+        help=field.about + (" Repeatable." if is_list(field) else ""),
+        required=is_required,
+        multiple=is_list(field),
+    )
+
+
+def is_list(field: Field) -> bool:
+    """Whether the field's option may be given several times; each text may also have several items."""
+    return bool(field.kind.schema["type"] == "array")
 
 
 def help_of(about: str, examples: Iterable[str]) -> str:
@@ -80,8 +92,8 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
         )
     if as_json:
         print_json(document(action, result))
-    elif action.is_list:
-        _show(action, result)
+    elif action.is_list or not issubclass(action, Change):
+        _show(action, result if action.is_list else [result])
     else:
         if action.secret:
             print_data(getattr(result, action.secret))
@@ -93,9 +105,14 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
 
 def read_options(action: type[A], given: Mapping[str, Any]) -> A:
     """The action that the options say; a usage error with all mistakes of the command line."""
-    given = {name: text for name, text in given.items() if text not in (None, False)}
+    given = {name: text for name, text in given.items() if text not in (None, False, ())}
+    lists = {
+        name: [item for each in given.pop(name) for item in action.fields[name].kind.parse(each)]
+        for name, each in action.fields.items()
+        if name in given and is_list(each) and isinstance(given[name], tuple)
+    }
     with in_words(action):
-        return read(action, {}, {name: "true" if text is True else text for name, text in given.items()})
+        return read(action, lists, {name: "true" if text is True else text for name, text in given.items()})
 
 
 @contextmanager

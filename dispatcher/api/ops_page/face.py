@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.actions.action import Action, Mistakes, Page, Reach, Refused, label, path_of, read
+from dispatcher.actions.action import Action, Change, Mistakes, Page, Reach, Refused, label, path_of, read
 from dispatcher.actions.batch import Batch
 from dispatcher.actions.runner import Face, Who, run
 from dispatcher.api.ops_page.fields import Mistake, all_tenants_only, parameter
@@ -69,7 +69,7 @@ def pages(subject: ModuleType) -> Callable[[Site], list[Route]]:
                 page=found,
                 path=path,
                 filters=filters,
-                given=form or {},
+                given=(form or {}) if secret is None else {},
                 mistake=mistake,
                 secret=secret,
                 done=done(request, actions),
@@ -102,12 +102,12 @@ def forms(site: Site, actions: Iterable[type[Action[Any]]], page: PageOfForms, p
 
     Args:
         page: Renders the page that has the forms.
-        path: Where the visitor is sent afterwards.
+        path: Where the visitor is sent afterwards; the action's fields in braces are replaced.
     """
     return [
         site.post(path_of(action), _handler(site, action, page, path), title=action.summary()[0])
         for action in actions
-        if not action.is_list and not issubclass(action, Batch)
+        if issubclass(action, Change) and not issubclass(action, Batch)
     ]
 
 
@@ -128,8 +128,8 @@ def _handler(
             words = f"{error.message} {error.remedy or ''}".strip()
             return await page(request, visitor, form=form, mistake=Mistake(words))
         if action.secret:
-            return await page(request, visitor, secret=getattr(result, action.secret))
-        return site.see_other(path, done=action.name)
+            return await page(request, visitor, form=form, secret=getattr(result, action.secret))
+        return site.see_other(path.format_map(asked.values()), done=action.name)
 
     return handler
 
