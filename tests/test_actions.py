@@ -195,7 +195,7 @@ def _rules(action: type[Action[Any]], name: str, text: str) -> list[str]:
 async def test_a_list_has_the_same_filters_and_document_in_all_faces(
     settings: Settings, commands: CommandLine, connection: psycopg.Connection, action: type[Action[Any]]
 ) -> None:
-    key = make_key(connection, scopes=["operate"], tenant_id=None)
+    key = make_key(connection, scopes=["read", "operate"], tenant_id=None)
     async with running(settings) as api:
         of_one = action.reach is not Reach.ALL_TENANTS
         answer = await api.call("GET", action.http.split()[1] + "?tenant_id=default" * of_one, token=key)

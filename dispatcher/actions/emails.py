@@ -134,7 +134,8 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
         from dispatcher.ops.lookup import find
 
         found = await find(source, self.values(), limit=self.limit, after=parameters["after_email_id"])
-        return FoundPage(found.rows, found.next and cursor_text([found.next]), found.was_cut, found.recipients_since)
+        cursor = None if found.next is None else cursor_text([found.next])
+        return FoundPage(found.rows, cursor, found.was_cut, found.recipients_since)
 
     @classmethod
     def page(cls, rows: Sequence[ListedEmail], most: int) -> Page[ListedEmail]:

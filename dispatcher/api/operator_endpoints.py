@@ -30,7 +30,7 @@ from dispatcher.ops import replaying, verdicts
 from dispatcher.ops.acts import Act
 from dispatcher.ops.verdicts import Verdict
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.emails import find_tenant_email
+from dispatcher.store.emails import find_email
 from dispatcher.store.failures import Selection
 from dispatcher.store.replays import Replay, ReplayState
 from dispatcher.store.statements import Source
@@ -217,7 +217,7 @@ class OperatorEndpoints:
         async with operator_request(self.access, self.bodies, request, DECISION) as (caller, given):
             email_id: UUID = request.path_params["email_id"]
             tenant_id = caller.tenant(given.get("tenant_id"))
-            if await find_tenant_email(self.source, tenant_id, email_id=email_id) is None:
+            if await find_email(self.source, email_id, tenant_id=tenant_id) is None:
                 raise Problem("not-found", "The tenant has no email with this id.")
             async with self.sessions.of(caller.share) as connection:
                 verdict = await decide(connection, email_id, act_of(caller, given["reason"]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
 
 import orjson
 from starlette.requests import Request
@@ -15,22 +16,9 @@ from dispatcher.api.access import AccessControl
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
-from dispatcher.domain.lease_recovery import longest_recovery_seconds
-from dispatcher.domain.outcome import delivered_recipients, left_out
-from dispatcher.domain.status import Status
-from dispatcher.domain.waiting import explain_wait
 from dispatcher.errors import InvalidEmail
-from dispatcher.ops.email_timeline import timeline
-from dispatcher.store.emails import (
-    EmailRow,
-    find_facts,
-    find_tenant_email,
-    list_acts,
-    list_attempts,
-    list_events,
-    list_replays_of,
-)
-from dispatcher.store.statements import Record, Source
+from dispatcher.ops.email_history import find_history, status_of
+from dispatcher.store.statements import Source
 
 MAX_PAGE_EMAILS: Final = 200
 MAX_FILTER_CHARACTERS: Final = 255
@@ -42,8 +30,6 @@ _UNPRINTABLE: Final = (
 PRINTABLE: Final = rf"^[^{_UNPRINTABLE}]*$"
 NOT_BLANK: Final = rf"^ *[^ {_UNPRINTABLE}][^{_UNPRINTABLE}]*$"
 """The pattern of a text that has only printable characters, and at least one character other than a space."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +85,6 @@ TENANT: Final = Parameter(
 )
 
 
-_PRIVATE_ACTS: Final = frozenset({"reveal", "forget"})
-"""Acts of operators on private data. A tenant does not see these acts, nor the names and reasons of operators."""
-_SHOWN: Final = (
-    *("email_id", "message_key", "channel", "status", "attempt_count", "correlation_id", "error_type", "error"),
-    *("provider", "provider_message_id", "created_at", "sent_at"),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class StatusEndpoints:
     """Reads emails, their attempts, and what providers reported about them.
@@ -123,7 +101,7 @@ class StatusEndpoints:
         async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {"tenant_id": TENANT})
             tenant_id = caller.tenant(given.get("tenant_id"))
-            return await self._one(tenant_id, email_id=request.path_params["email_id"])
+            return await self._one(tenant_id, request.path_params["email_id"])
 
     async def get_by_key(self, request: Request) -> Response:
         async with self.access.admit(request, Scope.READ) as caller:
@@ -131,61 +109,20 @@ class StatusEndpoints:
             key = request.path_params["message_key"]
             if "\0" in key or not key.isprintable():
                 raise Problem("not-found")
-            return await self._one(caller.tenant(given.get("tenant_id")), message_key=key)
+            return await self._one(caller.tenant(given.get("tenant_id")), None, key)
 
-    async def _one(self, tenant_id: str, **identity: Any) -> Response:
-        email = await find_tenant_email(self.source, tenant_id, **identity)
-        if email is None:
-            raise Problem("not-found", "The tenant has no email with this id or key.")
-        attempts = await list_attempts(self.source, email.email_id)
-        events = await list_events(self.source, email.email_id)
-        moments = timeline(
-            asdict(email) | {"last_error": email.error},
-            attempts=attempts,
-            events=events,
-            acts=[act for act in await list_acts(self.source, email.email_id) if act["action"] not in _PRIVATE_ACTS],
-            replays=await list_replays_of(self.source, email.email_id),
+    async def _one(self, tenant_id: str, email_id: UUID | None, message_key: str | None = None) -> Response:
+        history = await find_history(
+            self.source,
+            email_id,
+            tenant_id=tenant_id,
+            message_key=message_key,
+            lease_seconds=self.lease_seconds,
+            most_ahead=0,
         )
-        whole = document(email) | {
-            "delivered_recipients": delivered_recipients(email.status, email.recipient_outcomes),
-            "waiting": await self._waiting(email),
-            "attempts": [_attempt(attempt) for attempt in attempts],
-            "events": events,
-            "timeline": [{"at": each.at, "what": each.what, "detail": each.detail} for each in moments],
-        }
-        return Response(orjson.dumps(whole), media_type="application/json")
-
-    async def _waiting(self, email: EmailRow) -> dict[str, Any] | None:
-        """Why the email is not sent yet, and until when it waits; None if it is not waiting.
-
-        Leaves out the longer explanation, which may mention other tenants' emails.
-        """
-        if email.status not in (Status.PENDING, Status.WAITING, Status.SENDING):
-            return None
-        facts = await find_facts(self.source, email.email_id, most_ahead=0)
-        if facts is None:
-            return None
-        found = explain_wait(facts, recovery_seconds=longest_recovery_seconds(self.lease_seconds))
-        return {"reason": found.reason, "until": found.until}
-
-
-def document(email: EmailRow) -> dict[str, Any]:
-    """The JSON object for an email."""
-    shown = _without_success_text({name: getattr(email, name) for name in _SHOWN})
-    refused = None if email.error_type else left_out(email.error)
-    return {"id": shown.pop("email_id"), **shown, "refused_recipients": refused}
-
-
-def _attempt(attempt: Record) -> dict[str, Any]:
-    fields = _without_success_text(attempt)
-    return {"attempt": fields["attempt_number"]} | {
-        name: value for name, value in fields.items() if name not in ("attempt_number", "worker")
-    }
-
-
-def _without_success_text(fields: dict[str, Any]) -> dict[str, Any]:
-    """Clears `error` if the attempt succeeded: the column then contains the provider's reply, such as `250 OK`."""
-    return fields if fields["error_type"] else {**fields, "error": None}
+        if history is None:
+            raise Problem("not-found", "The tenant has no email with this id or key.")
+        return Response(orjson.dumps(status_of(history)), media_type="application/json")
 
 
 def parameters(request: Request, known: Mapping[str, Parameter]) -> dict[str, Any]:

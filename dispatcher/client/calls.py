@@ -17,9 +17,10 @@ from uuid import UUID
 import msgspec
 import orjson
 
-from dispatcher.client.results import ApiProblem, EmailPage, EmailStatus, EventPage, Receipt, Refused
+from dispatcher.client.results import ApiProblem, EmailPage, EventPage, Receipt, Refused
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.email import Email
+from dispatcher.domain.email_history import EmailStatus
 from dispatcher.domain.email_rules import instant
 from dispatcher.domain.sms import Sms
 from dispatcher.domain.status import Status

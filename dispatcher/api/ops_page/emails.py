@@ -28,11 +28,10 @@ from dispatcher.domain.email_rules import instant
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.ops.acts import Act
-from dispatcher.ops.email_history import EmailHistory, find_history
+from dispatcher.ops.email_history import EmailHistory, find_history, for_tenant
 from dispatcher.ops.names import find_by_key
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.emails import find_email
-from dispatcher.store.recipients import masked_recipients
 
 REVEAL_DOES: Final = (
     "Shows the recipients, the subject, the text and the source of the HTML. Your name and your reason go into the "
@@ -144,7 +143,6 @@ class _EmailPages:
             history = await self._history(session, request, visitor)
             email = history.email
             choices = await find_choices(session, email)
-            masked = await masked_recipients(session, [email["email_id"]])
         return await self._site.page(
             request,
             visitor,
@@ -160,7 +158,7 @@ class _EmailPages:
             ids=email_view.ids(email),
             attempts=history.attempts,
             events=history.events,
-            recipients=masked.get(email["email_id"], []),
+            recipients=history.recipients or [],
             is_live=not email_view.is_finished(email),
         )
 
@@ -189,7 +187,7 @@ class _EmailPages:
             choices = await find_choices(session, history.email) if errors else None
         if choices is not None:
             return await self._ask(decision, request, visitor, history, choices, form, errors)
-        email_id = history.email["email_id"]
+        email_id = history.email.email_id
         if result.is_done or (act is not None and email_view.is_repeated(history, act)):
             return self._site.see_other(f"/emails/{email_id}", done=decision.name)
         return await self._unchanged(decision.label, request, visitor, history, result.why or "")
@@ -229,19 +227,21 @@ class _EmailPages:
         Raises:
             PageError: There is no such email, or it belongs to a tenant that the visitor may not see.
         """
-        settings, email_id = self._site.settings, request.path_params["email_id"]
-        email = await find_email(session, email_id)
-        if email is None or not visitor.sees(email["tenant_id"]):
-            raise not_found("email")
+        settings = self._site.settings
         history = await find_history(
-            session, email_id, providers=settings.providers, lease_seconds=settings.lease_seconds, reveal=reveal
+            session,
+            request.path_params["email_id"],
+            tenant_id=visitor.tenant_id,
+            providers=settings.providers,
+            lease_seconds=settings.lease_seconds,
+            reveal=reveal,
         )
         if history is None:
             raise not_found("email")
         if visitor.tenant_id is None:
             return history
         is_own = partial(self._site.access.is_own_act, tenant_id=visitor.tenant_id)
-        return email_view.for_tenant(history, is_own)
+        return for_tenant(history, is_own)
 
     async def _decide(
         self,
@@ -254,11 +254,11 @@ class _EmailPages:
     ) -> Result:
         """Carries out a decision, unless the number of attempts has changed since the visitor opened the form."""
         email = history.email
-        if form.get("attempts") != str(email["attempt_count"]):
+        if form.get("attempts") != str(email.attempt_count):
             return Result("The email has changed since you opened the form: look at it again.")
         result = await carry_out(session, decision, history, act, send_at=send_at)
         if result.is_done and decision.makes_stale:
-            self._site.jobs.remove_dead_letters([email["email_id"]])
+            self._site.jobs.remove_dead_letters([email.email_id])
         return result
 
     async def _ask(
@@ -331,8 +331,7 @@ async def _look_up(session: AsyncSession, form: SearchForm) -> _Found:
     for kind in form.kinds:
         if kind is By.ID:
             email_id = as_id(form.text)
-            email = None if email_id is None else await find_email(session, email_id)
-            if email is not None and form.filters.tenant_id in (None, email["tenant_id"]):
+            if email_id and await find_email(session, email_id, tenant_id=form.filters.tenant_id):
                 return _Found(email_id=email_id)
         elif kind is By.KEY:
             named = await find_by_key(session, form.text, tenant_id=form.filters.tenant_id)

@@ -12,7 +12,6 @@ from starlette.routing import Route
 
 from dispatcher.api.ops_page import fields
 from dispatcher.api.ops_page.dead_filter import LABELS, DeadFilter, read_filter
-from dispatcher.api.ops_page.email_view import AN_OPERATOR
 from dispatcher.api.ops_page.fields import Mistake
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError, not_found
@@ -20,6 +19,7 @@ from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
+from dispatcher.ops.email_history import AN_OPERATOR
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.replays import Replay, ReplayState, count_replayed_by_status, list_replays
 
