@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dispatcher.actions.action import Action
 
-SUBJECTS: Final = ("emails", "tenants", "domains", "unsent")
+SUBJECTS: Final = ("emails", "tenants", "domains", "unsent", "suppressions")
 """The modules with actions, in the order of the documentation."""
 
 

@@ -131,17 +131,18 @@ def example(action: type[Action[Any]], line: str = "") -> dict[str, Any]:
     """The fields of an example of the action, in JSON; a reason is added if the command needs none."""
     words = shlex.split(line or action.examples[0])[len(action.name.split()) :]
     flags = {each.flag: each for each in action.fields.values()}
-    names = iter(action.path_names())
+    names = action.argument_names()
     found: dict[str, Any] = {}
     while words and words[0] != "|":
         word = words.pop(0)
-        if word not in flags:
-            if (name := next(names, None)) is not None:
-                found[name] = action.fields[name].kind.parse(word)
-        elif (field := flags[word]).kind is FLAG:
-            found[field.name] = True
-        else:
-            found[field.name] = field.kind.parse(words.pop(0))
+        if word in flags:
+            field = flags[word]
+            found[field.name] = True if field.kind is FLAG else field.kind.parse(words.pop(0))
+        elif names and (kind := action.fields[names[0]].kind).is_list:
+            found.setdefault(names[0], []).extend(kind.parse(word))
+        elif names:
+            name = names.pop(0)
+            found[name] = action.fields[name].kind.parse(word)
     return found if "reason" not in action.fields else {**found, "reason": found.get("reason", "see ticket 4711")}
 
 
@@ -192,10 +193,10 @@ class Action(Generic[R_co]):
     Attributes:
         name: The subject and the verb, as on the command line.
         http: The method and the path. The fields in the path are the command's arguments.
+        arguments: Fields that are the command's arguments, too. The last one may be a list.
         query: The named statement. Its parameters are the fields, and for a change also `actor` and `reason`.
         row: The type of the statement's rows. Its fields are the columns.
         refusals: Why the action may not be carried out. The first one also means that the statement returned no row.
-        arguments: The command's arguments, if there is no HTTP operation.
         created: Where HTTP says that the new row is: the path, with the row's fields in braces.
         stops: A column of a paged list. A statement that examines a limited number of rows may return, as its last row,
             the last row that it has examined, with null in this column. The next page continues there.
@@ -212,6 +213,7 @@ class Action(Generic[R_co]):
     name: ClassVar[str]
     http: ClassVar[str]
     query: ClassVar[str]
+    arguments: ClassVar[tuple[str, ...]] = ()
     scope: ClassVar[Scope]
     reach: ClassVar[Reach]
     row: ClassVar[type[Any]]
@@ -227,7 +229,6 @@ class Action(Generic[R_co]):
     secret: ClassVar[str] = ""
     nothing: ClassVar[str] = ""
     missing: ClassVar[Mapping[str, str]] = {}
-    arguments: ClassVar[tuple[str, ...]] = ()
     created: ClassVar[str] = ""
     stops: ClassVar[str] = ""
     constants: ClassVar[Mapping[str, object]] = {}
@@ -279,8 +280,13 @@ class Action(Generic[R_co]):
 
     @classmethod
     def path_names(cls) -> list[str]:
-        """The fields that are in the path. They are the command's arguments; the other fields are its options."""
-        return _PATH_NAME.findall(cls.http) or list(cls.arguments)
+        """The fields that are in the path."""
+        return _PATH_NAME.findall(cls.http)
+
+    @classmethod
+    def argument_names(cls) -> list[str]:
+        """The fields that are the command's arguments; the other fields are its options."""
+        return [*cls.path_names(), *cls.arguments]
 
     @classmethod
     def summary(cls) -> tuple[str, str]:

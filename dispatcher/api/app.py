@@ -23,7 +23,6 @@ from dispatcher.api import (
     operator_operations,
     pause_operations,
     status_operations,
-    suppression_operations,
     webhook_operations,
 )
 from dispatcher.api.access import AccessControl
@@ -39,7 +38,6 @@ from dispatcher.api.pause_endpoints import PauseEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
-from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.store.connections import Pool
@@ -58,7 +56,6 @@ def make_app(
     operators: OperatorEndpoints,
     feed: FeedEndpoints,
     webhooks: WebhookEndpoints,
-    suppressions: SuppressionEndpoints,
     refusals: RefusalCounter,
     unsubscribe_sessions: Pool,
     events: EventEndpoints | None = None,
@@ -99,9 +96,6 @@ def make_app(
         ("POST", "/v1/webhooks/{webhook_id}/rotate", webhooks.rotate, webhook_operations.ROTATE_WEBHOOK),
         ("POST", "/v1/webhooks/{webhook_id}/enable", webhooks.enable, webhook_operations.ENABLE_WEBHOOK),
         ("POST", "/v1/webhooks/{webhook_id}/replay", webhooks.replay, webhook_operations.REPLAY_WEBHOOK),
-        ("GET", "/v1/suppressions", suppressions.list, suppression_operations.LIST_SUPPRESSIONS),
-        ("POST", "/v1/suppressions", suppressions.add, suppression_operations.ADD_SUPPRESSIONS),
-        ("DELETE", "/v1/suppressions", suppressions.remove, suppression_operations.REMOVE_SUPPRESSIONS),
         ("GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES),
         ("POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE),
         ("DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE),

@@ -40,8 +40,6 @@ _ACKS_AT_ONCE: Final = 24
 
 
 class DlqMessage(NamedTuple):
-    """A message on the DLQ."""
-
     position: int  # from 0 at the head
     body: bytes
     properties: Any
@@ -132,7 +130,6 @@ class DlqScan:
             self.windows[message.window].removed.add(message.tag)
 
     def keep_all(self) -> None:
-        """Cancels all removals."""
         for window in self.windows:
             window.removed.clear()
 
@@ -142,8 +139,6 @@ _Read = tuple[int, bytes, Any, bool]
 
 @dataclass(slots=True)
 class _ScanWindow:
-    """One channel of a scan, and the messages that it has received."""
-
     channel: Channel
     size: int
     received: int = 0

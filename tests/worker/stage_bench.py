@@ -76,12 +76,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @dataclass
 class Row:
-    """An email's row.
-
-    Attributes:
-        ours: Whether this worker has the lease.
-    """
-
     status: Status = Status.PENDING
     token: int = 0
     attempts: int = 0
@@ -123,11 +117,9 @@ class NobodySuppressed(SuppressionReader):
 class FakeStore(LeaseStore):
     """Executes the worker's statements on a dictionary.
 
-    Attributes:
-        lose: For each statement name, the next calls whose reply is lost. True means that the statement commits first.
-        refused: Emails whose results PostgreSQL refuses.
-        events: The committed changes, in order.
-        batches: The outcomes that each call of `record` committed, sorted.
+    `lose`: for each statement, the next calls whose reply is lost; True: it commits first. `refused`: emails whose
+    results PostgreSQL refuses. `events`: the committed changes. `batches`: the outcomes of each call of `record`,
+    sorted.
     """
 
     def __init__(self) -> None:
@@ -344,12 +336,7 @@ def usual_settings() -> Settings:
 
 @dataclass
 class StageBench:
-    """A worker's pipeline with fakes.
-
-    Attributes:
-        faults: Exceptions of background tasks.
-        is_cut_short: Set if the drain timed out.
-    """
+    """A worker's pipeline with fakes. `is_cut_short`: the drain timed out."""
 
     folder: Path
     providers: Sequence[Provider]
