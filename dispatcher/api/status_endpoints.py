@@ -20,7 +20,6 @@ from dispatcher.errors import InvalidEmail
 from dispatcher.ops.email_history import find_history, status_of
 from dispatcher.store.statements import Source
 
-MAX_PAGE_EMAILS: Final = 200
 MAX_FILTER_CHARACTERS: Final = 255
 
 _UNPRINTABLE: Final = (
@@ -44,18 +43,6 @@ class Parameter:
 def is_printable(text: str) -> bool:
     """Whether a text has only printable characters, as `PRINTABLE` defines them."""
     return re.fullmatch(PRINTABLE, text) is not None
-
-
-def limit_of(text: str) -> int:
-    """Parses the number of rows per page.
-
-    Raises:
-        ValueError: the number is invalid. The message follows the parameter's name: `must be a whole number from 1 to
-            200`.
-    """
-    if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MAX_PAGE_EMAILS:
-        raise ValueError(f"must be a whole number from 1 to {MAX_PAGE_EMAILS}")
-    return int(text)
 
 
 def _tenant(text: str) -> str:
