@@ -205,6 +205,7 @@ class Action(Generic[R_co]):
         done: What the command and the page say afterwards.
         tells_row: Whether they also say the row's `describe()`.
         secret: The field of the row with a secret, which every face shows once.
+        plural: What the rows are called in JSON, if it is not the subject.
         nothing: What is said if there are no rows.
         missing: Words for null in a column.
         examples: Command lines without `dispatcher`.
@@ -227,6 +228,7 @@ class Action(Generic[R_co]):
     done: ClassVar[str] = ""
     tells_row: ClassVar[bool] = False
     secret: ClassVar[str] = ""
+    plural: ClassVar[str] = ""
     nothing: ClassVar[str] = ""
     missing: ClassVar[Mapping[str, str]] = {}
     created: ClassVar[str] = ""
@@ -249,7 +251,9 @@ class Action(Generic[R_co]):
             own["after"] = Field(cursor(cls.key.values()), "Continue after an earlier page: its `next`.", None)
         for each, value in own.items():
             value.name = each
-        cls.fields = {**own, **cls.fields, **{name: own[name] for name in own if name in cls.fields}}
+        for base in cls.__mro__[1:]:
+            own |= {each: value for each, value in getattr(base, "fields", {}).items() if each not in own}
+        cls.fields = own
         for base in getattr(cls, "__orig_bases__", ()):
             (found, *_) = getattr(base, "__args__", (None,))
             if isinstance(found, type):
@@ -386,8 +390,9 @@ class Change(Action[R_co]):
 def document(action: type[Action[Any]], result: Any) -> Any:
     """A result as the JSON document that HTTP and `--json` show: a row, or the rows under the subject's name."""
     if isinstance(result, Page):
-        return {action.subject(): result.rows, **{name: getattr(result, name) for name in result.__match_args__[1:]}}
-    return {action.subject(): result} if action.is_list else result
+        more = {name: getattr(result, name) for name in result.__match_args__[1:]}
+        return {action.plural or action.subject(): result.rows, **more}
+    return {action.plural or action.subject(): result} if action.is_list else result
 
 
 def read(

@@ -109,6 +109,7 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
     )
     limit: int = field(whole(1, MAX_EMAILS), "The most emails.", default=50)
 
+    plural = "emails"
     nothing = "No email matches."
     examples = (
         "find --to ann@example.org --tag receipt --since 7d",
@@ -117,11 +118,6 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
         "find --from @shop.example --provider ses --until 2026-11-24T18:00:00+01:00",
         "find --to ann@example.org --json | jq -r '.emails[].id'",
     )
-
-    @classmethod
-    def subject(cls) -> str:
-        """The subject: `emails`."""
-        return "emails"
 
     def check(self, settings: Any) -> None:
         """Checks that the period is not empty."""

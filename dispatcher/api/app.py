@@ -81,8 +81,6 @@ def make_app(
         *enqueues,
         ("GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY),
         ("GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET),
-        ("POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operator_operations.CONFIRM),
-        ("POST", "/v1/held/{email_id:uuid}/release", operators.release, operator_operations.RELEASE),
         ("POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY),
         ("GET", "/v1/replays/{replay_id}", operators.get_replay, operator_operations.GET_REPLAY),
         ("POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operator_operations.RESUME_REPLAY),

@@ -237,7 +237,7 @@ async def serve(
         jobs = OperatorJobs(settings)
         opened.push_async_callback(jobs.stop)
         tenant_sessions = FairSessions(operator_sessions)
-        operators = OperatorEndpoints(access, operator_bodies, read_sessions, tenant_sessions, jobs)
+        operators = OperatorEndpoints(access, operator_bodies, tenant_sessions, jobs)
         feed = FeedEndpoints(access, read_sessions, FairTurns(CONCURRENT_LISTS))
         webhooks = WebhookEndpoints(access, operator_bodies, tenant_sessions, settings)
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,16 +19,6 @@ from dispatcher.errors import InvalidEmail
 from dispatcher.ops.email_history import find_history, status_of
 from dispatcher.store.statements import Source
 
-MAX_FILTER_CHARACTERS: Final = 255
-
-_UNPRINTABLE: Final = (
-    r"\x00-\x1f\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\uffff"
-)
-"""Control characters, every space except U+0020, and characters that reverse or hide other characters."""
-PRINTABLE: Final = rf"^[^{_UNPRINTABLE}]*$"
-NOT_BLANK: Final = rf"^ *[^ {_UNPRINTABLE}][^{_UNPRINTABLE}]*$"
-"""The pattern of a text that has only printable characters, and at least one character other than a space."""
-
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
@@ -40,11 +29,6 @@ class Parameter:
     description: str
 
 
-def is_printable(text: str) -> bool:
-    """Whether a text has only printable characters, as `PRINTABLE` defines them."""
-    return re.fullmatch(PRINTABLE, text) is not None
-
-
 def _tenant(text: str) -> str:
     try:
         return tenant(text)
@@ -52,13 +36,6 @@ def _tenant(text: str) -> str:
         raise ValueError(error.reason) from None
 
 
-FILTER_TEXT: Final = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": MAX_FILTER_CHARACTERS,
-    "pattern": PRINTABLE,
-    "description": "Printable characters.",
-}
 TENANT_ID: Final = {
     "type": "string",
     "minLength": 1,

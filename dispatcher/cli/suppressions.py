@@ -142,19 +142,10 @@ def _say_stopped(stopped: list[UUID]) -> None:
 
 
 def _replay(stopped: list[UUID], actor: str | None, reason: str, rate: float | None, *, as_json: bool) -> int:
-    from dispatcher.cli.dlq_replay import run_replay
+    from dispatcher.cli.dlq_replay import replay_ids
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.replaying import DEFAULT_PER_SECOND, create
-    from dispatcher.store.failures import Selection
 
-    settings = load_settings("database_url", "amqp_url")
-    chosen, per_second = Selection(email_ids=tuple(stopped)), rate or DEFAULT_PER_SECOND
-    made = run_with_session(
-        "suppressions",
-        lambda session: create(session, chosen, Act.of(actor, reason), per_second=per_second, source="ids"),
-        settings,
-    )
-    return run_replay(settings, made.replay_id, as_json=as_json)
+    return replay_ids(load_settings("database_url"), tuple(stopped), Act.of(actor, reason), rate, as_json=as_json)
 
 
 command: Final = _commands()

@@ -35,7 +35,7 @@ from dispatcher.routing.breaker import FAILURES_IN_A_ROW, CircuitBreaker
 from dispatcher.routing.gate import Gate
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.address_hashes import AddressHasher
-from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, Result, UnleasedEmail
+from dispatcher.store.leases import Lease, LeaseStore, Result, UnleasedEmail
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.providers import ProviderStore
 from dispatcher.store.statements import Source
@@ -187,9 +187,6 @@ class FakeStore(LeaseStore):
             }
 
         return dict(await self._statement("find_unleased", (), commit))
-
-    async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
-        return dict.fromkeys(attempts, DeadLetterVerdict.STALE)
 
     async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
         return self.emails.get(email_id)

@@ -101,7 +101,7 @@ async def listed(
         async with site.session() as session:
             found = await _run(site, session, asked, visitor)
     except Mistakes as error:
-        return Page([], None), filters, Mistake(_words(error))
+        return Page([], None), filters, Mistake(words_of(error))
     return (found if isinstance(found, Page) else Page(found, None)), filters, None
 
 
@@ -131,7 +131,7 @@ def _handler(
             async with site.session() as session:
                 result = await _run(site, session, asked, visitor)
         except Mistakes as error:
-            return await page(request, visitor, form=form, mistake=Mistake(_words(error)))
+            return await page(request, visitor, form=form, mistake=Mistake(words_of(error)))
         except Refused as error:
             words = f"{error.message} {error.remedy or ''}".strip()
             return await page(request, visitor, form=form, mistake=Mistake(words))
@@ -155,7 +155,8 @@ async def _run(site: Site, session: Any, asked: Action[R], visitor: Visitor) -> 
         raise
 
 
-def _words(error: Mistakes) -> str:
+def words_of(error: Mistakes) -> str:
+    """All mistakes, as sentences for the visitor."""
     return " ".join(f"{label(each.field) if each.field else 'This form'} {each.rule}." for each in error.mistakes)
 
 

@@ -12,10 +12,10 @@ import pytest
 from dispatcher import Email, enqueue
 from dispatcher.actions.suppressions import AddSuppressions, RemoveSuppressions
 from dispatcher.domain.controls import PauseScope, login_of
+from dispatcher.domain.failures import Selection
 from dispatcher.ops import pausing, replaying, webhooks
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import connect_async
-from dispatcher.store.failures import Selection
 from tests.api.ops_page.browsing import Browser
 from tests.api.running_api import Answer, Api, make_key
 from tests.waiting import until_answer
@@ -388,8 +388,8 @@ async def test_a_tenant_sees_no_operators_host_and_an_operator_sees_it(
         await webhooks.disable(session, webhook_id, act)
         replay = await replaying.create(session, Selection(tenant_id="shop"), act)
     token = make_key(connection, scopes=["operate"])
-    pages = ("/", "/emails", "/pauses", "/webhooks", f"/webhooks/{webhook_id}", f"/replays/{replay.replay_id}")
-    paths = ("pauses", "webhooks", f"webhooks/{webhook_id}", f"replays/{replay.replay_id}")
+    pages = ("/", "/emails", "/pauses", "/webhooks", f"/webhooks/{webhook_id}", f"/replays/{replay.id}")
+    paths = ("pauses", "webhooks", f"webhooks/{webhook_id}", f"replays/{replay.id}")
 
     shown = [(await visitor_of_shop.get(f"/ops{page}")).body for page in pages]
     answers = [(await ops_api.get(f"/v1/{path}", token=token)).body for path in paths]
