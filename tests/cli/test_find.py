@@ -85,7 +85,7 @@ def test_failed_emails_are_counted_by_domain(command: CommandLine, tables: Books
     others = command("dlq", "list", "--tag", "other", "--json").json
 
     assert [(group["value"], group["emails"]) for group in groups] == [("example.org", 2), ("example.net", 1)]
-    assert (tagged["total"], others["total"]) == (2, 0)
+    assert (len(tagged["emails"]), len(others["emails"])) == (2, 0)
 
 
 def test_unsent_emails_are_selected_by_tag(command: CommandLine, tables: Books) -> None:
