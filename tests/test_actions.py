@@ -150,7 +150,7 @@ async def test_all_faces_make_the_same_changes_and_audit_rows_and_refuse_in_the_
 
 def _page_of(name: str) -> str:
     subject, _, verb = name.partition(" ")
-    return {"tenants": "lanes", "dlq": {"list": "dead-letters"}.get(verb, verb)}.get(subject, subject)
+    return {"find": "emails", "tenants": "lanes", "dlq": {"list": "dead-letters"}.get(verb, verb)}.get(subject, subject)
 
 
 def _audited(connection: psycopg.Connection) -> list[Any]:
@@ -220,7 +220,7 @@ def _rules(action: type[Action[Any]], name: str, text: str) -> list[str]:
 async def test_a_list_has_the_same_filters_and_document_in_all_faces(
     settings: Settings, commands: CommandLine, connection: psycopg.Connection, action: type[Action[Any]]
 ) -> None:
-    key = make_key(connection, scopes=["operate"], tenant_id=None)
+    key = make_key(connection, scopes=["read", "operate"], tenant_id=None)
     async with running(settings) as api:
         path = f"{action.http.partition(' ')[2]}?{urlencode(_tenant(action))}"
         answer = await api.call("GET", path, token=key) if action.http else None
@@ -239,7 +239,7 @@ async def test_a_list_has_the_same_filters_and_document_in_all_faces(
         each for each in forms_of(page) if each.method == "get" and each.action.endswith(f"/{_page_of(action.name)}")
     ]
     on_page = {name for form in lists for name in form.controls}
-    assert on_page - {"by"} == fields - {"after", "limit"}
+    assert on_page - {"q", "by"} == fields - {"after", "limit"}
 
 
 @pytest.mark.parametrize("action", BATCHES, ids=lambda each: each.name)

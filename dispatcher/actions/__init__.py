@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dispatcher.actions.action import Action
 
-SUBJECTS: Final = ("tenants", "domains", "unsent", "suppressions", "held", "dlq")
+SUBJECTS: Final = ("emails", "tenants", "domains", "unsent", "suppressions", "held", "dlq")
 """The modules with actions, in the order of the documentation."""
 
 

@@ -79,7 +79,6 @@ def make_app(
     posts = [("POST", path, endpoint, operation) for path, endpoint, operation in (events.routes if events else ())]
     described = [
         *enqueues,
-        ("GET", "/v1/emails", status.list, status_operations.LIST),
         ("GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY),
         ("GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET),
         ("POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY),

@@ -22,6 +22,7 @@ from dispatcher.api.app import make_app
 from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
+from dispatcher.api.face import CONCURRENT_LISTS
 from dispatcher.api.fair_limiter import FairLimiter, FairSessions, FairTurns
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.http_protocol import PipelineQueue, StrictHttpProtocol, Timeouts
@@ -31,7 +32,7 @@ from dispatcher.api.operator_endpoints import MAX_BODY_BYTES, OperatorEndpoints
 from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.policy import Policy
 from dispatcher.api.refusal_counter import RefusalCounter
-from dispatcher.api.status_endpoints import CONCURRENT_LISTS, StatusEndpoints
+from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.validation import EmailValidator
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.broker.publisher import Publisher
@@ -229,7 +230,6 @@ async def serve(
         )
         status = StatusEndpoints(
             access,
-            FairTurns(CONCURRENT_LISTS),
             settings.lease_seconds,
             read_sessions,
         )
