@@ -52,9 +52,9 @@ from tests.cli.commandline import CommandLine
 from tests.store.statements import prepared
 
 ACTIONS = all_actions()
-CHANGES = [each for each in ACTIONS if issubclass(each, Change) and not issubclass(each, Batch)]
+CHANGES = [each for each in ACTIONS if issubclass(each, Change) and each.http and not issubclass(each, Batch)]
 SUBJECTS = sorted({each.subject() for each in CHANGES})
-LISTINGS = [each for each in ACTIONS if each.is_list]
+LISTINGS = [each for each in ACTIONS if each.is_list and each.http]
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def option(action: type[Action[Any]], field: Field) -> click.Option:
 
 
 def is_list(field: Field) -> bool:
-    """Whether the field's option may be given several times; each text may also have several items."""
+    """Whether the field's option may be given several times; commas may separate items, too."""
     return bool(field.kind.schema["type"] == "array")
 
 
@@ -87,6 +87,7 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
 
     settings = load_settings("database_url")
     with in_words(action):
+        asked.check(settings)  # before the connection
         result = run_with_session(
             action.subject(), lambda session: run(session, asked, Who(Face.COMMAND, actor), settings), settings
         )
@@ -107,7 +108,7 @@ def read_options(action: type[A], given: Mapping[str, Any]) -> A:
     """The action that the options say; a usage error with all mistakes of the command line."""
     given = {name: text for name, text in given.items() if text not in (None, False, ())}
     lists = {
-        name: [item for each in given.pop(name) for item in action.fields[name].kind.parse(each)]
+        name: [item for each in given.pop(name) for item in each.split(",")]
         for name, each in action.fields.items()
         if name in given and is_list(each) and isinstance(given[name], tuple)
     }

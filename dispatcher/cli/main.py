@@ -23,7 +23,7 @@ _UNDECODED: Final = re.compile("[\udc80-\udcff]")
 COMMANDS: Final = {
     "run": ("run:command", "Send enqueued emails: run this host's workers, relay and monitor."),
     "api": ("api:command", "Serve the HTTP API, which accepts emails."),
-    "keys": ("keys:command", "Create, list and revoke the HTTP API's keys."),
+    "keys": ("actions.keys", "Create, list and revoke the HTTP API's keys."),
     "init": ("init:command", "Create or update the tables and the queues."),
     "enqueue": ("enqueue:command", "Enqueue one email, or a file of emails."),
     "show": ("show:command", "Show everything about one email: status, timeline, attempts, events."),

@@ -90,11 +90,16 @@ async def listed(
     filters = {name: text for name in listing.fields if (text := parameter(request, name))}
     try:
         asked = read(listing, {}, filters)
-        async with site.session() as session:
-            found = await _run(site, session, asked, visitor)
+        found = await rows(site, asked, visitor)
     except Mistakes as error:
         return Page([], None), filters, Mistake(_words(error))
     return (found if isinstance(found, Page) else Page(found, None)), filters, None
+
+
+async def rows(site: Site, asked: Action[R], visitor: Visitor) -> R:
+    """The rows of a list. If they are of all tenants, only for visitors who see all tenants."""
+    async with site.session() as session:
+        return await _run(site, session, asked, visitor)
 
 
 def forms(site: Site, actions: Iterable[type[Action[Any]]], page: PageOfForms, path: str) -> list[Route]:
