@@ -18,7 +18,7 @@ from dispatcher.api import (
     pause_operations,
     status_operations,
     suppression_operations,
-    webhook_operations,
+    webhook_endpoints,
 )
 from dispatcher.api.operation import Operation
 from dispatcher.version import VERSION
@@ -37,7 +37,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **status_operations.SCHEMAS,
     **operator_operations.SCHEMAS,
     **feed_operations.SCHEMAS,
-    **webhook_operations.SCHEMAS,
+    **webhook_endpoints.SCHEMAS,
     **event_operations.SCHEMAS,
     **suppression_operations.SCHEMAS,
     **pause_operations.SCHEMAS,

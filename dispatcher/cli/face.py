@@ -33,8 +33,8 @@ def group(subject: ModuleType) -> click.Group:
 
 
 def command(action: type[Action[Any]]) -> click.Command:
-    """The command of an action: fields in the path are arguments, the others options."""
-    arguments = [each for name in action.path_names() for each in [action.fields[name]]]
+    """The command of an action: its arguments (see `argument_names`) and options."""
+    arguments = [each for name in action.argument_names() for each in [action.fields[name]]]
     parameters: list[click.Parameter] = [
         click.Argument([each.name], metavar=each.kind.metavar, required=each.is_required) for each in arguments
     ]
@@ -143,7 +143,7 @@ def words_of(action: type[Action[Any]], mistake: Mistake) -> str:
             rule = re.sub(rf"\b{name}\b", each.flag, rule)
         return f"The command line {rule}."
     name = mistake.field
-    shown = action.fields[name].kind.metavar if name in action.path_names() else action.fields[name].flag
+    shown = action.fields[name].kind.metavar if name in action.argument_names() else action.fields[name].flag
     place = f" (item {int(mistake.path) + 1})" if mistake.path.isdigit() else ""
     return f"Invalid value for '{shown}'{place}: it {mistake.rule}."
 

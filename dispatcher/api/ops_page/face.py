@@ -97,9 +97,17 @@ async def listed(
 
 
 async def rows(site: Site, asked: Action[R], visitor: Visitor) -> R:
-    """The rows of a list. If they are of all tenants, only for visitors who see all tenants."""
-    async with site.session() as session:
-        return await _run(site, session, asked, visitor)
+    """What an action reads, for a visitor who may see it. If there is nothing, the visitor gets the page for this."""
+    try:
+        async with site.session() as session:
+            return await _run(site, session, asked, visitor)
+    except Refused as error:
+        raise PageError(404 if error.code == "not-found" else 409, error.message, error.remedy or "") from None
+
+
+def value(request: Request, form: Form | None, name: str) -> str:
+    """What a page is about: a parameter in the path, or the same field of a form; empty if there is none."""
+    return str(request.path_params.get(name) or (form.get(name, "") if form else ""))
 
 
 def forms(site: Site, actions: Iterable[type[Action[Any]]], page: PageOfForms, path: str) -> list[Route]:

@@ -59,7 +59,7 @@ class KeyPages:
         """The page of one key, with the form that revokes it."""
         del secret
         fields.all_tenants_only(visitor)
-        wanted = request.path_params.get("key_id") or (form or {}).get("key_id", "")
+        wanted = face.value(request, form, "key_id")
         keys: list[Key] = await face.rows(self.site, ListKeys(with_revoked=True), visitor)
         key = next((each for each in keys if each.key_id == wanted), None)
         if key is None:
@@ -70,7 +70,7 @@ class KeyPages:
             "key.html",
             status=200 if mistake is None else 400,
             key=key,
-            is_own=visitor.key_id is not None and key.key_id == shown(visitor.key_id),
+            is_own=key.key_id == shown(visitor.key_id),
             is_last=all(each is key or each.revoked_at is not None for each in keys),
             given=form or {},
             mistake=mistake,

@@ -10,8 +10,10 @@ import psycopg
 import pytest
 
 from dispatcher import Email, enqueue
+from dispatcher.actions.runner import Face, Who, run
+from dispatcher.actions.webhooks import DisableWebhook
 from dispatcher.domain.controls import PauseScope, login_of
-from dispatcher.ops import pausing, replaying, webhooks
+from dispatcher.ops import pausing, replaying
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import connect_async
 from dispatcher.store.failures import Selection
@@ -360,7 +362,6 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
     assert token is not None
     given = {"csrf_token": token[1], "reason": "r", "recipients": "a@example.org", "recipient": "a@example.org"}
     for path, more in (
-        (f"/webhooks/{other}/remove", {}),
         (f"/webhooks/{other}/test", {}),
         ("/suppressions/add", {"tenant": "acme"}),
         ("/suppressions/look-up", {"tenant": "acme"}),
@@ -373,6 +374,8 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
         ("/keys/revoke", {}),
     ):
         assert (await browser.post(f"/ops{path}", {**given, **more})).status == 404, path
+    removed = await browser.post("/ops/webhooks/remove", {**given, "webhook_id": str(other)})
+    assert (removed.status, f"There is no webhook {other}." in text_of(removed)) == (400, True)
     assert audited(connection) == []
     await browser.get("/ops/pauses")
     await browser.submit("/pause", reason="complaints")
@@ -386,7 +389,7 @@ async def test_a_tenant_sees_no_operators_host_and_an_operator_sees_it(
     webhook_id = make_webhook(connection, "shop")
     async with await connect_async(database_url, name="test session") as session:
         await pausing.pause(session, PauseScope.TENANT, "shop", act, seconds=None)
-        await webhooks.disable(session, webhook_id, act)
+        await run(session, DisableWebhook(webhook_id=webhook_id, reason=act.reason), Who(Face.COMMAND, act.actor))
         replay = await replaying.create(session, Selection(tenant_id="shop"), act)
     token = make_key(connection, scopes=["operate"])
     pages = ("/", "/emails", "/pauses", "/webhooks", f"/webhooks/{webhook_id}", f"/replays/{replay.replay_id}")
@@ -426,5 +429,5 @@ async def test_a_visitor_who_may_only_read_gets_no_form_and_can_send_none(
         answer = await browser.get(f"/ops{page}")
         assert answer.status == 200, page
         assert 'name="reason"' not in answer.body.decode(), page
-    for path in ("/pauses/pause", "/suppressions/add", f"/webhooks/{number}/remove", "/lanes/set", "/keys/revoke"):
+    for path in ("/pauses/pause", "/suppressions/add", "/webhooks/remove", "/lanes/set", "/keys/revoke"):
         assert (await browser.post(f"/ops{path}", {"reason": "r"})).status == 403, path
