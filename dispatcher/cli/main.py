@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "dlq": ("dlq:command", "List, show, replay, discard or reconcile dead letters."),
     "webhooks": ("webhooks:command", "Add, list, test and replay webhooks, which post events to applications."),
     "suppressions": ("suppressions:command", "List, add or remove recipients who get no email."),
+    "audit": ("actions.audit", "Show what operators did: who, when and why."),
     "config": ("config:command", "Show every setting: value, source, default."),
     "doctor": ("doctor:command", "Check settings, servers and providers, and say how to fix each fault."),
     "topology": (

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 from uuid import UUID
 
 from dispatcher.domain.provider_event import EventKind
@@ -116,30 +116,6 @@ class EventFilter:
     since: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AuditFilter:
-    """Which operators' actions to list; a field that is None does not filter."""
-
-    actor: str | None = None
-    action: str | None = None
-    email_id: UUID | None = None
-    since: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
-    """What an operator did, when and why. Contains no address."""
-
-    audit_id: int
-    acted_at: datetime
-    actor: str
-    action: str
-    reason: str | None
-    email_id: UUID | None
-    replay_id: int | None
-    detail: dict[str, Any] | None
-
-
 async def list_events(
     source: Source, wanted: EventFilter, *, before: Cursor | None, limit: int
 ) -> ListPage[RecentEvent]:
@@ -167,29 +143,6 @@ async def list_events(
 
 @statement
 async def count_recent_events(source: Source, *, examined: int = EXAMINED_ROWS) -> list[EventCount]: ...
-
-
-async def list_audit(source: Source, wanted: AuditFilter, *, before: Cursor | None, limit: int) -> ListPage[AuditEntry]:
-    """A page of what operators did, newest first. An empty page is the last page only if `next` is None.
-
-    Raises:
-        ValueError: The cursor belongs to another list. The error's text begins with "must be".
-    """
-    at, audit_id = _below(before, _number, _LARGEST_ID)
-    parameters = {
-        "at": at,
-        "audit_id": audit_id,
-        "since": wanted.since or _EPOCH,
-        "actor": wanted.actor,
-        "action": wanted.action,
-        "limit": limit,
-        "examined": EXAMINED_ROWS,
-    }
-    if wanted.email_id is None:
-        rows = await fetch(source, "list_audit", parameters)
-    else:
-        rows = await fetch(source, "list_audit_of_email", {**parameters, "of_email_id": wanted.email_id})
-    return _page(AuditEntry, rows, 2, limit, lambda row: str(row[0]), at=1)
 
 
 async def list_suppressions(

@@ -50,50 +50,53 @@ from (
 group by provider, kind, bounce
 order by provider, kind, bounce;
 
+-- part: audit_filter
+-- The audit records after the cursor that match the filters.
+(%(after_audit_id)s::bigint is null or (acted_at, audit_id) < (%(after_acted_at)s::timestamptz, %(after_audit_id)s))
+and (%(since)s::timestamptz is null or acted_at >= %(since)s)
+
+-- part: audit_kind
+(%(actor)s::text is null or actor = %(actor)s) and (%(action)s::text is null or action = %(action)s)
+
 -- name: list_audit
--- A page of audit records, newest first, starting below a given record. Reads at most `examined` records, whatever the
--- filters. The last two columns identify the record below which the next page starts; null: this is the last page.
--- These columns are returned even if no record matches.
+-- A page of audit records, newest first. Reads at most `examined` records, whatever the filters, so each page takes about
+-- the same time. If the search stops there, the last row is the last record that was read, with nulls.
 with examined as (
     select audit_id, acted_at, actor, action, reason, email_id, replay_id, detail
     from dispatcher.operator_audit
-    where (acted_at, audit_id) < (%(at)s::timestamptz, %(audit_id)s::bigint)
-        and acted_at >= %(since)s::timestamptz
+    where {audit_filter}
     order by acted_at desc, audit_id desc
     limit %(examined)s
 ),
 wanted as (
     select *
     from examined
-    where (%(actor)s::text is null or actor = %(actor)s)
-        and (%(action)s::text is null or action = %(action)s)
+    where {audit_kind}
     order by acted_at desc, audit_id desc
     limit %(limit)s
-)
-select
-    w.audit_id, w.acted_at, w.actor, w.action, w.reason, w.email_id, w.replay_id, w.detail, bound.acted_at,
-    bound.audit_id
-from (values (true)) as always
-left join lateral (
-    select acted_at, audit_id
+),
+last as (
+    select audit_id, acted_at
     from examined
     where (select count(*) from examined) = %(examined)s
+        and (select count(*) from wanted) < %(limit)s
     order by acted_at, audit_id
     limit 1
-) as bound on true
-left join wanted as w on true
-order by w.acted_at desc, w.audit_id desc;
+)
+select audit_id, acted_at, actor, action, reason, email_id, replay_id, detail
+from wanted
+union all
+select audit_id, acted_at, null, null, null, null, null, null
+from last
+order by acted_at desc, audit_id desc, actor;
 
 -- name: list_audit_of_email
--- As list_audit, for one email, by the index on the email's id. The last two columns are always null.
-select
-    audit_id, acted_at, actor, action, reason, email_id, replay_id, detail, null::timestamptz, null::bigint
+-- As list_audit, for one email, by the index on the email's id. Reads all records of the email.
+select audit_id, acted_at, actor, action, reason, email_id, replay_id, detail
 from dispatcher.operator_audit
-where email_id = %(of_email_id)s
-    and (acted_at, audit_id) < (%(at)s::timestamptz, %(audit_id)s::bigint)
-    and acted_at >= %(since)s::timestamptz
-    and (%(actor)s::text is null or actor = %(actor)s)
-    and (%(action)s::text is null or action = %(action)s)
+where email_id = %(email_id)s
+    and {audit_filter}
+    and {audit_kind}
 order by acted_at desc, audit_id desc
 limit %(limit)s;
 

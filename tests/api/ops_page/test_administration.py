@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
 
 from dispatcher import Email, enqueue
+from dispatcher.actions.audit import ListAudit
 from dispatcher.actions.runner import Face, Who, run
 from dispatcher.actions.webhooks import DisableWebhook
 from dispatcher.domain.controls import PauseScope, login_of
@@ -334,9 +335,32 @@ async def test_the_audit_log_is_filtered_by_actor_action_email_and_time(
     assert await found("") == (True, True)
     assert await found("actor=bob%40ops-1") == (False, True)
     assert await found("action=reveal") == (True, False)
-    assert await found(f"email={email_id}") == (True, False)
+    assert await found(f"email_id={email_id}") == (True, False)
     assert await found("since=1d") == (True, False)
-    assert (await operator.get("/ops/audit?email=nonsense")).status == 400
+    assert (await operator.get("/ops/audit?email_id=nonsense")).status == 400
+
+
+async def test_a_search_in_the_audit_log_continues_where_a_page_stopped(
+    database_url: str, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        "insert into operator_audit (actor, action, reason, acted_at) "
+        "select case when n % 9 = 0 then 'ann' else 'bob' end, 'pause', 'r', now() - n * interval '1 hour' from generate_series(1, 30) as n"
+    )
+
+    class Few(ListAudit, name="audit list", query="list_audit"):
+        constants: ClassVar = {"examined": 10}
+
+    found: list[list[str]] = []
+    after = None
+    async with await connect_async(database_url, name="test session") as session:
+        while not found or after:
+            page = await run(session, Few(actor="ann", limit=1, after=after), Who(Face.COMMAND))
+            after = page.next
+            found.append([each.actor for each in page.rows])
+
+    assert [actor for actors in found for actor in actors] == ["ann"] * 3
+    assert [] in found
 
 
 async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
