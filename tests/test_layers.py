@@ -53,8 +53,8 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"transport"}, {"aiohappyeyeballs"}),
     # Only tests use it, to verify our signatures.
     (set(), {"standardwebhooks"}),
-    # The broker contains the client of the management API; dev downloads private servers and waits for them.
-    ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
+    # The transport asks for the environment's proxies; dev downloads private servers and waits for them.
+    ({"transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
     ({"api", "client"}, {"msgspec"}),
     # These packages come with the extra `api`. The base install works without this extra.
@@ -62,7 +62,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     # Only an example uses it.
     (set(), {"fastapi"}),
     ({"telemetry", "monitor"}, {"prometheus_client"}),
-    ({"host", "transport"}, {"h11"}),
+    ({"host"}, {"h11"}),
     # These packages come with the extra `oidc`.
     ({"api"}, {"authlib", "joserfc"}),
     # This package comes with the extra `otel`.

@@ -277,8 +277,7 @@ async def _event_endpoints(
         yield None
         return
     from dispatcher.api import event_endpoints  # loads `cryptography`, which is not needed without these endpoints
-    from dispatcher.events.event_batcher import EventBatcher
-    from dispatcher.events.intake import EventIntake, suppression_rules
+    from dispatcher.events.intake import EventBatcher, EventIntake, suppression_rules
 
     url, name = settings.database_url, "dispatcher api events"
     pool = make_pool(url, name=name, size=EVENT_SESSIONS, lock_seconds=BATCH_LOCK_SECONDS, keeps_plans=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from starlette.requests import Request
 
@@ -93,53 +93,38 @@ class EmailValidator:
             Problem: the email is invalid, or the API, the key or the providers do not allow it.
         """
         if isinstance(document, dict):
-            document = dict(document, tenant_id=_tenant(document, caller, prefix))
+            tenant, own_key = document.get("tenant_id"), document.get("message_key")
+            if not isinstance(tenant, str | None):
+                raise _refusal(InvalidEmail("tenant_id", "must be a string"), prefix)
+            document = dict(document, tenant_id=caller.tenant(tenant))
             if key is not None:
-                _check_key(document.get("message_key"), key, prefix)
+                if own_key not in (None, key):
+                    reason = f"must equal the header {KEY_HEADER}, or be left out"
+                    raise _refusal(InvalidEmail("message_key", reason), prefix)
                 document["message_key"] = key
-        email = self._valid(document, prefix)
+        try:
+            email = message_from_json(document, allowed_headers=self.policy.allowed_headers)
+        except InvalidEmail as error:
+            raise _refusal(error, prefix) from None
         caller.check_sender(email.sender, prefix)
         if email.lane is not None and email.lane not in self.lanes:
-            unknown = InvalidEmail("lane", f"is not a lane of this API, which has: {', '.join(self.lanes)}")
-            raise Problem("invalid-email", errors=[_field_error(unknown, prefix)])
+            reason = f"is not a lane of this API, which has: {', '.join(self.lanes)}"
+            raise _refusal(InvalidEmail("lane", reason), prefix)
         caller.check_lane(email.lane, prefix)
         if email.ignore_suppression:
             caller.check_scope(Scope.IGNORE_SUPPRESSION, "ignore_suppression", prefix)
         try:
             self.policy.check(email)
         except InvalidEmail as error:
-            raise Problem("email-not-allowed", errors=[_field_error(error, prefix)]) from None
+            raise _refusal(error, prefix, "email-not-allowed") from None
         if why := capability_gap(email, self.configured):
             field_error = FieldError("pointer", pointer_of(why.field, prefix), why.message)
             raise Problem("no-capable-provider", str(why), errors=[field_error])
         return email
 
-    def _valid(self, document: object, prefix: str) -> Email | Sms:
-        try:
-            return message_from_json(document, allowed_headers=self.policy.allowed_headers)
-        except InvalidEmail as error:
-            raise Problem("invalid-email", errors=[_field_error(error, prefix)]) from None
 
-
-def _tenant(document: dict[str, Any], caller: Caller, prefix: str) -> object:
-    asked = document.get("tenant_id")
-    if asked is not None and not isinstance(asked, str):
-        raise Problem(
-            "invalid-email", errors=[FieldError("pointer", pointer_of("tenant_id", prefix), "must be a string")]
-        )
-    return caller.tenant(asked)
-
-
-def _check_key(given: object, key: str, prefix: str) -> None:
-    if given is not None and given != key:
-        error = FieldError(
-            "pointer", pointer_of("message_key", prefix), f"must equal the header {KEY_HEADER}, or be left out"
-        )
-        raise Problem("invalid-email", errors=[error])
-
-
-def _field_error(error: InvalidEmail, prefix: str) -> FieldError:
-    return FieldError("pointer", pointer_of(error.field, prefix), error.reason)
+def _refusal(error: InvalidEmail, prefix: str, code: str = "invalid-email") -> Problem:
+    return Problem(code, errors=[FieldError("pointer", pointer_of(error.field, prefix), error.reason)])
 
 
 def batch_items(document: object) -> Sequence[object]:
@@ -148,22 +133,19 @@ def batch_items(document: object) -> Sequence[object]:
     Raises:
         Problem: `invalid-body`.
     """
+    emails = document.get("emails") if isinstance(document, dict) else None
     if not isinstance(document, dict):
-        raise _invalid_body("#", "must be an object")
-    if unknown := document.keys() - {"emails"}:
-        raise _invalid_body("#", f"must have only the field `emails`; number of other fields: {len(unknown)}")
-    emails = document.get("emails")
-    if not isinstance(emails, list):
-        raise _invalid_body("#/emails", "must be a list")
-    if not 1 <= len(emails) <= MAX_BATCH_EMAILS:
-        raise _invalid_body(
-            "#/emails", f"must have 1 to {MAX_BATCH_EMAILS:,} entries; this request has {len(emails):,}"
-        )
-    return emails
-
-
-def _invalid_body(pointer: str, detail: str) -> Problem:
-    return Problem("invalid-body", errors=[FieldError("pointer", pointer, detail)])
+        where, wrong = "#", "must be an object"
+    elif unknown := document.keys() - {"emails"}:
+        where, wrong = "#", f"must have only the field `emails`; number of other fields: {len(unknown)}"
+    elif not isinstance(emails, list):
+        where, wrong = "#/emails", "must be a list"
+    elif not 1 <= len(emails) <= MAX_BATCH_EMAILS:
+        where = "#/emails"
+        wrong = f"must have 1 to {MAX_BATCH_EMAILS:,} entries; this request has {len(emails):,}"
+    else:
+        return emails
+    raise Problem("invalid-body", errors=[FieldError("pointer", where, wrong)])
 
 
 def require_enqueued(answer: InsertResult, prefix: str = "") -> Enqueued:
@@ -180,7 +162,7 @@ def require_enqueued(answer: InsertResult, prefix: str = "") -> Enqueued:
         case Enqueued(acceptance=Acceptance.ACCEPTED | Acceptance.KNOWN):
             return answer
         case Enqueued(acceptance=Acceptance.EXPIRED):
-            raise Problem("invalid-email", errors=[_field_error(InvalidEmail("expires_at", ALREADY_EXPIRED), prefix)])
+            raise _refusal(InvalidEmail("expires_at", ALREADY_EXPIRED), prefix)
         case Enqueued():
             detail = f"Use a new {_KEY_NAMES} for a new email, or repeat the original request."
             raise Problem("idempotency-key-reused", detail)

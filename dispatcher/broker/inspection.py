@@ -72,17 +72,26 @@ class _QueueReport:
         return f"{_REMOVE} If other queues need the policy, exclude ours: {' and '.join(commands)}"
 
 
-def find_faults(management: Management, topology: Topology) -> list[TopologyError]:
+async def find_faults(management: Management, topology: Topology) -> list[TopologyError]:
     """Every fault of the exchange, queues, bindings and policies, each with its remedy."""
-    faults = [*_exchange_faults(management, topology)]
+    faults = [*_exchange_faults(await management.exchange(topology.exchange), topology)]
+    default = None if (await management.version()).startswith("3.") else DEFAULT_DELIVERY_LIMIT
     for name in topology.queues:
-        faults += _queue_faults(management, topology, name)
+        fields = await management.queue(name)
+        if fields is None:
+            faults.append(TopologyError(f"The queue {name} does not exist.", remedy=_INIT))
+            continue
+        bindings = [(one.get("source"), one.get("routing_key")) for one in await management.bindings(name)]
+        if (topology.exchange, name) not in bindings:
+            words = f"is not bound to the exchange {topology.exchange} with the queue's name as routing key."
+            faults.append(TopologyError(f"The queue {name} {words}", remedy=_INIT))
+        faults += _queue_faults(_QueueReport(name, fields), topology, management.vhost, default)
     return faults
 
 
-def find_offline_members(management: Management, topology: Topology) -> list[OfflineMembers]:
+async def find_offline_members(management: Management, topology: Topology) -> list[OfflineMembers]:
     """Quorum queues with an offline member, the DLQ first. Classic queues have no members."""
-    found = (offline_members_in(management.queue(name) or {}) for name in topology.queues)
+    found = [offline_members_in(await management.queue(name) or {}) for name in topology.queues]
     return [offline for offline in found if offline is not None]
 
 
@@ -132,8 +141,7 @@ def delivery_limit_in(fields: Mapping[str, Any], default: int | None) -> int | N
     return min((limit for limit in found if limit >= 0), default=None if found else default)
 
 
-def _exchange_faults(management: Management, topology: Topology) -> Iterator[TopologyError]:
-    fields = management.exchange(topology.exchange)
+def _exchange_faults(fields: Mapping[str, Any] | None, topology: Topology) -> Iterator[TopologyError]:
     subject = f"The exchange {topology.exchange}"
     if fields is None:
         yield TopologyError(f"{subject} does not exist.", remedy=_INIT)
@@ -142,25 +150,28 @@ def _exchange_faults(management: Management, topology: Topology) -> Iterator[Top
         yield TopologyError(f"{subject} must be direct, durable and not auto-delete.", remedy=remedy)
 
 
-def _queue_faults(management: Management, topology: Topology, name: str) -> Iterator[TopologyError]:
-    fields = management.queue(name)
-    if fields is None:
-        yield TopologyError(f"The queue {name} does not exist.", remedy=_INIT)
-        return
+def _queue_faults(
+    queue: _QueueReport, topology: Topology, vhost: str, default_limit: int | None
+) -> Iterator[TopologyError]:
+    fields, name = queue.fields, queue.name
     if not fields.get("durable") or fields.get("auto_delete") or fields.get("exclusive"):
         words = f"The queue {name} must be durable, and neither auto-delete nor exclusive, so that RabbitMQ keeps it."
         yield TopologyError(words, remedy="Delete the queue and run `dispatcher init`.")
-    bindings = [(one.get("source"), one.get("routing_key")) for one in management.bindings(name)]
-    if (topology.exchange, name) not in bindings:
-        words = (
-            f"The queue {name} is not bound to the exchange {topology.exchange} with the queue's name as routing key."
-        )
-        yield TopologyError(words, remedy=_INIT)
-    queue = _QueueReport(name, fields)
-    yield from _loss_faults(queue, topology, management.vhost)
-    yield from _delivery_limit_faults(queue, topology, management)
-    if name != topology.dlq:
-        yield from _dead_lettering_faults(queue, topology)
+    yield from _loss_faults(queue, topology, vhost)
+    limit = delivery_limit_in(fields, default_limit)
+    if limit is not None and limit < LEAST_DELIVERY_LIMIT:
+        does = "loses dead letters" if name == topology.dlq else "dead-letters messages about emails"
+        sources = " and ".join(queue.sources("delivery-limit")) or "no argument or policy raises RabbitMQ's default"
+        words = f"The queue {name} {does} that were delivered {limit} times; a read is a delivery: {sources}."
+        yield TopologyError(words, remedy=queue.remedy("delivery-limit", topology, vhost))
+    if name == topology.dlq:
+        return
+    ours = {"dead-letter-exchange": topology.exchange, "dead-letter-routing-key": topology.dlq}
+    for key, wanted in ours.items():
+        if (found := queue.effective(key)) != wanted:
+            shown = _shown(found or "not set")
+            words = f"rejected messages do not reach the DLQ, because {key} is {shown} but must be {wanted}"
+            yield TopologyError(f"The queue {name}: {words}.", remedy=_REDECLARE)
 
 
 def _loss_faults(queue: _QueueReport, topology: Topology, vhost: str) -> Iterator[TopologyError]:
@@ -176,30 +187,11 @@ def _loss_faults(queue: _QueueReport, topology: Topology, vhost: str) -> Iterato
             yield TopologyError(words, remedy=queue.remedy(key, topology, vhost))
 
 
-def _delivery_limit_faults(queue: _QueueReport, topology: Topology, management: Management) -> Iterator[TopologyError]:
-    default = None if management.version().startswith("3.") else DEFAULT_DELIVERY_LIMIT
-    limit = delivery_limit_in(queue.fields, default)
-    if limit is not None and limit < LEAST_DELIVERY_LIMIT:
-        does = "loses dead letters" if queue.name == topology.dlq else "dead-letters messages about emails"
-        sources = " and ".join(queue.sources("delivery-limit")) or "no argument or policy raises RabbitMQ's default"
-        words = f"The queue {queue.name} {does} that were delivered {limit} times; a read is a delivery: {sources}."
-        yield TopologyError(words, remedy=queue.remedy("delivery-limit", topology, management.vhost))
-
-
 def _exclusion(topology: Topology, vhost: str, command: str) -> str:
     """A command that applies a harmless policy to our queues, in place of the policy that applies to them now."""
     words = [command, "-p", vhost, "--apply-to", "queues", "--priority", "999", "email-dispatcher"]
     definition = json.dumps({"delivery-limit": DELIVERY_LIMIT})
     return shlex.join(["rabbitmqctl", *words, exactly(*topology.queues), definition])
-
-
-def _dead_lettering_faults(queue: _QueueReport, topology: Topology) -> Iterator[TopologyError]:
-    ours = {"dead-letter-exchange": topology.exchange, "dead-letter-routing-key": topology.dlq}
-    for key, wanted in ours.items():
-        if (found := queue.effective(key)) != wanted:
-            shown = _shown(found or "not set")
-            words = f"rejected messages do not reach the DLQ, because {key} is {shown} but must be {wanted}"
-            yield TopologyError(f"The queue {queue.name}: {words}.", remedy=_REDECLARE)
 
 
 def _shown(value: object) -> str:

@@ -403,15 +403,15 @@ def _check_management(settings: Settings, topology: Topology) -> Iterator[Findin
     try:
         vhost = vhost_of(settings.amqp_url)
         management = Management(settings.rabbitmq_management_url, vhost=vhost, ca_file=settings.ca_file)
-        yield passed("RabbitMQ management", f"RabbitMQ {management.version()}")
-        faults = find_faults(management, topology)
+        yield passed("RabbitMQ management", f"RabbitMQ {asyncio.run(management.version())}")
+        faults = asyncio.run(find_faults(management, topology))
         for fault in faults:
             yield failed(subject, fault)
         if not faults:
             words = "bindings exist; queue arguments and policies are safe (as reported by the management API)"
             yield passed(subject, words)
-        yield from (_alarm_finding(node, resource) for node, resource in management.alarms())
-        yield from map(_quorum_finding, find_offline_members(management, topology))
+        yield from (_alarm_finding(node, resource) for node, resource in asyncio.run(management.alarms()))
+        yield from map(_quorum_finding, asyncio.run(find_offline_members(management, topology)))
         yield _check_consumer_timeout(settings, management)
     except DispatcherError as error:
         remedy = "Enable RabbitMQ's management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
@@ -442,8 +442,8 @@ def _check_consumer_timeout(settings: Settings, management: Management) -> Findi
     from dispatcher.broker.inspection import CONSUMER_TIMEOUT_SECONDS, consumer_timeout_in
     from dispatcher.broker.topology import Topology
 
-    reports = [management.queue(queue) or {} for queue in Topology.of(settings).send_queues.values()]
-    found = min((timeout for each in reports if (timeout := consumer_timeout_in(each)) is not None), default=None)
+    reports = [asyncio.run(management.queue(queue)) for queue in Topology.of(settings).send_queues.values()]
+    found = min((timeout for each in reports if (timeout := consumer_timeout_in(each or {})) is not None), default=None)
     seconds = CONSUMER_TIMEOUT_SECONDS if found is None else found
     # A message stays unacked while its worker waits for a send slot, for the provider's answers, for the retries and,
     # if PostgreSQL is unreachable, for the commit of the result.

@@ -40,13 +40,7 @@ _AGAIN: Final = "The emails counted above are stored. Run the same command again
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a line's email was not accepted.
-
-    Attributes:
-        line: The line's number in the file, from 1.
-        field: The invalid field of the email; `line` if the line as a whole is invalid.
-        reason: What is wrong with the field, without its value.
-    """
+    """Why a line's email was not accepted. `field` is `line` if the line as a whole is invalid."""
 
     line: int
     field: str
@@ -58,14 +52,7 @@ class Refusal:
 
 
 class FileEntry(NamedTuple):
-    """A line of the file that is not blank, and the email in this line.
-
-    Attributes:
-        number: The line's number, from 1, blank lines included.
-        end: The number of bytes in the file up to the end of the line.
-        octets: The line's length in bytes.
-        content: The email, or why the line is refused.
-    """
+    """A line of the file that is not blank: its number from 1, the position of its end, its length, its email."""
 
     number: int
     end: int
@@ -74,11 +61,7 @@ class FileEntry(NamedTuple):
 
 
 def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> Iterator[FileEntry]:
-    """Yields one entry per line of the file, except for blank lines.
-
-    Args:
-        allowed_headers: Headers that control a provider, such as X-MC-Tags, and that an email may set nevertheless.
-    """
+    """Yields one entry per line of the file, except for blank lines."""
     end = number = 0
     while text := file.readline(MAX_LINE_OCTETS):
         number += 1
@@ -124,15 +107,7 @@ def _why_not_json(text: bytes) -> str | None:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts the emails of a file by their results.
-
-    Attributes:
-        known: The number of emails that an earlier enqueue has stored.
-        refusals: Every refusal. In each batch, invalid lines are listed first, then emails that the enqueue refused.
-        conflicts: How many emails were refused because their key belongs to another email.
-        printed: How many refusals were printed.
-        fault: The error that stopped the run before the end of the file; None if the whole file was read.
-    """
+    """Counts the emails of a file by their results. `fault` is what stopped the run before the end of the file."""
 
     accepted: int = 0
     known: int = 0
@@ -150,7 +125,7 @@ class Tally:
         return Exit.PARTLY if self.refusals else Exit.DONE
 
     def refuse(self, refusal: Refusal) -> None:
-        """Counts a refusal. Prints the first `REFUSALS_IN_FULL`, but the same fault of adjacent lines only once."""
+        """Prints the first `REFUSALS_IN_FULL`, but the same fault of adjacent lines only once."""
         last = self.refusals[-1] if self.refusals else None
         is_repeated = refusal.field == "line" and last == replace(refusal, line=refusal.line - 1)
         self.refusals.append(refusal)
@@ -160,13 +135,7 @@ class Tally:
 
 
 def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
-    """Enqueues the emails of a file and prints the result. Idempotent: in a second run, all emails are already known.
-
-    Refuses emails that no configured provider can send.
-
-    Raises:
-        DispatcherError: PostgreSQL is unreachable or has no tables; nothing was enqueued.
-    """
+    """Enqueues the emails of a file and prints the result. Idempotent: in a second run, all emails are known."""
     tally, started_at = Tally(), time.monotonic()
     with connected(settings.database_url, name="dispatcher enqueue") as connection, _progress(file) as advance:
         try:
@@ -185,8 +154,7 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
 
 
 def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[tuple[FileEntry, Message]]]:
-    """Yields batches of valid emails. Counts and prints the refusals: invalid lines, and emails that no configured
-    provider can send."""
+    """Yields batches of valid emails; refuses invalid lines, and emails that no configured provider can send."""
     configured, sms = capabilities_of(settings.providers), settings.sms_rules
     batch: list[tuple[FileEntry, Message]] = []
     octets = 0
@@ -208,7 +176,6 @@ def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[
 
 
 def _enqueue(connection: Session, batch: list[tuple[FileEntry, Message]], tally: Tally) -> None:
-    """Enqueues one batch in one transaction."""
     with translated(), connection.transaction():
         answers = enqueue_many(connection, [email for _, email in batch], report_conflicts=True)
     for (entry, _), answer in zip(batch, answers, strict=True):
@@ -224,10 +191,7 @@ def _enqueue(connection: Session, batch: list[tuple[FileEntry, Message]], tally:
 
 @contextmanager
 def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar if stderr is a terminal and the file has a size.
-
-    Yields a function that updates the bar: call it with the number of bytes done so far.
-    """
+    """Shows a progress bar on a terminal. Yields the function to call with the number of bytes done so far."""
     if not (sys.stderr.isatty() and stat.S_ISREG((status := os.fstat(file.fileno())).st_mode)):
         yield lambda _: None
         return
@@ -236,7 +200,6 @@ def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
 
 
 def _report(tally: Tally, *, as_json: bool) -> None:
-    """Prints the counts, and the error that stopped the run if there was one."""
     refused = len(tally.refusals)
     if unreported := refused - tally.printed:
         say(f"… and {unreported} more" + ("." if as_json else " (--json lists all)."))

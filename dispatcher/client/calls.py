@@ -1,31 +1,23 @@
-"""The requests of the API, the parsing of their responses, and the retry schedule."""
+"""The requests of the API, how their responses are read, and the retry schedule.
+
+The docstrings of the functions describe the methods of the clients; see `clients.Method`.
+"""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar, Unpack
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
+import msgspec
 import orjson
 
-from dispatcher.client.results import (
-    ApiProblem,
-    EmailPage,
-    EmailStatus,
-    EventPage,
-    Receipt,
-    Refused,
-    parse_events,
-    parse_page,
-    parse_receipt,
-    parse_results,
-    parse_status,
-)
+from dispatcher.client.results import ApiProblem, EmailPage, EmailStatus, EventPage, Receipt, Refused
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_rules import instant
@@ -35,6 +27,7 @@ from dispatcher.errors import DispatcherError
 
 T = TypeVar("T")
 
+PAGE_EVENTS: Final = 500
 MAX_WAIT_SECONDS: Final = 10.0
 _JSON: Final = ("Content-Type", "application/json")
 
@@ -56,41 +49,6 @@ class ApiCall(Generic[T]):
     path: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
-
-
-def send(email: Email | Sms) -> ApiCall[Receipt]:
-    """The request that enqueues an email or an SMS.
-
-    If the email's tenant is `default`, the request names no tenant, and the API uses the key's tenant.
-    """
-    document = _document(email)
-    headers = [_JSON]
-    path = "/v1/sms" if isinstance(email, Sms) else "/v1/emails"
-    # Prefer the header: proxies can log it, which helps to trace a request. A header can contain only ASCII, so any
-    # other key stays in the body.
-    if email.message_key.isascii():
-        del document["message_key"]
-        escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')
-        headers.append(("Idempotency-Key", f'"{escaped}"'))
-    return ApiCall(_parse_receipt, "POST", path, tuple(headers), orjson.dumps(document))
-
-
-def send_many(emails: Iterable[Email | Sms]) -> ApiCall[list[Receipt | Refused]]:
-    """The request that enqueues up to 1,000 emails."""
-    body = orjson.dumps({"emails": [_document(email) for email in emails]})
-    return ApiCall(
-        lambda response: parse_results(orjson.loads(response.body)), "POST", "/v1/emails/batch", (_JSON,), body
-    )
-
-
-def get(email_id: UUID) -> ApiCall[EmailStatus]:
-    """The request for an email's status."""
-    return ApiCall(_parse_status, "GET", f"/v1/emails/{email_id}")
-
-
-def get_by_key(message_key: str) -> ApiCall[EmailStatus]:
-    """The request for an email's status by its message key."""
-    return ApiCall(_parse_status, "GET", f"/v1/emails/by-key/{quote(message_key, safe='')}")
 
 
 class Filters(TypedDict, total=False):
@@ -120,39 +78,122 @@ class Filters(TypedDict, total=False):
     limit: int
 
 
-def find(filters: Filters) -> ApiCall[EmailPage]:
-    """The request for a page of emails."""
+def send(email: Email | Sms) -> ApiCall[Receipt]:
+    """Enqueues an email. Idempotent by the email's message key.
+
+    If the email's tenant is `default`, the request names no tenant, and the API uses the key's tenant.
+
+    Raises:
+        ApiProblem: the API refused the email.
+        NoResponse: no response arrived; the email may have been enqueued. Repeating the call is safe.
+    """
+    document = _document(email)
+    headers = [_JSON]
+    # Prefer the header: proxies can log it, which helps to trace a request. A header can contain only ASCII, so any
+    # other key stays in the body.
+    if email.message_key.isascii():
+        del document["message_key"]
+        escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')
+        headers.append(("Idempotency-Key", f'"{escaped}"'))
+
+    def parse(response: ApiResponse) -> Receipt:
+        receipt = msgspec.json.decode(response.body, type=Receipt)
+        return replace(receipt, is_known=response.header("Idempotent-Replayed") == "true")
+
+    path = "/v1/sms" if isinstance(email, Sms) else "/v1/emails"
+    return ApiCall(parse, "POST", path, tuple(headers), orjson.dumps(document))
+
+
+def send_many(emails: Iterable[Email | Sms]) -> ApiCall[list[Receipt | Refused]]:
+    """Enqueues up to 1,000 emails, and returns one result per email, in order. Idempotent by message keys.
+
+    Raises:
+        ApiProblem: the API refused the whole batch.
+        NoResponse: no response arrived; the emails may have been enqueued. Repeating the call is safe.
+    """
+
+    def parse(response: ApiResponse) -> list[Receipt | Refused]:
+        return [
+            Refused(ApiProblem(result["problem"]["status"], result["problem"]))
+            if result["outcome"] == "refused"
+            else msgspec.convert({**result["email"], "is_known": result["outcome"] == "known"}, Receipt)
+            for result in orjson.loads(response.body)["results"]
+        ]
+
+    body = orjson.dumps({"emails": [_document(email) for email in emails]})
+    return ApiCall(parse, "POST", "/v1/emails/batch", (_JSON,), body)
+
+
+def get(email_id: UUID) -> ApiCall[EmailStatus]:
+    """Returns an email's status.
+
+    Raises:
+        ApiProblem: with the code `not-found` if the tenant has no email with this id.
+    """
+    return ApiCall(reader(EmailStatus), "GET", f"/v1/emails/{email_id}")
+
+
+def get_by_key(message_key: str) -> ApiCall[EmailStatus]:
+    """Returns an email's status by its message key. Raises the same errors as `get`."""
+    return ApiCall(reader(EmailStatus), "GET", f"/v1/emails/by-key/{quote(message_key, safe='')}")
+
+
+def find(**filters: Unpack[Filters]) -> ApiCall[EmailPage]:
+    """Returns a page of the tenant's emails that match all filters, newest first.
+
+    Raises:
+        ApiProblem: with the code `invalid-parameter` if a filter is not valid.
+    """
     given = {
         "from" if name == "sender" else name: value.isoformat() if isinstance(value, datetime) else str(value)
         for name, value in filters.items()
     }
-    path = "/v1/emails" + (f"?{urlencode(given)}" if given else "")
-    return ApiCall(lambda response: parse_page(orjson.loads(response.body)), "GET", path)
+    return ApiCall(reader(EmailPage), "GET", "/v1/emails" + (f"?{urlencode(given)}" if given else ""))
 
 
-def cancel(email_id: UUID, reason: str) -> ApiCall[Status]:
-    """The request that cancels an email."""
-    return _change(email_id, "cancel", {"reason": reason})
+def cancel(email_id: UUID, *, reason: str) -> ApiCall[Status]:
+    """Cancels an email that is pending or waiting; returns its status, `cancelled`. Idempotent.
+
+    Args:
+        reason: A few words for the audit log, without addresses.
+
+    Raises:
+        ApiProblem: With the code `too-late` if a worker has leased the email, or if the email is sent, failed or
+            held; `email_status` is then the email's status. With the code `not-found` if the tenant has no email
+            with this id.
+    """
+    return _change(f"/v1/emails/{email_id}/cancel", {"reason": reason})
 
 
-def reschedule(email_id: UUID, send_at: datetime, reason: str) -> ApiCall[Status]:
-    """The request that changes the send time of an email.
+def reschedule(email_id: UUID, send_at: datetime, *, reason: str) -> ApiCall[Status]:
+    """Changes the send time of a pending or waiting email; returns the email's new status, `waiting`.
+
+    Args:
+        send_at: The earliest time at which the email is sent, with a time zone. If the time has passed, the email
+            is due immediately.
 
     Raises:
         InvalidEmail: `send_at` has no time zone, or is too far ahead.
+        ApiProblem: As for `cancel`; also with the code `invalid-body` if the email expires before `send_at`.
     """
-    return _change(email_id, "reschedule", {"send_at": instant("send_at", send_at), "reason": reason})
+    return _change(f"/v1/emails/{email_id}/reschedule", {"send_at": instant("send_at", send_at), "reason": reason})
 
 
-def _change(email_id: UUID, verb: str, document: dict[str, object]) -> ApiCall[Status]:
-    path = f"/v1/emails/{email_id}/{verb}"
-    return ApiCall(_parse_changed, "POST", path, (_JSON,), orjson.dumps(document))
+def events(after: str | None) -> ApiCall[EventPage]:
+    """Returns a page of the tenant's events after a cursor."""
+
+    def parse(response: ApiResponse) -> EventPage:
+        page = orjson.loads(response.body)
+        return msgspec.convert({**page, "events": [each["data"] | each for each in page["events"]]}, EventPage)
+
+    query = f"?limit={PAGE_EVENTS}" + ("" if after is None else f"&after={quote(after, safe='')}")
+    return ApiCall(parse, "GET", f"/v1/events{query}")
 
 
-def events(after: str | None, limit: int) -> ApiCall[EventPage]:
-    """The request for the events after a cursor."""
-    query = f"?limit={limit}" + ("" if after is None else f"&after={quote(after, safe='')}")
-    return ApiCall(lambda response: parse_events(orjson.loads(response.body)), "GET", f"/v1/events{query}")
+def _change(path: str, document: dict[str, object]) -> ApiCall[Status]:
+    return ApiCall(
+        lambda response: Status(orjson.loads(response.body)["status"]), "POST", path, (_JSON,), orjson.dumps(document)
+    )
 
 
 def _document(email: Email | Sms) -> dict[str, object]:
@@ -162,16 +203,9 @@ def _document(email: Email | Sms) -> dict[str, object]:
     return document
 
 
-def _parse_receipt(response: ApiResponse) -> Receipt:
-    return parse_receipt(orjson.loads(response.body), is_known=response.header("Idempotent-Replayed") == "true")
-
-
-def _parse_status(response: ApiResponse) -> EmailStatus:
-    return parse_status(orjson.loads(response.body))
-
-
-def _parse_changed(response: ApiResponse) -> Status:
-    return Status(orjson.loads(response.body)["status"])
+def reader(kind: type[T]) -> Callable[[ApiResponse], T]:
+    """Reads a response as a value of this type."""
+    return lambda response: msgspec.json.decode(response.body, type=kind)
 
 
 def parse_problem(response: ApiResponse) -> ApiProblem:

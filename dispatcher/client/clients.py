@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
-from uuid import UUID
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 from pyreqwest.client import Client as PooledAsyncClient
 from pyreqwest.client import ClientBuilder, SyncClient, SyncClientBuilder
@@ -17,42 +16,53 @@ from pyreqwest.exceptions import PyreqwestError
 from pyreqwest.request import RequestBuilder, SyncRequestBuilder
 
 from dispatcher.actions.action import Action
-from dispatcher.client.calls import (
-    ApiCall,
-    ApiResponse,
-    Filters,
-    RetrySchedule,
-    base_url,
-    cancel,
-    events,
-    find,
-    get,
-    get_by_key,
-    parse_problem,
-    reschedule,
-    send,
-    send_many,
-)
+from dispatcher.client import calls
+from dispatcher.client.calls import ApiCall, ApiResponse, RetrySchedule, base_url, parse_problem
 from dispatcher.client.face import call_of
-from dispatcher.client.results import EmailPage, EmailStatus, EventPage, FeedEvent, NoResponse, Receipt, Refused
-from dispatcher.domain.email import Email
-from dispatcher.domain.sms import Sms
-from dispatcher.domain.status import Status
+from dispatcher.client.results import EventPage, FeedEvent, NoResponse
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Builder = TypeVar("Builder", RequestBuilder, SyncRequestBuilder)
 
 SECONDS: Final = 60.0
 """The time limit of a call, including retries."""
 ATTEMPT_SECONDS: Final = 15.0
-PAGE_EVENTS: Final = 500
 RETRIED_STATUSES: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
 _FINAL_CODES: Final = frozenset({"too-late"})
 """Codes of problems after which a request is not repeated, although the response's status is in RETRIED_STATUSES."""
 
 
+class Method(Generic[P, T]):
+    """A method of both clients. It sends the request that a function of `calls` makes.
+
+    `Client` returns the result. `AsyncClient` returns an awaitable of the result.
+    """
+
+    def __init__(self, call: Callable[P, ApiCall[T]]) -> None:
+        self._call = call
+        self.__doc__ = call.__doc__
+
+    @overload
+    def __get__(self, client: Client, kind: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: AsyncClient, kind: type) -> Callable[P, Awaitable[T]]: ...
+    @overload
+    def __get__(self, client: None, kind: type) -> Self: ...
+    def __get__(self, client: _BaseClient | None, kind: type) -> Any:
+        if client is None:
+            return self
+
+        def method(*arguments: P.args, **options: P.kwargs) -> Any:
+            work = client._request(self._call(*arguments, **options))
+            return _result(work) if isinstance(client, Client) else work
+
+        method.__doc__ = self.__doc__
+        return method
+
+
 class _BaseClient(ABC):
-    """The settings and the retry loop that `Client` and `AsyncClient` share."""
+    """What `Client` and `AsyncClient` share: the settings, the methods, and the retry loop."""
 
     def __init__(self, url: str, *, key: str | None = None, seconds: float = SECONDS) -> None:
         """
@@ -67,6 +77,15 @@ class _BaseClient(ABC):
         self._url = base_url(url)
         self._key = key
         self._seconds = seconds
+
+    send = Method(calls.send)
+    send_many = Method(calls.send_many)
+    get = Method(calls.get)
+    get_by_key = Method(calls.get_by_key)
+    find = Method(calls.find)
+    cancel = Method(calls.cancel)
+    reschedule = Method(calls.reschedule)
+    _page = Method(calls.events)
 
     @property
     def _attempt_timeout(self) -> timedelta:
@@ -133,70 +152,6 @@ class Client(_BaseClient):
         """Closes all connections."""
         self._client.close()
 
-    def send(self, email: Email | Sms) -> Receipt:
-        """Enqueues an email. Idempotent by the email's message key.
-
-        Raises:
-            ApiProblem: the API refused the email.
-            NoResponse: no response arrived; the email may have been enqueued. Repeating the call is safe.
-        """
-        return _result(self._request(send(email)))
-
-    def send_many(self, emails: Iterable[Email | Sms]) -> list[Receipt | Refused]:
-        """Enqueues up to 1,000 emails, and returns one result per email, in order. Idempotent by message keys.
-
-        Raises:
-            ApiProblem: the API refused the whole batch.
-            NoResponse: no response arrived; the emails may have been enqueued. Repeating the call is safe.
-        """
-        return _result(self._request(send_many(emails)))
-
-    def get(self, email_id: UUID) -> EmailStatus:
-        """Returns an email's status.
-
-        Raises:
-            ApiProblem: with the code `not-found` if the tenant has no email with this id.
-        """
-        return _result(self._request(get(email_id)))
-
-    def get_by_key(self, message_key: str) -> EmailStatus:
-        """Returns an email's status by its message key. Raises the same errors as `get`."""
-        return _result(self._request(get_by_key(message_key)))
-
-    def find(self, **filters: Unpack[Filters]) -> EmailPage:
-        """Returns a page of the tenant's emails that match all filters, newest first.
-
-        Raises:
-            ApiProblem: with the code `invalid-parameter` if a filter is not valid.
-        """
-        return _result(self._request(find(filters)))
-
-    def cancel(self, email_id: UUID, *, reason: str) -> Status:
-        """Cancels an email that is pending or waiting; returns its status, `cancelled`. Idempotent.
-
-        Args:
-            reason: A few words for the audit log, without addresses.
-
-        Raises:
-            ApiProblem: With the code `too-late` if a worker has leased the email, or if the email is sent, failed or
-                held; `email_status` is then the email's status. With the code `not-found` if the tenant has no email
-                with this id.
-        """
-        return _result(self._request(cancel(email_id, reason)))
-
-    def reschedule(self, email_id: UUID, send_at: datetime, *, reason: str) -> Status:
-        """Changes the send time of a pending or waiting email; returns the email's new status, `waiting`.
-
-        Args:
-            send_at: The earliest time at which the email is sent, with a time zone. If the time has passed, the email
-                is due immediately.
-
-        Raises:
-            InvalidEmail: `send_at` has no time zone, or is too far ahead.
-            ApiProblem: As for `cancel`; also with the code `invalid-body` if the email expires before `send_at`.
-        """
-        return _result(self._request(reschedule(email_id, send_at, reason)))
-
     def run(self, action: Action[T]) -> T:
         """Carries out an operator action, such as `SetTenant(tenant_id="acme", weight=2, reason="contract")`.
 
@@ -213,9 +168,6 @@ class Client(_BaseClient):
                 event that is kept.
         """
         return Events(self, after)
-
-    def _page(self, after: str | None) -> EventPage:
-        return _result(self._request(events(after, PAGE_EVENTS)))
 
     async def _exchange(self, call: ApiCall[T]) -> ApiResponse:
         response = self._build(self._client.request(call.method, self._url + call.path), call).build().send()
@@ -243,47 +195,13 @@ class AsyncClient(_BaseClient):
         await self.close()
 
     async def close(self) -> None:
-        """See `Client.close`."""
         await self._client.close()
 
-    async def send(self, email: Email | Sms) -> Receipt:
-        """See `Client.send`."""
-        return await self._request(send(email))
-
-    async def send_many(self, emails: Iterable[Email | Sms]) -> list[Receipt | Refused]:
-        """See `Client.send_many`."""
-        return await self._request(send_many(emails))
-
-    async def get(self, email_id: UUID) -> EmailStatus:
-        """See `Client.get`."""
-        return await self._request(get(email_id))
-
-    async def get_by_key(self, message_key: str) -> EmailStatus:
-        """See `Client.get_by_key`."""
-        return await self._request(get_by_key(message_key))
-
-    async def find(self, **filters: Unpack[Filters]) -> EmailPage:
-        """See `Client.find`."""
-        return await self._request(find(filters))
-
-    async def cancel(self, email_id: UUID, *, reason: str) -> Status:
-        """See `Client.cancel`."""
-        return await self._request(cancel(email_id, reason))
-
-    async def reschedule(self, email_id: UUID, send_at: datetime, *, reason: str) -> Status:
-        """See `Client.reschedule`."""
-        return await self._request(reschedule(email_id, send_at, reason))
-
     async def run(self, action: Action[T]) -> T:
-        """As `Client.run`."""
         return await self._request(call_of(action))
 
     def events(self, *, after: str | None = None) -> AsyncEvents:
-        """See `Client.events`."""
         return AsyncEvents(self, after)
-
-    async def _page(self, after: str | None) -> EventPage:
-        return await self._request(events(after, PAGE_EVENTS))
 
     async def _exchange(self, call: ApiCall[T]) -> ApiResponse:
         request = self._build(self._client.request(call.method, self._url + call.path), call).build()

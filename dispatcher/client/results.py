@@ -1,4 +1,4 @@
-"""The API's responses as values, and its problems as exceptions."""
+"""The API's responses as values, and its problems as exceptions. A response may have fields that a value lacks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Receipt:
 
     id: UUID
     message_key: str
-    is_known: bool
+    is_known: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -60,7 +60,7 @@ class Refused:
     problem: ApiProblem
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One finished attempt to send an email through a provider."""
 
@@ -69,12 +69,12 @@ class Attempt:
     started_at: datetime
     finished_at: datetime
     outcome: str
-    error_type: str | None
-    error: str | None
-    provider_code: str | None
+    error_type: str | None = None
+    error: str | None = None
+    provider_code: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderEvent:
     """What a provider reported about an email that the provider had accepted.
 
@@ -86,16 +86,16 @@ class ProviderEvent:
     """
 
     kind: str
-    bounce: str | None
+    bounce: str | None = None
     provider: str
     happened_at: datetime
     received_at: datetime
-    recipient: int | None
-    code: str | None
-    detail: str | None
+    recipient: int | None = None
+    code: str | None = None
+    detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitStatus:
     """Why an email is not sent yet.
 
@@ -105,72 +105,58 @@ class WaitStatus:
     """
 
     reason: str
-    until: datetime | None
+    until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """One entry of an email's timeline: what happened to the email, and when."""
 
     at: datetime
     what: str
-    detail: str | None
+    detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EmailStatus:
-    """An email's status, attempts, events and timeline.
-
-    Attributes:
-        waiting: Why the email is not sent yet; None unless its status is `pending`, `waiting` or `sending`.
-        refused_recipients: The recipients who did not get the email, although the provider accepted it for others. Each
-            has its number, counted through `to`, `cc` and `bcc`, and the reason: `2 (550 5.1.1), 3 (451)`. None if the
-            provider accepted all recipients.
-        delivered_recipients: The recipients who have an email that was delivered in part, by the same numbers:
-            `1-2, 5`. None if the email is sent, or if nobody has it.
-    """
-
-    id: UUID
-    message_key: str
-    channel: str
-    status: Status
-    attempt_count: int
-    correlation_id: str | None
-    error_type: str | None
-    error: str | None
-    provider: str | None
-    provider_message_id: str | None
-    created_at: datetime
-    sent_at: datetime | None
-    refused_recipients: str | None
-    delivered_recipients: str | None
-    waiting: WaitStatus | None
-    attempts: tuple[Attempt, ...]
-    events: tuple[ProviderEvent, ...]
-    timeline: tuple[Moment, ...]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedEmail:
     """An email in a list. `Client.get` returns the email's attempts and events, too.
 
     Attributes:
-        refused_recipients: See `EmailStatus`.
+        refused_recipients: The recipients who did not get the email, although the provider accepted it for others. Each
+            has its number, counted through `to`, `cc` and `bcc`, and the reason: `2 (550 5.1.1), 3 (451)`. None if the
+            provider accepted all recipients.
     """
 
     id: UUID
     message_key: str
-    channel: str
+    channel: str = "email"
     status: Status
     attempt_count: int
-    correlation_id: str | None
-    error_type: str | None
-    error: str | None
-    provider: str | None
-    provider_message_id: str | None
+    correlation_id: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    provider: str | None = None
+    provider_message_id: str | None = None
     created_at: datetime
-    sent_at: datetime | None
-    refused_recipients: str | None
+    sent_at: datetime | None = None
+    refused_recipients: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmailStatus(ListedEmail):
+    """An email's status, attempts, events and timeline.
+
+    Attributes:
+        delivered_recipients: The recipients who have an email that was delivered in part, by the same numbers as in
+            `refused_recipients`: `1-2, 5`. None if the email is sent, or if nobody has it.
+        waiting: Why the email is not sent yet; None unless its status is `pending`, `waiting` or `sending`.
+    """
+
+    delivered_recipients: str | None = None
+    waiting: WaitStatus | None = None
+    attempts: tuple[Attempt, ...]
+    events: tuple[ProviderEvent, ...] = ()
+    timeline: tuple[Moment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,77 +170,11 @@ class EmailPage:
     """
 
     emails: tuple[ListedEmail, ...]
-    next: UUID | None
-    recipients_since: datetime | None
+    next: UUID | None = None
+    recipients_since: datetime | None = None
 
 
-def parse_receipt(document: Mapping[str, Any], *, is_known: bool) -> Receipt:
-    """Parses the response to a request with one email."""
-    return Receipt(UUID(document["id"]), document["message_key"], is_known, tuple(document.get("warnings", ())))
-
-
-def parse_results(document: Mapping[str, Any]) -> list[Receipt | Refused]:
-    """Parses the response to a batch: one result per email, in order."""
-    return [
-        Refused(ApiProblem(result["problem"]["status"], result["problem"]))
-        if result["outcome"] == "refused"
-        else parse_receipt(result["email"], is_known=result["outcome"] == "known")
-        for result in document["results"]
-    ]
-
-
-def parse_status(document: Mapping[str, Any]) -> EmailStatus:
-    """Parses an email's status. Ignores fields that this client does not know."""
-    fields = _email_fields(EmailStatus, document)
-    fields["waiting"] = _waiting(document["waiting"]) if document.get("waiting") else None
-    fields["attempts"] = tuple(_attempt(attempt) for attempt in document["attempts"])
-    fields["events"] = tuple(_provider_event(event) for event in document.get("events", ()))
-    fields["timeline"] = tuple(
-        Moment(datetime.fromisoformat(moment["at"]), moment["what"], moment.get("detail"))
-        for moment in document.get("timeline", ())
-    )
-    return EmailStatus(**fields)
-
-
-def parse_page(document: Mapping[str, Any]) -> EmailPage:
-    """Parses a page of emails. Ignores fields that this client does not know."""
-    emails = tuple(ListedEmail(**_email_fields(ListedEmail, email)) for email in document["emails"])
-    since = document.get("recipients_since")
-    return EmailPage(
-        emails, UUID(document["next"]) if document["next"] else None, datetime.fromisoformat(since) if since else None
-    )
-
-
-def _email_fields(kind: type[EmailStatus | ListedEmail], document: Mapping[str, Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: document.get(name) for name in kind.__dataclass_fields__}
-    fields["id"] = UUID(document["id"])
-    fields["channel"] = document.get("channel") or "email"  # an older API supports only email, and sends no channel
-    fields["status"] = Status(document["status"])
-    fields["created_at"] = datetime.fromisoformat(document["created_at"])
-    fields["sent_at"] = datetime.fromisoformat(document["sent_at"]) if document["sent_at"] else None
-    return fields
-
-
-def _waiting(document: Mapping[str, Any]) -> WaitStatus:
-    until = document.get("until")
-    return WaitStatus(document["reason"], datetime.fromisoformat(until) if until else None)
-
-
-def _attempt(document: Mapping[str, Any]) -> Attempt:
-    fields: dict[str, Any] = {name: document.get(name) for name in Attempt.__dataclass_fields__}
-    for name in ("started_at", "finished_at"):
-        fields[name] = datetime.fromisoformat(document[name])
-    return Attempt(**fields)
-
-
-def _provider_event(document: Mapping[str, Any]) -> ProviderEvent:
-    fields: dict[str, Any] = {name: document.get(name) for name in ProviderEvent.__dataclass_fields__}
-    for name in ("happened_at", "received_at"):
-        fields[name] = datetime.fromisoformat(document[name])
-    return ProviderEvent(**fields)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FeedEvent:
     """An event of the feed: an email's new status, or what a provider reported about the email.
 
@@ -277,11 +197,11 @@ class FeedEvent:
     email_id: UUID
     tenant_id: str
     message_key: str
-    correlation_id: str | None
-    provider: str | None
-    reason: str | None
-    code: str | None
-    bounce: str | None
+    correlation_id: str | None = None
+    provider: str | None = None
+    reason: str | None = None
+    code: str | None = None
+    bounce: str | None = None
     happened_at: datetime
 
 
@@ -297,19 +217,3 @@ class EventPage:
     events: tuple[FeedEvent, ...]
     next: str
     has_more: bool
-
-
-def parse_events(document: Mapping[str, Any]) -> EventPage:
-    """Parses a page of events. Ignores fields that this client does not know."""
-    events = tuple(_feed_event(event) for event in document["events"])
-    return EventPage(events, document["next"], document["has_more"])
-
-
-def _feed_event(document: Mapping[str, Any]) -> FeedEvent:
-    data = document["data"]
-    fields: dict[str, Any] = {name: data.get(name) for name in FeedEvent.__dataclass_fields__}
-    fields |= {"id": UUID(document["id"]), "cursor": document["cursor"], "type": document["type"]}
-    fields["timestamp"] = datetime.fromisoformat(document["timestamp"])
-    fields["email_id"] = UUID(data["email_id"])
-    fields["happened_at"] = datetime.fromisoformat(data["happened_at"])
-    return FeedEvent(**fields)

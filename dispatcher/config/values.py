@@ -246,19 +246,22 @@ def ehlo_name(text: str) -> str:
     return text
 
 
-def https_host(text: str) -> str:
+def _https_url(text: str, danger: str) -> SplitResult:
     parts = urlsplit(url("https", "http")(text))
     if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
-        raise ValueError("would send the API key without encryption; use https://")
+        raise ValueError(f"would {danger} without encryption; use https://")
+    return parts
+
+
+def https_host(text: str) -> str:
+    parts = _https_url(text, "send the API key")
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
         raise ValueError("must have only scheme, host and port, such as https://api.sendgrid.com")
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def endpoint(text: str) -> str:
-    parts = urlsplit(url("https", "http")(text))
-    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
-        raise ValueError("would send emails without encryption; use https://")
+    parts = _https_url(text, "send emails")
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError("must have no user, password, ?query or #fragment; configure credentials for boto3 instead")
     return text
@@ -267,11 +270,9 @@ def endpoint(text: str) -> str:
 def callback_url(text: str) -> str:
     """Parses a public URL without a query. It may have a user and a password. The URL must begin with https://, except
     for loopback addresses."""
-    parts = urlsplit(url("https", "http")(text))
+    parts = _https_url(text, "receive the status of SMS")
     if parts.query or parts.fragment:
         raise ValueError("must have no ?query or #fragment, because the dispatcher adds a query")
-    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
-        raise ValueError("would receive the status of SMS without encryption; use https://")
     return text
 
 
@@ -306,9 +307,7 @@ def countries(text: str) -> frozenset[str] | None:
 
 
 def issuer(text: str) -> str:
-    parts = urlsplit(url("https", "http")(text))
-    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
-        raise ValueError("would send the client secret without encryption; use https://")
+    parts = _https_url(text, "send the client secret")
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError("must have no user, password, ?query or #fragment")
     return text

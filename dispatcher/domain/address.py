@@ -55,15 +55,9 @@ numbers."""
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The parts of one email address.
-
-    Attributes:
-        display_name: The name without quotes; empty if the address has no name.
-        local: The part before the @, as it is sent: in quotes if a dot is at its start or end, or follows another dot.
-            If it is not ASCII, the provider must support SMTPUTF8.
-        domain: The part after the @, unchanged. A domain that is not ASCII must be converted by IDNA (UTS 46) before it
-            is sent to a server.
-    """
+    """The parts of one email address. `local` is as it is sent: in quotes if a dot is at its start or end, or follows
+    another; if it is not ASCII, the provider must support SMTPUTF8. A `domain` that is not ASCII must be converted by
+    IDNA (UTS 46) before it is sent to a server."""
 
     display_name: str
     local: str
@@ -76,11 +70,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parses a text into an address.
-
-    Raises:
-        ValueError: The text is not a valid address. The error says why, and never quotes the text.
-    """
+    """Parses a text into an address. Raises ValueError, which says why, and never quotes the text."""
     if len(text) > _MAX_TEXT_CHARACTERS:
         raise ValueError("is too long to be an email address")
     plain = _PLAIN.fullmatch(text)

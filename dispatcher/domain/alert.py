@@ -73,23 +73,11 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """The result of the last check of a condition that needs an operator.
+    """The result of the last check of a condition that needs an operator. Of the emails' data, it contains only
+    correlation ids, from which addresses are removed.
 
-    Of the emails' data, an alert contains only correlation ids, from which addresses are removed.
-
-    Attributes:
-        is_firing: Whether the condition is true now.
-        queue: The name of the DLQ.
-        raised_at: When a check first found that the condition is true.
-        host: The host that ran the check.
-        count: Depends on the kind: the number of messages on the DLQ, of emails that are due, or of emails that lose
-            their content soon. None if the number is unknown, or if alerts of this kind have no count.
-        oldest_age_seconds: The time since the oldest email failed, or a lower bound of this time; None if unknown.
-        correlation_ids: The correlation ids of the oldest emails, at most `MAX_CORRELATION_IDS`.
-        reason: Depends on the kind: why the check failed, why nothing is sent, or which providers, hosts, webhooks or
-            pauses are affected. None if alerts of this kind have no reason.
-        is_alone: Whether PostgreSQL is unavailable to this host. Then the hosts cannot agree which of them sends
-            notices, so each host sends its own.
+    `count` and `reason` depend on the kind, and are None if unknown. `oldest_age_seconds` may be a lower bound. While
+    PostgreSQL is unavailable, `is_alone`: the hosts cannot agree which of them sends notices, so each sends its own.
     """
 
     kind: Kind
@@ -111,13 +99,8 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message to an operator about an alert.
-
-    Attributes:
-        notice_id: If a notice is sent again after an error, it has the same id, so that a receiver can ignore the
-            repetition. A reminder is a new notice.
-        at: When the notice was created.
-    """
+    """A message to an operator about an alert. If it is sent again after an error, it has the same id, so that a
+    receiver can ignore the repetition; a reminder is a new notice."""
 
     notice_id: str
     phase: Phase
@@ -152,11 +135,8 @@ class Channel(Protocol):
 
 
 def next_phase(*, is_firing: bool, notice_age_seconds: float | None, reminder_seconds: float) -> Phase | None:
-    """The phase that the next notice reports; None if no notice is due.
-
-    `notice_age_seconds` is None if no notice about the condition was sent yet. If the condition persists, a notice is
-    repeated after `reminder_seconds`.
-    """
+    """The phase that the next notice reports; None if no notice is due. `notice_age_seconds` is None before the first
+    notice."""
     if notice_age_seconds is None:
         return Phase.RAISED if is_firing else None
     if not is_firing:

@@ -9,24 +9,15 @@ from dispatcher.domain.values import dataclass
 
 @dataclass(slots=True)
 class Backoff:
-    """The waits between tries during one outage.
-
-    Attributes:
-        base_seconds: Upper bound of the first wait. The upper bound doubles with each failure, up to `cap_seconds`.
-        cap_seconds: Upper bound of every wait.
-        failures: Failures since the last success.
-    """
+    """The waits between tries during one outage. The upper bound begins at `base_seconds`, and doubles with each
+    failure, up to `cap_seconds`."""
 
     base_seconds: float
     cap_seconds: float
     failures: int = 0
 
     def next_wait(self, random: Callable[[], float]) -> float:
-        """Records a failure, and returns the seconds to wait: a random share of the upper bound.
-
-        Args:
-            random: Returns a number from 0 up to, but not including, 1.
-        """
+        """Records a failure, and returns the seconds to wait: a random share, from 0 up to 1, of the upper bound."""
         longest = min(self.cap_seconds, self.base_seconds * 2.0 ** min(self.failures, 30))
         self.failures += 1
         return longest * random()

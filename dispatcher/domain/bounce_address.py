@@ -28,11 +28,7 @@ class BounceAddress:
     """Creates and verifies envelope senders: one address per email, all of one mailbox that receives bounces."""
 
     def __init__(self, mailbox: str, keys: Sequence[bytes]) -> None:
-        """
-        Args:
-            mailbox: The address without a token, such as `bounces@example.com`.
-            keys: The first key signs new tokens. Tokens of all keys are valid.
-        """
+        """`mailbox` has no token. The first key signs new tokens; tokens of all keys are valid."""
         local, _, domain = mailbox.rpartition("@")
         self._before = f"{local}+"
         self._after = f"@{domain}"

@@ -12,16 +12,8 @@ from dispatcher.domain.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What a dead letter says about its failed or held email.
-
-    Attributes:
-        status: `failed` or `held`.
-        error_type: A value of `domain.outcome.Reason`.
-        error: The error text, from the provider or from the dispatcher, without addresses.
-        attempts: The number of attempts.
-        provider: The provider of the last attempt.
-        failed_at: When the email became `failed` or `held`.
-    """
+    """What a dead letter says about its failed or held email. `error_type` is a `domain.outcome.Reason`; `error` has no
+    addresses."""
 
     email_id: UUID
     tenant_id: str

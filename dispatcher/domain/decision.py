@@ -46,11 +46,7 @@ class MarkSent:
 
 @dataclass(frozen=True, slots=True)
 class RetryIn:
-    """Try to send the email again in this process, under the same lease.
-
-    Attributes:
-        seconds: The wait before the next attempt.
-    """
+    """Try to send the email again in this process, under the same lease."""
 
     transition: ClassVar = Transition.DEFER
     seconds: float
@@ -58,11 +54,7 @@ class RetryIn:
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """Release the lease and let the email wait for a redelivery. The email's attempts then count from 1 again.
-
-    Attributes:
-        seconds: The wait before the email is due again.
-    """
+    """Release the lease and let the email wait for a redelivery. The email's attempts then count from 1 again."""
 
     transition: ClassVar = Transition.REDELIVER
     seconds: float
@@ -112,15 +104,9 @@ def decide(
 ) -> Decision:
     """Decides what to do after an attempt.
 
-    Args:
-        attempt_number: The number of the attempt that just ended. Attempts count from 1, and after a replay or a
-            redelivery from 1 again.
-        on_uncertain: The email's own policy if it has one, otherwise the host's policy.
-        random: Returns a number from 0 up to, but not including, 1, which spreads the retries over time.
-        key_seconds: For how many more seconds the provider remembers the idempotency key of a pinned email. None if the
-            email is not pinned, because the outcome of every attempt with this key is known.
-        limits: The email's own limits; None if the email has no limits of its own and redelivery is off.
-        failovers: How many attempts before this one, in the same round of providers, ended in a failover.
+    `attempt_number` counts from 1, after a replay or a redelivery from 1 again. `key_seconds` is how long the provider
+    still remembers the key of a pinned email; None if it is not pinned. `limits` is None if the email has none and
+    redelivery is off. `failovers` counts attempts before this one, in the same round of providers.
     """
     if isinstance(outcome, Accepted):  # nearly always; a `match` takes three times as long
         return MarkSent(outcome.provider_message_id, outcome.detail)
@@ -190,11 +176,8 @@ def _decide_in_doubt(
 
 
 def _asked_seconds(outcome: Deferred, policy: RetryPolicy) -> float | None:
-    """The wait that the provider asked for; None if the provider asked for no wait.
-
-    If the provider is the cause of the deferral, and not the email, returns at most the policy's cap. After a longer
-    wait, no retry would follow, and the email would fail.
-    """
+    """The wait that the provider asked for. If the provider caused the deferral, at most the policy's cap: after a
+    longer wait, no retry would follow, and the email would fail."""
     if outcome.reason in CONCERNS_PROVIDER and outcome.retry_after is not None:
         return min(outcome.retry_after, policy.cap_seconds)
     return outcome.retry_after

@@ -1,5 +1,4 @@
-"""Converts the JSON object of an email to the arguments of `Email`, and attachments to JSON. `email_rules` checks the
-values."""
+"""The JSON of instants and attachments. `email_rules` checks the values."""
 
 from __future__ import annotations
 
@@ -11,55 +10,26 @@ from datetime import datetime
 from typing import Any, Final
 
 from dispatcher.domain.email_rules import MAX_ATTACHMENT_OCTETS, MAX_ATTACHMENTS, shown
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.outgoing import MAX_FILENAME_CHARACTERS, Attachment
 from dispatcher.errors import InvalidEmail
 
-REQUIRED_FIELDS: Final = ("message_key", "from")
-"""Fields that every email needs. `Email` checks the conditional fields: a recipient in to, cc or bcc, and a body in
-text, html or a template."""
-FIELDS: Final = frozenset(
-    {
-        *REQUIRED_FIELDS,
-        *("tenant_id", "to", "cc", "bcc", "reply_to", "subject", "text", "html", "headers", "attachments"),
-        *("template_id", "template_data", "correlation_id", "tags", "on_uncertain", "erase_after_sending"),
-        *("ignore_suppression", "send_at", "expires_at", "lane"),
-    }
-)
 ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
+ATTACHMENT_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": list(ATTACHMENT_FIELDS),
+    "properties": {
+        "filename": {"type": "string", "minLength": 1, "maxLength": MAX_FILENAME_CHARACTERS},
+        "content_type": {"type": "string", "pattern": "^[^/]+/[^/]+$", "examples": ["application/pdf"]},
+        "content": {"type": "string", "contentEncoding": "base64", "description": "The file, in base64."},
+    },
+}
 MAX_BASE64_CHARACTERS: Final = (MAX_ATTACHMENT_OCTETS + 2) // 3 * 4
-INSTANT_FIELDS: Final = ("send_at", "expires_at")
 _INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 """A date and time with a zone (RFC 3339, section 5.6)."""
 _DECODED_AT_ONCE: Final = 1 << 16
 """Base64 characters decoded per call; a multiple of four. Decoding a megabyte in one call blocks other threads for
 milliseconds."""
-
-
-def arguments_of(document: object) -> dict[str, Any]:
-    """The keyword arguments for `Email`. Checks field names and decodes attachments; `Email` checks the values.
-
-    Raises:
-        InvalidEmail: The document is not an object, a field is unknown or missing, or an attachment cannot be decoded.
-    """
-    if not isinstance(document, dict):
-        raise InvalidEmail("email", "must be a JSON object")
-    for name in document.keys() - FIELDS:
-        remedy = "the field is named from" if name == "sender" else "check the spelling"
-        raise InvalidEmail(shown(name), f"is not a field of an email; {remedy}")
-    given = {name: value for name, value in document.items() if value is not None}
-    for name in REQUIRED_FIELDS:
-        if name not in given:
-            raise InvalidEmail(name, "is required")
-    if "subject" not in given and "template_id" not in given:
-        raise InvalidEmail("subject", "is required unless template_id is set")
-    given["sender"] = given.pop("from")
-    given.setdefault("to", ())
-    for name in INSTANT_FIELDS:
-        if name in given:
-            given[name] = instant_of(name, given[name])
-    if "attachments" in given:
-        given["attachments"] = _attachments(given["attachments"])
-    return given
 
 
 def instant_of(field: str, text: object) -> datetime:
@@ -83,12 +53,13 @@ def instant_text(instant: datetime) -> str:
     return instant.isoformat().replace("+00:00", "Z")
 
 
-def _attachments(listed: object) -> list[Attachment]:
+def attachments_of(field: str, listed: object) -> list[Attachment]:
+    """The attachments of a JSON list. Raises InvalidEmail."""
     if not isinstance(listed, list):
-        raise InvalidEmail("attachments", "must be a list")
+        raise InvalidEmail(field, "must be a list")
     if len(listed) > MAX_ATTACHMENTS:
-        raise InvalidEmail("attachments", f"has more than {MAX_ATTACHMENTS} attachments")
-    return [_attachment(f"attachments[{index}]", item) for index, item in enumerate(listed)]
+        raise InvalidEmail(field, f"has more than {MAX_ATTACHMENTS} attachments")
+    return [_attachment(f"{field}[{index}]", item) for index, item in enumerate(listed)]
 
 
 def _attachment(field: str, document: object) -> Attachment:

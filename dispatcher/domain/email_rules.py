@@ -1,14 +1,14 @@
 """The rules for each field of an email. Each function returns the value to keep, or raises `InvalidEmail`.
 
-The parameter `field` is the name of an argument of `Email`. The JSON names are the same, except `from` for `sender`.
-The rules also check types, because callers may not use a type checker.
+The parameter `field` is the name of an argument of `Email`, or of its invalid part, such as `to[1]`. The rules also
+check types, because callers may not use a type checker.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
@@ -52,6 +52,7 @@ MAX_DAYS_AHEAD: Final = 366
 """How far ahead send_at and expires_at may be. A later time is usually a mistake, such as milliseconds instead of
 seconds."""
 
+NO_HEADERS: Final = MappingProxyType[str, str]({})
 _MAX_CACHED_CHARACTERS: Final = 200
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 _TEMPLATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -64,22 +65,12 @@ def string(field: str, value: object) -> str:
     return _text(field, value)
 
 
-def period(send_at: datetime | None, expires_at: datetime | None) -> None:
-    """Raises InvalidEmail if an email would expire before it may be sent."""
-    if send_at is not None and expires_at is not None and expires_at <= send_at:
-        raise InvalidEmail("expires_at", "must be later than send_at")
-
-
-def line(field: str, value: object, longest: int, fault_of: Callable[[str], str | None] = header_fault) -> str:
-    """A text that is allowed in a header, at most `longest` characters long.
-
-    Args:
-        fault_of: Returns why a text is not allowed; None if it is allowed.
-    """
+def line(field: str, value: object) -> str:
+    """A text that is allowed in a header."""
     text = _text(field, value)
-    if len(text) > longest:
-        raise InvalidEmail(field, f"is longer than {longest} characters")
-    if fault := fault_of(text):
+    if len(text) > MAX_LINE_CHARACTERS:
+        raise InvalidEmail(field, f"is longer than {MAX_LINE_CHARACTERS} characters")
+    if fault := header_fault(text):
         raise InvalidEmail(field, fault)
     return text
 
@@ -100,24 +91,25 @@ def key(field: str, value: object, longest: int = MAX_KEY_CHARACTERS) -> str:
 
 def tenant(value: object) -> str:
     """The id of a tenant."""
-    text = _text("tenant_id", value)
+    return tenant_id("tenant_id", value)
+
+
+def tenant_id(field: str, value: object) -> str:
+    """The id of a tenant."""
+    text = _text(field, value)
     if not 1 <= len(text) <= MAX_TENANT_CHARACTERS:
-        raise InvalidEmail("tenant_id", f"must be 1 to {MAX_TENANT_CHARACTERS} characters long")
+        raise InvalidEmail(field, f"must be 1 to {MAX_TENANT_CHARACTERS} characters long")
     if not _TENANT.fullmatch(text):
-        raise InvalidEmail(
-            "tenant_id", "must begin with an ASCII letter or digit; letters, digits and . _ : - may follow"
-        )
+        raise InvalidEmail(field, "must begin with an ASCII letter or digit; letters, digits and . _ : - may follow")
     return text
 
 
-def policy(value: object) -> OnUncertain | None:
-    """The email's policy for uncertain outcomes, from its name or from an `OnUncertain`; None if the value is None."""
-    if value is None:
-        return None
+def policy(field: str, value: object) -> OnUncertain:
+    """The policy for uncertain outcomes, from its name or from an `OnUncertain`."""
     try:
-        return OnUncertain(_text("on_uncertain", value))
+        return OnUncertain(_text(field, value))
     except ValueError:
-        raise InvalidEmail("on_uncertain", f"must be one of: {', '.join(OnUncertain)}") from None
+        raise InvalidEmail(field, f"must be one of: {', '.join(OnUncertain)}") from None
 
 
 def instant(field: str, value: object) -> datetime:
@@ -136,19 +128,19 @@ def instant(field: str, value: object) -> datetime:
     if before < after:  # only for a time that the zone skips (PEP 495)
         zone, taken = value.tzinfo, value + (after - before if value.fold == 0 else before - after)
         message = f"{field}: {value:%Y-%m-%d %H:%M} does not exist in {zone}; {taken:%H:%M} is used instead."
-        warnings.warn(message, stacklevel=3)  # 3: where the application creates the email
+        warnings.warn(message, stacklevel=4)  # 4: where the application creates the email
     try:
         return value.astimezone(UTC)
     except OverflowError:
         raise InvalidEmail(field, "is before the year 1 in UTC") from None
 
 
-def lane(value: object) -> str:
+def lane(field: str, value: object) -> str:
     """The name of a lane. Does not check that the lane exists, because only the settings of the sending hosts list the
     lanes."""
-    text = _text("lane", value)
+    text = _text(field, value)
     if not LANE.fullmatch(text):
-        raise InvalidEmail("lane", "must be the name of a lane, such as urgent: lower-case letters, digits and _")
+        raise InvalidEmail(field, "must be the name of a lane, such as urgent: lower-case letters, digits and _")
     return text
 
 
@@ -169,11 +161,11 @@ def address(field: str, value: object) -> str:
     return text
 
 
-def sender(value: object) -> str:
+def sender(field: str, value: object) -> str:
     """The sender's address, unchanged. Results are cached, because most emails have one of a few senders."""
     if type(value) is str and len(value) <= _MAX_CACHED_CHARACTERS:
         return _sender(value)
-    return address("sender", value)
+    return address(field, value)
 
 
 @lru_cache(maxsize=1024)
@@ -198,34 +190,34 @@ def _recipient(field: str, value: object) -> str:
         raise
 
 
-def template(value: object) -> str:
+def template(field: str, value: object) -> str:
     """The id of a provider's template: `d-…` for SendGrid, the template's name for SES."""
-    text = _text("template_id", value)
+    text = _text(field, value)
     if not _TEMPLATE.fullmatch(text):
-        raise InvalidEmail("template_id", "must be 1 to 100 characters: ASCII letters, digits, - and _")
+        raise InvalidEmail(field, "must be 1 to 100 characters: ASCII letters, digits, - and _")
     return text
 
 
-def bodies(text: object, html: object, *, required: bool = True) -> tuple[str | None, str | None]:
-    """The bodies: text and HTML. An empty body becomes None. If `required`, at least one body must not be empty."""
-    kept_text, text_octets = _body("text", text)
-    kept_html, html_octets = _body("html", html)
-    if required and kept_text is None and kept_html is None:
-        raise InvalidEmail("text", "is required, and must not be empty, unless html is set")
-    if text_octets + html_octets > MAX_BODY_OCTETS:
-        raise _oversized_body("html" if text_octets <= html_octets else "text")
-    return kept_text, kept_html
-
-
-def _body(field: str, value: object) -> tuple[str | None, int]:
-    if value is None:
-        return None, 0
+def body(field: str, value: object) -> str | None:
+    """A body; None if it is empty."""
     text = _text(field, value)
     if len(text) > MAX_BODY_OCTETS:
         raise _oversized_body(field)
     if fault := body_fault(text):
         raise InvalidEmail(field, fault)
-    return text or None, len(text) if text.isascii() else len(text.encode())
+    return text or None
+
+
+def check_bodies(text: str | None, html: str | None) -> None:
+    """Raises InvalidEmail if both bodies are empty, or too large together."""
+    if text is None and html is None:
+        raise InvalidEmail("text", "is required, and must not be empty, unless html is set")
+    text, html = text or "", html or ""
+    if 4 * (len(text) + len(html)) <= MAX_BODY_OCTETS:
+        return
+    text_octets, html_octets = len(text.encode()), len(html.encode())
+    if text_octets + html_octets > MAX_BODY_OCTETS:
+        raise _oversized_body("html" if text_octets <= html_octets else "text")
 
 
 def _oversized_body(field: str) -> InvalidEmail:
@@ -238,6 +230,8 @@ def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
     Args:
         allowed: The names of the headers that are allowed although they control a provider.
     """
+    if value is NO_HEADERS:
+        return NO_HEADERS
     if not isinstance(value, Mapping):
         raise InvalidEmail("headers", "must be an object whose values are strings")
     if len(value) > MAX_HEADERS:
@@ -250,7 +244,7 @@ def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
         if lowered in seen:
             raise InvalidEmail(field, "is set twice; upper and lower case make no difference in header names")
         seen.add(lowered)
-        value = kept[_text(field, name)] = line(field, text, MAX_LINE_CHARACTERS)
+        value = kept[_text(field, name)] = line(field, text)
         if fault := header_value_fault(lowered, value):
             raise InvalidEmail(field, fault)
     return MappingProxyType(kept)
@@ -265,29 +259,28 @@ def _header_name(field: str, name: object, allowed: Collection[str]) -> str:
     return name.lower()
 
 
-def attachments(value: object) -> tuple[Attachment, ...]:
+def attachments(field: str, value: object) -> tuple[Attachment, ...]:
     """The attachments. If they are too large together, the error names the first attachment beyond the limit."""
-    listed = _sequence("attachments", value, MAX_ATTACHMENTS)
+    listed = _sequence(field, value, MAX_ATTACHMENTS)
     kept: list[Attachment] = []
     octets = 0
     for index, item in enumerate(listed):
-        field = f"attachments[{index}]"
         if not isinstance(item, Attachment):
-            raise InvalidEmail(field, "must be an Attachment")
+            raise InvalidEmail(f"{field}[{index}]", "must be an Attachment")
         octets += len(item.content)
         if octets > MAX_ATTACHMENT_OCTETS:
             reason = f"is too large; all attachments together may have {MAX_ATTACHMENT_OCTETS} bytes"
-            raise InvalidEmail(f"{field}.content", reason)
+            raise InvalidEmail(f"{field}[{index}].content", reason)
         kept.append(item)
     return tuple(kept)
 
 
-def tags(value: object) -> tuple[str, ...]:
+def tags(field: str, value: object) -> tuple[str, ...]:
     """The tags in a list without duplicates, or the single tag in a string."""
-    listed = [value] if isinstance(value, str) else _sequence("tags", value, MAX_TAGS)
-    kept = tuple([key(f"tags[{index}]", item, MAX_TAG_CHARACTERS) for index, item in enumerate(listed)])
+    listed = [value] if isinstance(value, str) else _sequence(field, value, MAX_TAGS)
+    kept = tuple([key(f"{field}[{index}]", item, MAX_TAG_CHARACTERS) for index, item in enumerate(listed)])
     if len(set(kept)) != len(kept):
-        raise InvalidEmail("tags", "contains the same tag twice")
+        raise InvalidEmail(field, "contains the same tag twice")
     return kept
 
 

@@ -93,13 +93,7 @@ def is_reserved(name: str) -> bool:
 
 
 def header_name_fault(name: str, allowed: Collection[str] = ()) -> str | None:
-    """Why an email may not set a header: a phrase to put after the header's name. None if the email may set it.
-
-    Ignores the case of names.
-
-    Args:
-        allowed: The names of the headers that the operator allows.
-    """
+    """Why an email may not set a header, to put after its name; None if it may, or the operator allows it."""
     if is_reserved(name):
         return "cannot be set, because the dispatcher or a mail server writes it"
     lowered = name.lower()

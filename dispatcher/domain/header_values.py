@@ -44,14 +44,8 @@ _COMMA: Final = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*\Z)')
 
 
 def named_parts(kind: HeaderKind, value: str) -> list[tuple[str, str]]:
-    """The parts of a value of this kind.
-
-    Each part is a name, which a header may encode, and the ASCII text that follows the name. The name may be empty.
-    Commas separate the parts.
-
-    Raises:
-        ValueError: The header cannot contain the value. The error says why, and never quotes the value.
-    """
+    """The parts of a value of this kind, which commas separate: each is a name (perhaps empty), which a header may
+    encode, and the ASCII text that follows. Raises ValueError, which says why, and never quotes the value."""
     if kind is HeaderKind.URLS:
         value = _URL.sub(_ascii_url, value).replace(">,<", ">, <")
     elif kind is HeaderKind.MESSAGE_IDS:

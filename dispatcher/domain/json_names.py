@@ -17,11 +17,7 @@ _STRING: Final = re.compile(rb'"[^"]*+"[ \t\n\r]*+(:?)')
 
 
 def has_duplicate_name(text: bytes | bytearray, value: object) -> bool:
-    """Whether any object in the text has the same name twice.
-
-    Args:
-        value: The parsed text.
-    """
+    """Whether any object in the text, whose parsed form is `value`, has the same name twice."""
     names = _count_names(value)
     # In the text, a quote and a colon end each name. If there are as many such ends as names in the value, no name was
     # lost as a duplicate. The count stops early, because a hostile text can have millions of colons.

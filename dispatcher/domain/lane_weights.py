@@ -18,16 +18,9 @@ starve the most urgent lane."""
 
 class LaneWeights:
     """The weight of each lane. A weight that no operator has set depends on the lane's position in DISPATCHER_LANES.
-
-    Attributes:
-        lanes: The names of the lanes, most urgent first.
-    """
+    `lanes`: most urgent first."""
 
     def __init__(self, lanes: Sequence[str] = DEFAULT_LANES) -> None:
-        """
-        Args:
-            lanes: The names of the lanes, most urgent first.
-        """
         self.lanes = tuple(lanes)
         self.update({})
 

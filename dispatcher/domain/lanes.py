@@ -14,9 +14,5 @@ LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
 def send_queue(queue: str, lane: str) -> str:
-    """The name of a lane's send queue.
-
-    Args:
-        queue: The name of the normal lane's send queue.
-    """
+    """The name of a lane's send queue; `queue` is that of the normal lane."""
     return queue if lane == NORMAL else f"{queue}.{lane}"

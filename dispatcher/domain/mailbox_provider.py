@@ -14,11 +14,7 @@ _COMPANIES: Final = (
 
 
 def mailbox_provider_of(address: str | None) -> str:
-    """`gmail`, `microsoft`, `yahoo`, `apple` or `other`, by the address's domain; `unknown` if the address is None.
-
-    Args:
-        address: The recipient's address in lower case.
-    """
+    """`gmail`, `microsoft`, `yahoo`, `apple` or `other`, by the lower-case address's domain; or `unknown`."""
     if not address:
         return "unknown"
     domain = address.rpartition("@")[2]

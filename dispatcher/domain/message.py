@@ -1,135 +1,348 @@
 """What an application can enqueue: an `Email`, an `Sms`, or a message of a channel that an installed package adds.
 
-`Message` is the interface that `enqueue`, the store and routing use. `TextMessage` is the base class of messages that
-consist of a text for one recipient.
+`Message` states each field once: its type, its kind (the rule, the JSON and the JSON Schema) and a sentence about it.
+The constructor, the JSON and the schema of each class are derived from these fields. `TextMessage` is the base class of
+messages that consist of a text for one recipient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Protocol, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from dispatcher.domain import email_rules as rules
-from dispatcher.domain.email_json import INSTANT_FIELDS, instant_of, instant_text
+from dispatcher.domain.email_json import (
+    ATTACHMENT_SCHEMA,
+    attachment_document,
+    attachments_of,
+    instant_of,
+    instant_text,
+)
+from dispatcher.domain.lanes import LANE
+from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment, stored_tags
 from dispatcher.domain.status import OnUncertain
+from dispatcher.domain.template_data import NO_DATA, checked_data
 from dispatcher.domain.text import body_fault
 from dispatcher.errors import InvalidEmail
 
 __all__ = ["EMAIL_CHANNEL", "Message", "TextMessage"]
 
-TEXT_FIELDS: Final = frozenset(
-    {
-        *("channel", "message_key", "to", "text", "from", "tenant_id", "correlation_id", "tags", "on_uncertain"),
-        *("erase_after_sending", "ignore_suppression", "send_at", "expires_at", "lane"),
-    }
+_REQUIRED: Final = object()
+
+
+class Kind(NamedTuple):
+    """A kind of field.
+
+    Attributes:
+        read: Returns the value to keep. Raises InvalidEmail with the field's name, or with the name of its invalid
+            part, such as `to[1]`.
+        schema: The JSON Schema.
+        decode: Converts the JSON value to the argument; None if they are the same.
+        encode: Converts the kept value to JSON; None if they are the same.
+    """
+
+    read: Callable[[str, Any], Any]
+    schema: Mapping[str, Any]
+    decode: Callable[[str, Any], Any] | None = None
+    encode: Callable[[Any], Any] | None = None
+
+
+def text_schema(longest: int, shortest: int = 0, **more: str) -> dict[str, Any]:
+    return {"type": "string", "maxLength": longest, **({"minLength": shortest} if shortest else {}), **more}
+
+
+def list_schema(item: Mapping[str, Any], most: int, **more: bool) -> dict[str, Any]:
+    """The schema of a list that may also be given as its only item."""
+    return {"anyOf": [item, {"type": "array", "items": item, "maxItems": most, **more}]}
+
+
+ADDRESS_SCHEMA: Final = {
+    "type": "string",
+    "minLength": 3,
+    "maxLength": 774,
+    "pattern": "@",
+    "description": "`local@domain` or `Name <local@domain>`.",
+}
+_ADDRESS_REFERENCE: Final = {"$ref": "#/components/schemas/Address"}
+_KEY: Final = Kind(rules.key, text_schema(MAX_KEY_CHARACTERS, 1))
+_TENANT: Final = Kind(
+    rules.tenant_id,
+    text_schema(rules.MAX_TENANT_CHARACTERS, 1, pattern="^[A-Za-z0-9][A-Za-z0-9._:-]*$"),
 )
-"""The JSON fields of a text message."""
+_SENDER: Final = Kind(rules.sender, _ADDRESS_REFERENCE)
+_ADDRESSES: Final = Kind(rules.addresses, list_schema(_ADDRESS_REFERENCE, rules.MAX_RECIPIENTS), encode=list)
+_LINE: Final = Kind(rules.line, text_schema(rules.MAX_LINE_CHARACTERS))
+_BODY: Final = Kind(rules.body, text_schema(rules.MAX_BODY_OCTETS))
+_TEMPLATE: Final = Kind(rules.template, text_schema(100, 1, pattern="^[A-Za-z0-9_-]{1,100}$"))
+_TEMPLATE_DATA: Final = Kind(checked_data, {"type": "object"}, encode=dict)
+_HEADER: Final = text_schema(rules.MAX_LINE_CHARACTERS)
+_HEADERS: Final = Kind(
+    lambda _, value: rules.headers(value, ()),  # `Email` reads them itself, because it knows which are allowed
+    {"type": "object", "maxProperties": rules.MAX_HEADERS, "additionalProperties": _HEADER},
+    encode=dict,
+)
+_ATTACHMENTS: Final = Kind(
+    rules.attachments,
+    {"type": "array", "maxItems": rules.MAX_ATTACHMENTS, "items": {"$ref": "#/components/schemas/Attachment"}},
+    attachments_of,
+    lambda files: [attachment_document(file) for file in files],
+)
+_TAGS: Final = Kind(
+    rules.tags, list_schema(text_schema(rules.MAX_TAG_CHARACTERS, 1), rules.MAX_TAGS, uniqueItems=True), encode=list
+)
+_POLICY: Final = Kind(rules.policy, {"type": "string", "enum": list(map(str, OnUncertain))}, encode=str)
+_FLAG: Final = Kind(rules.flag, {"type": "boolean"})
+_INSTANT: Final = Kind(
+    rules.instant,
+    {"type": "string", "format": "date-time", "examples": ["2026-12-24T18:00:00+01:00"]},
+    instant_of,
+    instant_text,
+)
+_LANE: Final = Kind(rules.lane, {"type": "string", "pattern": f"^{LANE.pattern}$", "examples": ["urgent"]})
+
+SHARED_SCHEMAS: Final = {"Address": ADDRESS_SCHEMA, "Attachment": ATTACHMENT_SCHEMA}
+"""The schemas to which the schemas of messages refer."""
 
 
-class Message(Protocol):
-    """A valid message of any channel, as `enqueue` accepts it. `Email` describes the attributes."""
+class Stated(NamedTuple):
+    """What a field of a message is stated as.
 
-    @property
-    def channel(self) -> str:
-        """The kind of the message: `email`, `sms`, or the name that a package gave to its own channel."""
+    Attributes:
+        default: The value of a message that has no such field, or that leaves it out.
+        json: The name in JSON.
+        name: The name of the attribute, and of the argument.
+        put: Sets the attribute of a message that is being created.
+    """
+
+    kind: Kind
+    about: str
+    default: Any
+    json: str
+    name: str = ""
+    put: Any = None
+
+
+def stated_as(kind: Kind, about: str, default: Any = None, *, json: str = "", is_private: bool = False) -> Any:
+    """A field of `Message`. `repr` does not show a private field."""
+    has_hash = False if isinstance(default, Mapping) else None
+    return field(repr=not is_private, hash=has_hash, metadata={"": Stated(kind, about, default, json)})
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Message:
+    """A valid message of any channel, as `enqueue` accepts it. Immutable, and validated when it is created.
+
+    A class of messages accepts the fields that its constructor has as keyword arguments. Addresses are stored
+    unchanged, and times in UTC.
+    """
+
+    channel: ClassVar[str]
+    """The kind of the message: `email`, `sms`, or the name that a package gave to its own channel."""
+    already_read: ClassVar[tuple[str, ...]] = ()
+    """The arguments that the constructor itself reads, before it calls `_keep`."""
+    by_json_name: ClassVar[Mapping[str, Stated]]
+    """The fields that this class accepts, by their names in JSON."""
+    required: ClassVar[Mapping[str, str]]
+    """The arguments without defaults, and their names in JSON."""
+    _accepted: ClassVar[tuple[tuple[str, Any, Any, Any], ...]]
+    _absent: ClassVar[tuple[tuple[Any, Any], ...]]
+
+    message_key: str = stated_as(
+        _KEY,
+        "Your unique name for the email. A repeated key never creates a second email. If the request also has the "
+        "header Idempotency-Key, both must be equal.",
+        _REQUIRED,
+    )
+    sender: str = stated_as(_SENDER, "The sender.", _REQUIRED, json="from", is_private=True)
+    to: tuple[str, ...] = stated_as(
+        _ADDRESSES, "Recipients. Required unless `cc` or `bcc` has recipients.", (), is_private=True
+    )
+    subject: str = stated_as(_LINE, "Required unless `template_id` is set.", "", is_private=True)
+    text: str | None = stated_as(
+        _BODY, "Plain-text body. An email needs `text`, `html` or `template_id`.", is_private=True
+    )
+    html: str | None = stated_as(_BODY, "HTML body.", is_private=True)
+    template_id: str | None = stated_as(
+        _TEMPLATE, "The id of a template at the provider, which replaces `text` and `html`."
+    )
+    template_data: Mapping[str, object] = stated_as(
+        _TEMPLATE_DATA, "The template's variables.", NO_DATA, is_private=True
+    )
+    cc: tuple[str, ...] = stated_as(_ADDRESSES, "Recipients of a copy.", (), is_private=True)
+    bcc: tuple[str, ...] = stated_as(
+        _ADDRESSES, "Recipients of a blind copy. No other recipient sees these addresses.", (), is_private=True
+    )
+    reply_to: tuple[str, ...] = stated_as(_ADDRESSES, "Addresses for replies.", (), is_private=True)
+    headers: Mapping[str, str] = stated_as(
+        _HEADERS,
+        "Additional headers. The operator configures which names are allowed.",
+        rules.NO_HEADERS,
+        is_private=True,
+    )
+    attachments: tuple[Attachment, ...] = stated_as(_ATTACHMENTS, "Files to attach.", (), is_private=True)
+    tags: tuple[str, ...] = stated_as(
+        _TAGS,
+        "Categories for the provider's statistics. `one_time_code` is not sent to the provider: it sets "
+        "`erase_after_sending`.",
+        (),
+    )
+    tenant_id: str = stated_as(
+        _TENANT, "The email's tenant. Leave it out if you use an API key: the key has a tenant.", "default"
+    )
+    correlation_id: str | None = stated_as(
+        _KEY, "Your id for the request or event that caused the email. Logs and dead letters include it."
+    )
+    on_uncertain: OnUncertain | None = stated_as(
+        _POLICY,
+        "What to do if it is unknown whether the provider accepted the email: hold the email for an operator, or "
+        "resend it (the recipient may get it twice). Default: the operator's setting.",
+    )
+    erase_after_sending: bool = stated_as(
+        _FLAG, "Delete the content, including attachments, after the email is sent. For one-time codes.", False
+    )
+    ignore_suppression: bool = stated_as(
+        _FLAG,
+        "Send to suppressed recipients, too: for emails such as a legal notice. The API key needs the scope "
+        "`ignore_suppression`.",
+        False,
+    )
+    send_at: datetime | None = stated_as(
+        _INSTANT,
+        f"The email is not sent before this time. At most {rules.MAX_DAYS_AHEAD} days ahead. The zone is required.",
+    )
+    expires_at: datetime | None = stated_as(
+        _INSTANT,
+        "If the email is not sent by this time, it is cancelled. Must be in the future, later than `send_at`, and at "
+        f"most {rules.MAX_DAYS_AHEAD} days ahead. The zone is required.",
+    )
+    lane: str | None = stated_as(
+        _LANE,
+        "The lane of the email, such as `urgent`. The API key must allow the lane. Default: the lane of the API key, "
+        "or the lane that an operator set for the sender, or `normal`.",
+    )
+
+    def __init_subclass__(cls) -> None:
+        code, optional = cls.__init__.__code__, cls.__init__.__kwdefaults__ or {}
+        arguments = code.co_varnames[1 : 1 + code.co_kwonlyargcount]
+        accepted = [each for each in FIELDS if each.name in arguments]
+        cls.by_json_name = {each.json: each for each in accepted}
+        cls.required = {each.name: each.json for each in accepted if each.name not in optional}
+        cls._accepted = tuple(
+            (each.name, each.default, None if each.name in cls.already_read else each.kind.read, each.put)
+            for each in accepted
+        )
+        cls._absent = tuple((each.put, each.default) for each in FIELDS if each not in accepted)
+
+    def _keep(self, given: Mapping[str, Any]) -> None:
+        """Sets all fields, as their kinds read the arguments of the constructor."""
+        for name, default, reader, put in self._accepted:
+            value = given[name]
+            put(self, value if value is default or reader is None else reader(name, value))
+        for put, default in self._absent:
+            put(self, default)
+        if ERASE_TAG in self.tags:
+            object.__setattr__(self, "erase_after_sending", True)
+        if self.send_at is not None and self.expires_at is not None and self.expires_at <= self.send_at:
+            raise InvalidEmail("expires_at", "must be later than send_at")
+
+    @classmethod
+    def _from_json(cls, document: object, absent: Mapping[str, object] = MappingProxyType({}), **options: Any) -> Self:
+        """See `from_json`. `absent` has the arguments for fields that JSON may leave out although they are required."""
+        if not isinstance(document, dict):
+            raise InvalidEmail(cls.channel, "must be a JSON object")
+        given = dict(absent)
+        for name, value in document.items():
+            if name == "channel" and value in (None, cls.channel):
+                continue
+            if (each := cls.by_json_name.get(name)) is None:
+                raise cls._unknown(name)
+            if value is not None:
+                given[each.name] = value if each.kind.decode is None else each.kind.decode(name, value)
+        for argument, name in cls.required.items():
+            if argument not in given:
+                raise InvalidEmail(name, "is required")
+        made: Any = cls
+        try:
+            return made(**given, **options)  # type: ignore[no-any-return]
+        except InvalidEmail as error:
+            if error.field != "sender":
+                raise
+            raise InvalidEmail("from", error.reason) from None
+
+    @classmethod
+    def _unknown(cls, name: object) -> InvalidEmail:
+        if name == "channel":
+            return InvalidEmail("channel", f"must be {cls.channel}")
+        remedy = "the field is named from" if name == "sender" else "check the spelling"
+        return InvalidEmail(rules.shown(name), f"is not a field of an {cls.channel}; {remedy}")
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON object of this message, without empty fields. `from_json` creates an equal message from it."""
+        document: dict[str, object] = {}
+        for each in FIELDS:
+            if value := getattr(self, each.name):
+                document[each.json] = value if each.kind.encode is None else each.kind.encode(value)
+        return document
+
+    @classmethod
+    def schema(cls, required: Collection[str], **instead: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of `from_json`. It never refuses what `from_json` accepts, but cannot express every rule.
+
+        Args:
+            required: The fields that must be there. `message_key` may be null even so, like all other fields.
+            instead: Schemas of fields that this class reads in its own way.
+        """
+        properties: dict[str, Any] = {}
+        for name, each in cls.by_json_name.items():
+            kinds = each.kind.schema.get("anyOf", [each.kind.schema])
+            if name == "message_key" or name not in required:
+                kinds = [*kinds, {"type": "null"}]
+            schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+            properties[name] = {**schema, "description": each.about}
+        properties |= instead
+        fixed = {"type": "object", "additionalProperties": False}
+        return {**fixed, "required": list(required), "properties": properties}
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences that the caller should read although the message is valid. They contain no private data."""
+        return ()
 
-    @property
-    def message_key(self) -> str: ...
-    @property
-    def tenant_id(self) -> str: ...
-    @property
-    def sender(self) -> str: ...
-    @property
-    def to(self) -> tuple[str, ...]: ...
-    @property
-    def cc(self) -> tuple[str, ...]: ...
-    @property
-    def bcc(self) -> tuple[str, ...]: ...
-    @property
-    def reply_to(self) -> tuple[str, ...]: ...
-    @property
-    def subject(self) -> str: ...
-    @property
-    def text(self) -> str | None: ...
-    @property
-    def html(self) -> str | None: ...
-    @property
-    def template_id(self) -> str | None: ...
-    @property
-    def template_data(self) -> Mapping[str, object]: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    @property
-    def attachments(self) -> tuple[Attachment, ...]: ...
     @property
     def stored_tags(self) -> tuple[str, ...]:
         """The tags as PostgreSQL stores them; see `outgoing.stored_tags`."""
+        return stored_tags(self.tags, is_erased=self.erase_after_sending)
 
-    @property
-    def correlation_id(self) -> str | None: ...
-    @property
-    def on_uncertain(self) -> OnUncertain | None: ...
-    @property
-    def ignore_suppression(self) -> bool: ...
-    @property
-    def send_at(self) -> datetime | None: ...
-    @property
-    def expires_at(self) -> datetime | None: ...
-    @property
-    def lane(self) -> str | None: ...
     def payload_hash(self) -> bytes:
         """A digest that shows whether a repeated message key has the same payload."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class TextMessage:
-    """A text for one recipient. Immutable, and validated when it is created.
+FIELDS: Final[tuple[Stated, ...]] = tuple(
+    each.metadata[""]._replace(
+        name=each.name, json=each.metadata[""].json or each.name, put=getattr(Message, each.name).__set__
+    )
+    for each in fields(Message)
+)
+"""All fields of messages."""
 
-    Subclasses set `channel`, and override `checked_recipient`, `checked_sender` and `checked_text`.
 
-    Attributes:
-        to: A tuple with one recipient. It is a tuple because `Email.to` is a tuple.
-        sender: The sender that the recipient sees; empty: the provider's default sender.
+class TextMessage(Message):
+    """A text for one recipient.
 
-    `Email` describes the other attributes.
+    Subclasses set `channel`, and override `checked_recipient`, `checked_sender` and `checked_text`. `to` is a tuple
+    with one recipient. `sender` is the sender that the recipient sees; empty: the provider's default sender.
     """
 
-    channel: ClassVar[str]
+    __slots__ = ()
+    already_read: ClassVar[tuple[str, ...]] = ("to", "sender", "text")
+    text: str
     max_characters: ClassVar[int] = 1600
-
-    cc: ClassVar[tuple[str, ...]] = ()
-    bcc: ClassVar[tuple[str, ...]] = ()
-    reply_to: ClassVar[tuple[str, ...]] = ()
-    subject: ClassVar[str] = ""
-    html: ClassVar[None] = None
-    template_id: ClassVar[None] = None
-    template_data: ClassVar[Mapping[str, object]] = MappingProxyType({})
-    headers: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    attachments: ClassVar[tuple[Attachment, ...]] = ()
-
-    message_key: str
-    to: tuple[str, ...] = field(repr=False)
-    text: str = field(repr=False)
-    sender: str = field(repr=False)
-    tags: tuple[str, ...]
-    tenant_id: str
-    correlation_id: str | None
-    on_uncertain: OnUncertain | None
-    erase_after_sending: bool
-    ignore_suppression: bool
-    send_at: datetime | None
-    expires_at: datetime | None
-    lane: str | None
 
     def __init__(
         self,
@@ -149,22 +362,11 @@ class TextMessage:
         lane: str | None = None,
     ) -> None:
         """Raises InvalidEmail with the name of the first invalid argument."""
-        keep = partial(object.__setattr__, self)
-        keep("message_key", rules.key("message_key", message_key))
-        keep("tenant_id", rules.tenant(tenant_id))
-        keep("to", (self.checked_recipient(rules.string("to", to)),))
-        keep("sender", self.checked_sender(rules.string("sender", sender)) if sender else "")
-        keep("text", self.checked_text(rules.string("text", text)))
-        keep("tags", rules.tags(tags))
-        keep("correlation_id", None if correlation_id is None else rules.key("correlation_id", correlation_id))
-        keep("on_uncertain", rules.policy(on_uncertain))
-        is_erased = rules.flag("erase_after_sending", erase_after_sending)
-        keep("erase_after_sending", is_erased or ERASE_TAG in self.tags)
-        keep("ignore_suppression", rules.flag("ignore_suppression", ignore_suppression))
-        keep("send_at", None if send_at is None else rules.instant("send_at", send_at))
-        keep("expires_at", None if expires_at is None else rules.instant("expires_at", expires_at))
-        rules.period(self.send_at, self.expires_at)
-        keep("lane", None if lane is None else rules.lane(lane))
+        given = locals()
+        given["to"] = (self.checked_recipient(rules.string("to", to)),)
+        given["sender"] = self.checked_sender(rules.string("sender", sender)) if sender else ""
+        given["text"] = self.checked_text(rules.string("text", text))
+        self._keep(given)
 
     @classmethod
     def checked_recipient(cls, value: str) -> str:
@@ -187,61 +389,18 @@ class TextMessage:
             raise InvalidEmail("text", fault)
         return value
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """See `Message`."""
-        return ()
-
-    @property
-    def stored_tags(self) -> tuple[str, ...]:
-        """See `Message`."""
-        return stored_tags(self.tags, is_erased=self.erase_after_sending)
-
     @classmethod
     def from_json(cls, document: object) -> Self:
         """Creates a message from a decoded JSON object. A null field counts as absent. Raises InvalidEmail with the
         JSON name of the first field that is unknown, missing or invalid."""
-        if not isinstance(document, dict):
-            raise InvalidEmail(cls.channel, "must be a JSON object")
-        for name in document.keys() - TEXT_FIELDS:
-            raise InvalidEmail(rules.shown(name), f"is not a field of an {cls.channel} message; check the spelling")
-        given: dict[str, Any] = {name: value for name, value in document.items() if value is not None}
-        for name in ("message_key", "to", "text"):
-            if name not in given:
-                raise InvalidEmail(name, "is required")
-        if given.pop("channel", cls.channel) != cls.channel:
-            raise InvalidEmail("channel", f"must be {cls.channel}")
-        given["sender"] = given.pop("from", "")
-        for name in INSTANT_FIELDS:
-            if name in given:
-                given[name] = instant_of(name, given[name])
-        try:
-            return cls(**given)
-        except InvalidEmail as error:
-            raise InvalidEmail("from" if error.field == "sender" else error.field, error.reason) from None
+        return cls._from_json(document)
 
     def to_json(self) -> dict[str, object]:
-        """The JSON object of this message, without empty fields. `from_json` creates an equal message from it."""
-        document: dict[str, object] = {
-            "channel": self.channel,
-            "message_key": self.message_key,
-            "tenant_id": self.tenant_id,
-            "from": self.sender,
-            "to": self.to[0],
-            "text": self.text,
-            "tags": list(self.tags),
-            "correlation_id": self.correlation_id,
-            "on_uncertain": self.on_uncertain and self.on_uncertain.value,
-            "erase_after_sending": self.erase_after_sending,
-            "ignore_suppression": self.ignore_suppression,
-            "send_at": self.send_at and instant_text(self.send_at),
-            "expires_at": self.expires_at and instant_text(self.expires_at),
-            "lane": self.lane,
-        }
-        return {name: value for name, value in document.items() if value}
+        """See `Message.to_json`."""
+        return {"channel": self.channel, **super().to_json(), "to": self.to[0]}
 
     def payload_hash(self) -> bytes:
-        """A digest that shows whether a repeated message key has the same payload; see `Email.payload_hash`."""
+        """See `Email.payload_hash`."""
         parts = [
             *(f"{self.channel} 1", self.sender, *self.to, self.text, self.on_uncertain or ""),
             *(str(len(self.stored_tags)), *self.stored_tags),

@@ -42,11 +42,7 @@ TYPES: Final = tuple(kind.type for kind in OutgoingKind)
 
 
 def kind_of(text: str) -> OutgoingKind:
-    """The kind with this name, such as `email.sent` or `sent`.
-
-    Raises:
-        ValueError: There is no such kind.
-    """
+    """The kind with this name, such as `email.sent` or `sent`. Raises ValueError."""
     try:
         return OutgoingKind(text.removeprefix(TYPE_PREFIX))
     except ValueError:
@@ -57,15 +53,10 @@ def kind_of(text: str) -> OutgoingKind:
 class OutgoingEvent:
     """One event of the feed. Contains neither the email's content nor an address.
 
-    Attributes:
-        event_id: The same in each delivery of the event, so that a receiver can ignore repetitions.
-        reason: Why the email failed or is held: a value of `domain.outcome.Reason`.
-        code: The status code of the provider, or of the recipient's server.
-        bounce: How permanent a bounce is: `hard`, `soft` or `blocked`; None for other kinds of events.
-        address_hash: The hash of the recipient that the event is about. None if the event is about all recipients, or
-            if the recipient is unknown.
-        happened_at: When the event happened, by the provider's clock; None if the event is a change of status.
-        created_at: When the event was added to the feed.
+    `event_id` is the same in each delivery, so that a receiver can ignore repetitions. `reason` is a
+    `domain.outcome.Reason`, `code` the status code of the provider or the recipient's server, `bounce` is `hard`,
+    `soft` or `blocked`. `address_hash` is None if the event is about all recipients. `happened_at`, by the provider's
+    clock, is None for a change of status.
     """
 
     event_id: UUID
@@ -83,11 +74,7 @@ class OutgoingEvent:
     created_at: datetime
 
     def document(self, recipients: Sequence[str] | None = None) -> dict[str, Any]:
-        """The event as JSON: `type`, `timestamp` and `data`, according to Standard Webhooks.
-
-        Args:
-            recipients: Addresses to include; None to leave them out.
-        """
+        """The event as JSON, with these addresses: `type`, `timestamp` and `data`, according to Standard Webhooks."""
         data: dict[str, Any] = {
             "email_id": str(self.email_id),
             "tenant_id": self.tenant_id,

@@ -34,11 +34,8 @@ class Secrets:
         self._parts: set[str] = set()
 
     def register(self, source: str, secrets: Collection[str], names: Collection[str] = ()) -> None:
-        """Adds the secrets of a source, such as a provider's settings. Replaces the source's earlier secrets.
-
-        Args:
-            names: User names, which are removed only in Base64: in clear, they can be ordinary words.
-        """
+        """Adds the secrets of a source, such as a provider's settings, in place of its earlier ones. User names are
+        removed only in Base64: in clear, they can be ordinary words."""
         self._known[source] = [each for each in secrets if len(each) >= MIN_CHARACTERS], names
         texts = sorted({each for known, _ in self._known.values() for each in known}, key=len, reverse=True)
         users = [each for _, known in self._known.values() for each in known]

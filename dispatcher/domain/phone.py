@@ -51,22 +51,14 @@ def comparable_number(number: str) -> str:
 
 
 def phone_number(field: str, text: str) -> str:
-    """The number in E.164, without spaces and punctuation.
-
-    Raises:
-        InvalidEmail: The text is not a number with a country code, or its country has no numbers of this length.
-    """
+    """The number in E.164. Raises InvalidEmail: it has no country code, or its country has no numbers of this
+    length."""
     return _in_e164(_parsed(field, text))
 
 
 def sms_number(field: str, text: str) -> tuple[str, str | None]:
-    """The number in E.164, and the ISO 3166 code of its country.
-
-    The code is None if several countries share the calling code, and no country is known to assign the number.
-
-    Raises:
-        InvalidEmail: See `phone_number`; also if an SMS to the number may cost much more than others.
-    """
+    """The number in E.164, and the ISO 3166 code of its country; None if several countries share the calling code and
+    none is known to assign the number. Raises InvalidEmail, also if an SMS to it may cost much more than others."""
     import phonenumbers
 
     number = _parsed(field, text)

@@ -125,12 +125,7 @@ _SECONDS: Final = {"second": 1.0, "minute": 60.0, "min": 60.0, "hour": 3600.0, "
 
 
 def cause_of(words: str, enhanced: str = "") -> Cause | AccountFault | None:
-    """The cause of a refusal; None if no rule matches.
-
-    Args:
-        words: The provider's text, of any length.
-        enhanced: The enhanced code, such as `5.7.1`; empty if there is none.
-    """
+    """The cause of a refusal, by the provider's text and its enhanced code (or empty); None if no rule matches."""
     words = _LEFT_OUT.sub("", words[:1000])
     found = _CODES.get(enhanced) or _CODES.get(enhanced.partition(".")[2]) or _by_words(words, enhanced)
     return replace(found, seconds=_named_seconds(words)) if found == QUOTA else found

@@ -23,12 +23,9 @@ REDELIVERY_SPREAD: Final = 0.2
 class RetryLimits(NamedTuple):
     """The limits that apply to one email's attempts and redeliveries.
 
-    Attributes:
-        max_attempts: The most attempts before the email fails or is redelivered. Set by the policy of the email's lane;
-            None: the host's setting applies.
-        redeliver_seconds: How many seconds are left for another redelivery: until the time limit for redeliveries, or
-            until the email expires, whichever comes first. Zero or less: no redelivery.
-        redeliveries: How often the email has waited for a redelivery since it first became due or was last replayed.
+    `max_attempts` is set by the policy of the email's lane; None: the host's setting applies. No redelivery follows if
+    `redeliver_seconds`, which are left until the time limit or until the email expires, are zero or less.
+    `redeliveries` counts from the email's first due time or last replay.
     """
 
     max_attempts: int | None
@@ -36,12 +33,7 @@ class RetryLimits(NamedTuple):
     redeliveries: int
 
     def redelivery_wait(self, retry_after: float | None, random: Callable[[], float]) -> float | None:
-        """Seconds to wait before the next redelivery; None if that redelivery would begin too late.
-
-        Args:
-            retry_after: Seconds that the provider asked us to wait; None if the provider named no time.
-            random: Returns a number from 0 up to, but not including, 1.
-        """
+        """Seconds to wait before the next redelivery; None if that redelivery would begin too late."""
         step = REDELIVERY_WAITS[min(self.redeliveries, len(REDELIVERY_WAITS) - 1)]
         spread = step * REDELIVERY_SPREAD
         # The wait must not be shorter than the provider asks for. So `retry_after` is a lower bound, and the spread is
@@ -54,11 +46,8 @@ class RetryLimits(NamedTuple):
 class RetryPolicy:
     """How many attempts an email gets, and how long the waits between them are.
 
-    Attributes:
-        max_attempts: The most attempts, including the first.
-        base_seconds: Upper bound of the wait before the second attempt. The bound doubles with each further attempt. No
-            wait is shorter than half of its bound.
-        cap_seconds: Upper bound of every wait. If the provider asks for a longer wait, no retry follows.
+    The upper bound of a wait begins at `base_seconds`, and doubles up to `cap_seconds`; no wait is shorter than half of
+    its bound. If the provider asks for a wait longer than the cap, no retry follows.
     """
 
     max_attempts: int
@@ -68,18 +57,12 @@ class RetryPolicy:
     def wait_before(
         self, next_attempt: int, retry_after: float | None, random: Callable[[], float], *, failovers: int = 0
     ) -> float | None:
-        """Seconds to wait before the next attempt; None if no attempt may follow.
+        """Seconds to wait before the next attempt; None if no attempt may follow. To what the provider asked for,
+        jitter is added, so that emails are not all retried at the same time.
 
         A failover has no wait, but is an attempt. So after a round of all providers, the wait is the sum of the waits
         before all attempts of the next round, and after the first round also of the waits that this round left out.
         Otherwise, an email would be tried for a shorter time the more providers there are.
-
-        Args:
-            next_attempt: The number of the next attempt, at least 2.
-            retry_after: Seconds that the provider asked us to wait; None if the provider named no time. Jitter is added
-                to these seconds, so that emails are not all retried at the same time.
-            random: Returns a number from 0 up to, but not including, 1, such as `random.random`.
-            failovers: How many attempts of the round that ended had no wait, because they were failovers.
         """
         asked = 0.0 if retry_after is None else retry_after
         # A NaN from the provider must end the retries, too. `asked > self.cap_seconds` would be False for NaN.

@@ -39,10 +39,8 @@ _WORD: Final = re.compile(r"""<?(?:"[^"<>]{0,254}")?[^\s<>()\[\],;:"]+(?:\[[^\[\
 
 
 def scrub(words: str) -> str:
-    """The text on one line, without addresses and credentials, at most `MAX_CHARACTERS` long. Idempotent.
-
-    Any word with an at sign counts as an address, so unusual forms of addresses are removed, too.
-    """
+    """The text on one line, at most `MAX_CHARACTERS` long, without credentials, and without addresses: any word with an
+    at sign, because addresses have unusual forms. Idempotent."""
     words = OWN_SECRETS.without(words[:_READ_CHARACTERS])
     if not (words.isascii() and words.isprintable()):
         words = _UNPRINTABLE.sub(" ", words)

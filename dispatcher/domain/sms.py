@@ -165,10 +165,9 @@ class Sms(TextMessage):
 def message_from_json(document: object, *, allowed_headers: Collection[str] = ()) -> Email | Sms:
     """Creates an SMS from a JSON object whose `channel` is `sms`, and an email from any other JSON object. Raises
     InvalidEmail."""
-    if isinstance(document, dict) and (channel := document.get("channel")) is not None:
-        if channel == SMS_CHANNEL:
-            return Sms.from_json(document)
-        if channel != EMAIL_CHANNEL:
-            raise InvalidEmail("channel", f"must be {EMAIL_CHANNEL} or {SMS_CHANNEL}")
-        document = {name: value for name, value in document.items() if name != "channel"}
+    channel = document.get("channel") if isinstance(document, dict) else None
+    if channel == SMS_CHANNEL:
+        return Sms.from_json(document)
+    if channel not in (None, EMAIL_CHANNEL):
+        raise InvalidEmail("channel", f"must be {EMAIL_CHANNEL} or {SMS_CHANNEL}")
     return Email.from_json(document, allowed_headers=allowed_headers)

@@ -48,11 +48,7 @@ class Reply(Enum):
 
 
 def reply_in(text: str, number: str) -> Reply | None:
-    """What an SMS asks for; None if it is neither STOP nor START.
-
-    Args:
-        number: The recipient's number in E.164. Its country determines the languages.
-    """
+    """What an SMS asks for; None if it is neither STOP nor START. The number's country determines the languages."""
     spoken = [row[1:] for row in _LANGUAGES if number.startswith(tuple(f"+{code}" for code in row[0].split(" ")))]
     stop, start, courtesy = (set(" ".join(words).split()) for words in zip(*spoken, strict=True))
     plain = "".join(each for each in normalize("NFKD", text.casefold()) if not "\u0300" <= each <= "\u036f")

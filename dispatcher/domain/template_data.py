@@ -19,7 +19,7 @@ MAX_INTEGER: Final = 2**53 - 1
 """The largest integer that all JSON parsers read as the same number (RFC 8259, section 6)."""
 
 
-def checked_data(value: object) -> Mapping[str, object]:
+def checked_data(_field: str, value: object) -> Mapping[str, object]:
     """The validated data; the top level is read-only.
 
     Raises:

@@ -20,11 +20,8 @@ _ENCODED_WORD: Final = re.compile(r"=\?[^?]*\?[bq]\?.*\?=", re.IGNORECASE)
 
 
 def header_fault(text: str) -> str | None:
-    """Why a text is not allowed in a header; None if it is allowed.
-
-    An encoded word (RFC 2047) is refused. Receivers and Python's `email` package would decode it, and its hidden
-    content, such as line breaks, has not been validated.
-    """
+    """Why a text is not allowed in a header; None if it is allowed. An encoded word (RFC 2047) is refused: receivers
+    would decode it, and its hidden content, such as line breaks, has not been validated."""
     if not text.isprintable():
         if _BREAKS_A_LINE.search(text):
             return "contains a control character or a line break"
@@ -36,10 +33,8 @@ def header_fault(text: str) -> str | None:
 
 
 def name_fault(text: str) -> str | None:
-    """Why a text is not allowed as a display name or file name; None if it is allowed.
-
-    Refuses what `header_fault` refuses, and characters that change the reading direction.
-    """
+    """Why a text is not allowed as a display name or file name: as `header_fault`, and for characters that change the
+    reading direction."""
     if not text.isprintable() and _REORDERS.search(text):
         return "contains a character that changes the reading direction"
     return header_fault(text)
@@ -56,10 +51,7 @@ def printable_lines(text: str) -> str:
 
 
 def body_fault(text: str) -> str | None:
-    """Why a text is not allowed in a body; None if it is allowed.
-
-    PostgreSQL cannot store NUL, and UTF-8 has no lone surrogates.
-    """
+    """Why a text is not allowed in a body: PostgreSQL cannot store NUL, and UTF-8 has no lone surrogates."""
     if "\0" in text:
         return "contains a NUL character"
     if not text.isascii() and _SURROGATE.search(text):

@@ -20,21 +20,13 @@ class Turns:
     """Decides in which order the waiting lanes, or the waiting tenants, are served."""
 
     def __init__(self, weight_of: Callable[[str], float]) -> None:
-        """
-        Args:
-            weight_of: Returns the weight, above 0, of a lane or tenant by its name. The weight may change over time.
-        """
+        """`weight_of` returns the weight, above 0, of a lane or tenant. The weight may change over time."""
         self._weight_of = weight_of
         self._clocks: dict[str, float] = {}
         self._now = 0.0
 
     def next(self, waiting: Iterable[str]) -> str:
-        """The name of the lane or tenant to serve next. The caller must call `charge` after it has served an email.
-
-        Args:
-            waiting: The names of all lanes or tenants that wait now, at least one. If several of them have the earliest
-                clock, the first of these is next.
-        """
+        """The lane or tenant to serve next: of those with the earliest clock, the first. After it, call `charge`."""
         clocks = {name: max(self._clocks.get(name, 0.0), self._now) for name in waiting}
         name = min(clocks, key=clocks.__getitem__)
         self._now = clocks[name]
@@ -43,14 +35,8 @@ class Turns:
         return name
 
     def allot(self, waiting: Mapping[str, int], turns: int) -> list[str]:
-        """Decides which lane or tenant gets each of the next turns. Returns one name per turn, in order.
-
-        Advances the clock of each lane or tenant for its turns, as `charge` does. Takes logarithmic time per turn.
-
-        Args:
-            waiting: How many turns each lane or tenant needs now, by name.
-            turns: The most turns for all lanes or tenants together.
-        """
+        """Decides which lane or tenant gets each of at most `turns` turns; `waiting` is how many turns each needs now.
+        Returns one name per turn, in order. Advances the clocks, as `charge` does. Takes logarithmic time per turn."""
         clocks = [
             (max(self._clocks.get(name, 0.0), self._now), at, name)
             for at, (name, wanted) in enumerate(waiting.items())

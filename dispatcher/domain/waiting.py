@@ -67,16 +67,8 @@ class WaitReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProviderProblem:
-    """A provider that at least one worker cannot use now.
-
-    Attributes:
-        state: The worst state of the provider's circuit breaker in any worker: `open` (worst), `half_open` or `paused`
-            (the provider throttles us). `OPERATOR` if an operator paused the provider.
-        workers: How many workers cannot use the provider.
-        reason: The reason that the worker with the worst state reports: a `Reason`, alone or with code and words, or
-            the provider's error text, scrubbed. None if unknown.
-        seconds_left: How long the state lasts; None if unknown.
-    """
+    """A provider that at least one worker cannot use now. `state` is the worst in any worker: `open`, `half_open` or
+    `paused` (throttled), or `OPERATOR`. `reason` is a `Reason`, alone or with code and words, or scrubbed text."""
 
     provider: str
     state: str
@@ -87,29 +79,12 @@ class ProviderProblem:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What PostgreSQL records about a pending, waiting or sending email, and about all that the email may wait for.
+    """What PostgreSQL records about a pending, waiting or sending email, and about all that it may wait for.
 
-    Attributes:
-        now: The current time. All times here are by PostgreSQL's clock.
-        was_leased: Whether a worker has leased the email before.
-        due_at: When the email's message must be on the send queue; None after RabbitMQ has confirmed the message.
-        locked_until: When the email's lease expires.
-        error_type: The reason of the last attempt, if a provider did not accept the email.
-        has_owner: Whether the worker that leased the email has a database session.
-        has_relay: Whether a relay publishes for the database.
-        workers: The number of workers with a session, on all hosts.
-        ahead: How many pending emails were enqueued before this email; counted up to `MAX_AHEAD_COUNT`.
-        wait_until: When a waiting email becomes due; None if the email is not waiting.
-        wait_reason: `scheduled`, `redelivery` or `domain`, if the email waits or has waited.
-        attempt_count: The number of attempts so far.
-        provider: The provider of the last attempt.
-        wait_domain: The recipient domain for whose ceiling the email waits or has waited.
-        domain_per_second: The most emails per second to `wait_domain`; None: no such ceiling.
-        domain_concurrent: The most attempts at the same time for `wait_domain`; None: no such ceiling.
-        is_blocked: Whether RabbitMQ blocks the leading relay's messages because of a memory or disk alarm.
-        troubles: The providers that at least one worker cannot use now, or that an operator paused.
-        ceilings: The most emails per second, by provider. Contains only providers with a ceiling.
-        pauses: The operators' pauses that stop the email, except pauses of providers: these are in `troubles`.
+    All times are by PostgreSQL's clock. `due_at` is None after RabbitMQ has confirmed the message; `wait_until`, unless
+    the email waits. `has_owner`: the worker that leased the email has a database session. `ahead` is counted up to
+    `MAX_AHEAD_COUNT`. `wait_reason` is `scheduled`, `redelivery` or `domain`, also if the email has waited. `ceilings`
+    are by provider. Pauses of providers are in `troubles`.
     """
 
     now: datetime
@@ -137,14 +112,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class WaitExplanation:
-    """Why an email waits.
-
-    Attributes:
-        detail: A sentence for people, without host names.
-        until: The latest end of the wait, or the time of the next try; None if unknown.
-        ahead: For `QUEUED`, the number of emails ahead; otherwise None.
-        because: The clause after "because" in `detail`, if the email waits until a planned time; otherwise None.
-    """
+    """Why an email waits. `detail` is a sentence without host names; `because`, its clause after "because" if the email
+    waits until a planned time; `until`, the latest end of the wait or the time of the next try; `ahead` is for
+    `QUEUED`."""
 
     reason: WaitReason
     detail: str
@@ -156,13 +126,9 @@ class WaitExplanation:
 def explain_wait(
     facts: Facts, *, providers: Collection[str] = (), recovery_seconds: float = 0.0, holders: Sequence[str] = ()
 ) -> WaitExplanation:
-    """Why an email waits. Checks the conditions for sending the email in a fixed order, and explains the first
-    condition that is not met.
+    """Why an email waits: the first condition for sending it that is not met, in a fixed order.
 
-    Args:
-        providers: The configured providers; empty if the caller does not know them.
-        recovery_seconds: The longest time from the end of a lost worker's lease to the recovery of the leased email.
-        holders: Sessions that may hold a lock on the email's row.
+    `providers` is empty if the caller does not know them. `holders`: sessions that may hold a lock on the row.
     """
     if holders:
         return WaitExplanation(
@@ -332,12 +298,8 @@ def _also(facts: Facts) -> str:
 def describe_holder(
     pid: int | None, application: str | None, state: str | None, age_seconds: float | None, is_committing: bool
 ) -> str:
-    """A text about a session that may hold a lock: `pid 4711 (psql), idle in transaction, transaction open for 40 s`.
-
-    Args:
-        pid: The session's process id in PostgreSQL; None for a prepared transaction, which has no session.
-        is_committing: Whether the session waits for a synchronous standby to confirm its commit.
-    """
+    """A text about a session that may hold a lock: `pid 4711 (psql), idle in transaction, transaction open for 40 s`. A
+    prepared transaction has no pid."""
     if pid is None:
         return "a prepared transaction (see pg_prepared_xacts)"
     age = "" if age_seconds is None else f", transaction open for {age_seconds:.0f} s"

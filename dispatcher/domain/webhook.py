@@ -111,12 +111,7 @@ def signature(secrets: Sequence[str], message_id: str, timestamp: int, body: byt
 
 
 def next_attempt(failed_at: datetime, now: datetime, *, draw: float) -> datetime | None:
-    """When to post an event again; None if every attempt was made.
-
-    Args:
-        failed_at: When the event's first attempt failed.
-        draw: A random number from 0 to 1, for the jitter.
-    """
+    """When to post an event again; None if every attempt was made."""
     elapsed = (now - failed_at).total_seconds()
     for seconds in SCHEDULE_SECONDS:
         if seconds > elapsed:
@@ -125,13 +120,7 @@ def next_attempt(failed_at: datetime, now: datetime, *, draw: float) -> datetime
 
 
 def next_probe(failing_since: datetime, now: datetime, *, retry_after_seconds: float, draw: float) -> datetime | None:
-    """When to post again to a receiver that accepts nothing; None if the receiver has failed for too long.
-
-    Args:
-        failing_since: When the receiver began to fail.
-        retry_after_seconds: How long the receiver asked us to wait.
-        draw: A random number from 0 to 1, for the jitter.
-    """
+    """When to post again to a receiver that accepts nothing; None if the receiver has failed for too long."""
     scheduled = next_attempt(failing_since, now, draw=draw)
     if scheduled is None:
         return None

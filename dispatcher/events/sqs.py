@@ -26,8 +26,7 @@ from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.events import ses
 from dispatcher.events.aws import region_in
 from dispatcher.events.contract import EventSink, ParsedEvents, SourceUnavailable
-from dispatcher.events.event_batcher import EventBatcher
-from dispatcher.events.intake import EventIntake, report_skipped, suppression_rules
+from dispatcher.events.intake import EventBatcher, EventIntake, report_skipped, suppression_rules
 from dispatcher.host.daemon_thread import in_daemon_thread
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.telemetry.log import get_log

@@ -81,32 +81,26 @@ class WebServer:
                     reuse_port=self._shares_port or None,
                 )
             except (OSError, UnicodeError) as error:
-                await self._wait(backoff, error)
-            else:
-                await self._serve_on(server)
-
-    async def _wait(self, backoff: Backoff, error: OSError | UnicodeError) -> None:
-        seconds = backoff.next_wait(lambda: 1.0)
-        # Report only the end of asyncio's message: the system's text, such as "address already in use".
-        words = getattr(error, "strerror", None) or str(error)
-        self._log.error(
-            "http.bind_failed",
-            listener=str(self._listener),
-            reason=words.rpartition(": ")[2],
-            remedy=f"Set {self._setting} to a free address, or to off.",
-            retry_in_seconds=seconds,
-        )
-        await asyncio.sleep(seconds)
-
-    async def _serve_on(self, server: asyncio.Server) -> None:
-        host, port = server.sockets[0].getsockname()[:2]
-        self.address = Listener(host, port)
-        self._log.info("http.listening", listener=str(self.address))
-        try:
-            await server.serve_forever()
-        finally:
-            self.address = None
-            server.close()
+                seconds = backoff.next_wait(lambda: 1.0)
+                # Report only the end of asyncio's message: the system's text, such as "address already in use".
+                words = getattr(error, "strerror", None) or str(error)
+                self._log.error(
+                    "http.bind_failed",
+                    listener=str(self._listener),
+                    reason=words.rpartition(": ")[2],
+                    remedy=f"Set {self._setting} to a free address, or to off.",
+                    retry_in_seconds=seconds,
+                )
+                await asyncio.sleep(seconds)
+                continue
+            host, port = server.sockets[0].getsockname()[:2]
+            self.address = Listener(host, port)
+            self._log.info("http.listening", listener=str(self.address))
+            try:
+                await server.serve_forever()
+            finally:
+                self.address = None
+                server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Ignore these errors: they concern only this connection, and no code awaits this task.

@@ -96,7 +96,10 @@ class AlertChecks:
             self.alerts = {
                 kind: self._alert(kind, state) for kind, state in states.items() if state.is_firing is not None
             }
-            await self._publish(states[Kind.PROBE_FAILED])
+            if not self._alert_state.is_alone:  # the operators' page shows the result of the check
+                probe, active = states[Kind.PROBE_FAILED], [each for each in self.alerts.values() if each.is_firing]
+                with suppress(DispatcherError):
+                    await self._store.save_check(self._host, probe.count, probe.reason, active)
         else:
             self._reset_durations()
             self.alerts = {}
@@ -138,13 +141,6 @@ class AlertChecks:
         forgotten = [pause.describe() for pause in tables.pauses if self._is_forgotten(pause)]
         states[Kind.PAUSED] = _State(bool(forgotten), reason=scrub(" ".join(forgotten)) or None)
         return states | self._timed_states(tables)
-
-    async def _publish(self, probe: _State) -> None:
-        """Stores the result of the check, for the operators' page."""
-        active = [alert for alert in self.alerts.values() if alert.is_firing]
-        if not self._alert_state.is_alone:
-            with suppress(DispatcherError):
-                await self._store.save_check(self._host, probe.count, probe.reason, active)
 
     def _is_forgotten(self, pause: Pause) -> bool:
         age_seconds = (datetime.now(UTC) - pause.began_at).total_seconds()

@@ -37,7 +37,10 @@ def summary(notice: Notice) -> str:
 def text(notice: Notice) -> str:
     """The notice as plain text: a sentence, an empty line, and one line for each fact."""
     facts = {name: value for name, value in _facts(notice).items() if value not in (None, [])}
-    lines = [f"{name.replace('_', ' ')}: {_plain(value)}" for name, value in facts.items()]
+    lines = [
+        f"{name.replace('_', ' ')}: {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in facts.items()
+    ]
     return "\n".join([_sentence(notice), "", *lines, ""])
 
 
@@ -117,7 +120,3 @@ def _resolution(alert: Alert) -> str:
         Kind.IMPOSSIBLE_EVENTS: "for a day, no event arrived about an email that no worker sent",
         Kind.PAUSED: "every long pause has ended, or has an end time",
     }[alert.kind]
-
-
-def _plain(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from dispatcher.broker.connection import vhost_of
 from dispatcher.broker.management import CountsUnavailable, Management
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
-from dispatcher.errors import BrokerUnavailable
 from dispatcher.telemetry.log import get_log
 
 PROBE_SECONDS: Final = 5.0
@@ -51,23 +49,12 @@ def depth_of_dlq(settings: Settings) -> Depth:
 def by_management(management: Management, queue: str, *, lag_seconds: float) -> Depth:
     """A function that reads the depth from the management API. If figures are missing, it tries again after
     `lag_seconds`."""
-    # Do not use the loop's default executor. When the process exits, the loop would wait for a call that hangs.
-    thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
-
-    async def ask() -> int:
-        asked = asyncio.get_running_loop().run_in_executor(thread, management.depth, queue)
-        try:
-            async with asyncio.timeout(management.longest_seconds + 1):
-                return (await asked).messages
-        except TimeoutError:
-            words = f"RabbitMQ's management API does not answer within {management.longest_seconds:g} s."
-            raise BrokerUnavailable(words) from None
 
     async def ask_twice() -> int:
         try:
-            return await ask()
+            return (await management.depth(queue)).messages
         except CountsUnavailable:
             await asyncio.sleep(lag_seconds)
-            return await ask()
+            return (await management.depth(queue)).messages
 
     return ask_twice

@@ -53,6 +53,8 @@ class Health:
         """Why each check fails, by the check's name; None if the check passes."""
         members = [member for member in self._members() if not member.is_ending]
         is_served = any((seconds := each.served_seconds) is not None and seconds < FRESH_SECONDS for each in members)
+        is_blocked = self._store.found is not None and self._store.found.is_blocked
+        confirm_waits = [member.confirm_wait_seconds for member in members]
         return {
             "processes": " ".join(self._unready()) or None,
             "database": _unavailability(self._store, "PostgreSQL", SchemaError),
@@ -60,16 +62,11 @@ class Health:
             "commits": _late("a commit", [member.commit_wait_seconds for member in members]),
             "broker": None if is_served else _unavailability(self._broker, "RabbitMQ", TopologyError),
             "topology": _fault_text(self._broker, TopologyError),
-            "confirms": self._confirms([member.confirm_wait_seconds for member in members]),
+            "confirms": BLOCKED_WORDS if is_blocked else _late("RabbitMQ's confirms", confirm_waits),
             "consumers": None if is_served else self._consumers(),
             "providers": self._providers(),
             "pending": self._pending(),
         }
-
-    def _confirms(self, waits: list[float | None]) -> str | None:
-        if self._store.found and self._store.found.is_blocked:
-            return BLOCKED_WORDS
-        return _late("RabbitMQ's confirms", waits)
 
     def _consumers(self) -> str | None:
         queues = self._broker.found

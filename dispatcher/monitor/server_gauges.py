@@ -109,27 +109,22 @@ class ServerGauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         if self._store.found is not None:
-            yield from _of_counts(self._store.found)
+            counts = self._store.found
+            yield CURRENT.show({(status.value,): count for status, count in counts.emails.items()})
+            yield OLDEST_PENDING.show({(): counts.oldest_pending_seconds or 0.0})
+            yield RELAY_LAG.show({(): max(0.0, counts.longest_due_seconds or 0.0)})
+            yield SENT_LAST_HOUR.show({(): round(counts.sent_last_hour)})
+            yield SENT_LAST_DAY.show({(): round(counts.sent_last_day)})
+            scopes = Counter(pause.scope for pause in counts.pauses)
+            yield PAUSED.show({(scope.value,): scopes[scope] for scope in PauseScope})
+            yield WEBHOOK_LAG.show({(str(number),): seconds for number, seconds in counts.webhook_lag_seconds.items()})
         if self._broker.found is not None:
-            yield from self._of_queues(self._broker.found)
+            queues = self._broker.found
+            send = {lane: queues[self._settings.queue_of(lane)] for lane in self._settings.lanes}
+            depths: dict[Labels, float] = {(send_queue("send", lane),): queue.messages for lane, queue in send.items()}
+            yield QUEUES.show({**depths, ("dlq",): queues[self._settings.dlq].messages})
+            yield SEND_QUEUE_WORKERS.show({(lane,): queue.consumers for lane, queue in send.items()})
         ages = {"postgresql": self._store.age_seconds, "rabbitmq": self._broker.age_seconds}
         yield AGE.show({(server,): age for server, age in ages.items() if age is not None})
         yield FAILING.show({(name,): reason is not None for name, reason in self._health.reasons().items()})
         yield BUILD.show({(VERSION, platform.python_version()): 1})
-
-    def _of_queues(self, queues: dict[str, FoundQueue]) -> Iterator[Metric]:
-        send = {lane: queues[self._settings.queue_of(lane)] for lane in self._settings.lanes}
-        depths: dict[Labels, float] = {(send_queue("send", lane),): queue.messages for lane, queue in send.items()}
-        yield QUEUES.show({**depths, ("dlq",): queues[self._settings.dlq].messages})
-        yield SEND_QUEUE_WORKERS.show({(lane,): queue.consumers for lane, queue in send.items()})
-
-
-def _of_counts(counts: MonitorCounts) -> Iterator[Metric]:
-    yield CURRENT.show({(status.value,): count for status, count in counts.emails.items()})
-    yield OLDEST_PENDING.show({(): counts.oldest_pending_seconds or 0.0})
-    yield RELAY_LAG.show({(): max(0.0, counts.longest_due_seconds or 0.0)})
-    yield SENT_LAST_HOUR.show({(): round(counts.sent_last_hour)})
-    yield SENT_LAST_DAY.show({(): round(counts.sent_last_day)})
-    scopes = Counter(pause.scope for pause in counts.pauses)
-    yield PAUSED.show({(scope.value,): scopes[scope] for scope in PauseScope})
-    yield WEBHOOK_LAG.show({(str(number),): seconds for number, seconds in counts.webhook_lag_seconds.items()})

@@ -7,8 +7,8 @@ from typing import Final
 
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.relay.pointers import BATCH
-from dispatcher.relay.queue_writer import QueueWriter
-from dispatcher.store.outbox import DueDeadLetter, Outbox
+from dispatcher.relay.queues import QueueWriter
+from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.25
@@ -30,13 +30,14 @@ class DeadLetterPublisher:
         now = time.monotonic()
         if not self._writer.is_open or (now < self._next_poll_at and not is_last):
             return False
-        due = await _without_locked(outbox, await outbox.find_dead_letter_due(BATCH + len(outbox.locked)))
+        due = await outbox.find_dead_letter_due(BATCH + len(outbox.locked))
+        # Leave out locked rows: their due marks cannot be cleared, so every round would publish them again.
+        locked = await outbox.locked.find_locked([row.email_id for row in due])
+        due = [row for row in due if row.email_id not in locked]
         self._next_poll_at = 0.0 if due else now + POLL_SECONDS
         if not due:
             return False
-        confirmed = await self._writer.publish(
-            [Outgoing.of_dead_letter(self._dlq, row, row.traceparent) for row in due]
-        )
+        confirmed = await self._writer.write([Outgoing.of_dead_letter(self._dlq, row, row.traceparent) for row in due])
         if count := self._writer.count(confirmed):
             due_at = {
                 row.email_id: row.failed_at for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed
@@ -44,9 +45,3 @@ class DeadLetterPublisher:
             await outbox.mark_dead_lettered(due_at)
             get_log().info("relay.dead_lettered", count=count)
         return count == len(due)
-
-
-async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:
-    """Leaves out locked rows: their due marks cannot be cleared, so every round would publish them again."""
-    locked = await outbox.locked.find_locked([row.email_id for row in due])
-    return [row for row in due if row.email_id not in locked] if locked else due

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from dispatcher.broker.credit import QueueCredit
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
@@ -21,11 +20,10 @@ from dispatcher.host.process_table import ProcessSlot
 from dispatcher.host.services import Periodic, Service
 from dispatcher.relay.dead_letters import DeadLetterPublisher
 from dispatcher.relay.domain_waits import DomainWaits
-from dispatcher.relay.lane_queue import LaneQueue
 from dispatcher.relay.leadership import IDLE_SECONDS, Leadership
 from dispatcher.relay.notifications import PACE_SECONDS, POLL_SECONDS, QUIET_SECONDS, Notifications
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, PointerPublisher
-from dispatcher.relay.queue_writer import QueueWriter
+from dispatcher.relay.queues import LaneQueue, QueueWriter
 from dispatcher.relay.shares import Shares
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
 from dispatcher.store.controls import READ_SECONDS
@@ -75,8 +73,9 @@ class PublishLoop:
         self._log = get_log()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=2.0)
-        self._dlq = self._writer(settings.dlq, "dlq")
-        self._queues = {lane: self._queue_of(lane) for lane in settings.lanes}
+        shared = (publisher, process_slot, self._broker_outage)
+        self._queues = {lane: LaneQueue(settings, *shared, lane) for lane in settings.lanes}
+        self._dlq = QueueWriter(*shared, settings.dlq, kind="dlq")
         self._shares = Shares(self._queues)
         self._pointers = PointerPublisher(self._shares, mark_after_seconds=mark_after_seconds)
         self._dead_letters = DeadLetterPublisher(self._dlq, settings.dlq)
@@ -99,18 +98,6 @@ class PublishLoop:
             await self._pointers.close()
             for queue in self._queues.values():
                 await queue.close()
-
-    def _writer(self, queue: str, kind: str) -> QueueWriter:
-        return QueueWriter(self._publisher, self._process_slot, self._broker_outage, queue, kind=kind)
-
-    def _queue_of(self, lane: str) -> LaneQueue:
-        name = self._settings.queue_of(lane)
-        credit = QueueCredit(
-            partial(self._publisher.find, name),
-            most_per_message=self._settings.bundle_emails,
-            prefetch=self._settings.prefetch,
-        )
-        return LaneQueue(self._writer(name, "send"), credit, name)
 
     async def _lead_in_a_session(self) -> None:
         try:

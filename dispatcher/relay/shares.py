@@ -100,7 +100,8 @@ class Shares:
         for (lane, tenant_id), emails in waiting.items():
             if self._controls.pause_of_lane(lane) is None and (allowed := self._allowed(tenant_id, emails)):
                 lanes.setdefault(lane, {})[tenant_id] = allowed
-        rooms = {lane: self._room(lane) for lane in sorted(lanes, key=self._urgency)}
+        urgency = {lane: at for at, lane in enumerate(self._queues)}
+        rooms = {lane: self._room(lane) for lane in sorted(lanes, key=lambda lane: urgency.get(lane, len(urgency)))}
         wanted = {lane: min(room, sum(lanes[lane].values())) for lane, room in rooms.items() if room}
         # Lanes have separate queues, so they share only the relay's time. Each open lane gets an equal part of the
         # batch, and what a lane does not need is for the others.
@@ -153,9 +154,6 @@ class Shares:
         self.queue_of(lane).take(emails)
         if bucket := self._buckets.get(tenant_id):
             bucket.tokens -= emails
-
-    def _urgency(self, lane: str) -> int:
-        return next((at for at, name in enumerate(self._queues) if name == lane), len(self._queues))
 
     def _weight_of(self, tenant_id: str) -> float:
         limit = self._controls.tenants.get(tenant_id)

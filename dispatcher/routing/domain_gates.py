@@ -89,7 +89,10 @@ class DomainGate:
         if not self._waiting and self._may_enter():
             self._take()
             return True
-        if self._is_empty() or self._waits.locked():
+        limit, now = self._limit, self._loop.time()
+        # Do not wait if PostgreSQL had too few tokens at a claim less than CLAIM_SECONDS ago.
+        is_empty = limit is not None and not self._has_token(limit) and now < self._empty_until
+        if is_empty or self._waits.locked():
             return False
         async with self._waits:
             return await self._wait()
@@ -109,18 +112,13 @@ class DomainGate:
 
     def _may_enter(self) -> bool:
         limit = self._limit
-        return limit is None or (self._has_token(limit) and self._has_slot(limit))
+        if limit is None:
+            return True
+        has_slot = limit.concurrent is None or (self._used < self._slots and steady_clock() < self._slots_until)
+        return has_slot and self._has_token(limit)
 
     def _has_token(self, limit: DomainLimit) -> bool:
         return limit.per_second is None or (self._tokens >= 1 and self._loop.time() < self._tokens_until)
-
-    def _has_slot(self, limit: DomainLimit) -> bool:
-        return limit.concurrent is None or (self._used < self._slots and steady_clock() < self._slots_until)
-
-    def _is_empty(self) -> bool:
-        """Whether no token is left, and PostgreSQL had too few tokens at a claim less than CLAIM_SECONDS ago."""
-        limit = self._limit
-        return limit is not None and not self._has_token(limit) and self._loop.time() < self._empty_until
 
     def _take(self) -> None:
         self._tokens -= 1

@@ -110,7 +110,10 @@ class RateLimit:
         burst = max(1.0, self._ceiling * BURST_SECONDS)
         try:
             if self._is_throttled:
-                await self._halve()
+                halved = await self._store.halve_rate(self._provider, self._ceiling)
+                self._is_throttled = False
+                if halved is not None:
+                    self._log.warning("provider.throttled", provider=self._provider, per_second=round(halved, 1))
             taken, rate = await self._store.take_tokens(
                 self._provider, ceiling=self._ceiling, burst=burst, wanted=wanted
             )
@@ -121,9 +124,3 @@ class RateLimit:
         self._tokens = 0 if self._is_throttled else taken
         if not taken:
             await asyncio.sleep(max(_SHORTEST_WAIT_SECONDS, 1 / max(rate, 1.0)))
-
-    async def _halve(self) -> None:
-        rate = await self._store.halve_rate(self._provider, self._ceiling)
-        self._is_throttled = False
-        if rate is not None:
-            self._log.warning("provider.throttled", provider=self._provider, per_second=round(rate, 1))

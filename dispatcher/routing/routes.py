@@ -129,7 +129,9 @@ class Route:
             self.breaker.abandon(trial)
             is_unknown = is_throttled or witness is None
             blame = Blame.PROVIDER if not self.is_closed else Blame.UNKNOWN if is_unknown else Blame.EMAIL
-        elif is_throttled or _asks_for_long_wait(refusal):
+        elif is_throttled or (
+            refusal.reason in CONCERNS_PROVIDER and (refusal.retry_after or 0.0) > LONGEST_OPEN_SECONDS
+        ):
             blame = self.breaker.pause(trial, refusal.retry_after, refusal.reason, witness)
         else:
             is_unreached = refusal.reason is not Reason.SERVER_ERROR and witness is None
@@ -307,7 +309,3 @@ def _words_of(refusal: Deferred) -> str:
     """The reason, code and words of a refusal that concerns no email, such as `server_error (421 4.3.2): too busy`."""
     code = f" ({refusal.code})" if refusal.code else ""
     return f"{refusal.reason}{code}: {refusal.detail}" if refusal.detail else f"{refusal.reason}{code}"
-
-
-def _asks_for_long_wait(outcome: Deferred) -> bool:
-    return outcome.reason in CONCERNS_PROVIDER and (outcome.retry_after or 0.0) > LONGEST_OPEN_SECONDS

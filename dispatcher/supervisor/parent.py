@@ -91,7 +91,12 @@ class Parent:
             for number in self._wait():
                 self._act(number)
             self._manager.reap()
-            self._supervise()
+            for process in self._watch.find_hung(self._manager.processes):
+                self._manager.abort(process)
+            if self._is_draining:
+                self._manager.drain_last()
+            else:
+                self._replacement.step()
             overdue_count = self._manager.kill_overdue()
             killed_count += overdue_count if self._is_draining else 0
         # The interpreter restores default handlers at exit. Ignore signals, so that a late signal does not change the
@@ -139,14 +144,6 @@ class Parent:
                 self._add_worker()
             case signal.SIGTTOU:
                 self._remove_worker()
-
-    def _supervise(self) -> None:
-        for process in self._watch.find_hung(self._manager.processes):
-            self._manager.abort(process)
-        if self._is_draining:
-            self._manager.drain_last()
-        else:
-            self._replacement.step()
 
     def _stop(self, number: int) -> None:
         now = time.monotonic()

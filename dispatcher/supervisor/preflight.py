@@ -87,7 +87,7 @@ def _inspect_broker(settings: Settings) -> list[str]:
     vhost = vhost_of(settings.amqp_url)
     management = Management(settings.rabbitmq_management_url, vhost=vhost, ca_file=settings.ca_file)
     try:
-        return [str(fault) for fault in find_faults(management, Topology.of(settings))]
+        return [str(fault) for fault in asyncio.run(find_faults(management, Topology.of(settings)))]
     except ServerUnavailable as error:
         get_log().warning("topology.unverified", reason=error.message)
         return []

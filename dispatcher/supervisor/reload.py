@@ -62,18 +62,15 @@ class RollingReplacement:
     def _begin_next(self) -> None:
         for process in sorted(self._manager.processes, key=lambda process: process.role.stops_last):
             if reason := self._reason_to_replace(process):
-                self._begin(process, reason)
+                self._old, self._reason = process, reason
+                if process.role.count is None:
+                    self._manager.stop(process, reason)
+                else:
+                    self._new = self._manager.add(process.role.name)
                 return
         if self._reloading:
             self._reloading = False
             self._log.info("dispatcher.reloaded")
-
-    def _begin(self, old: Process, reason: Ending) -> None:
-        self._old, self._reason = old, reason
-        if old.role.count is None:
-            self._manager.stop(old, reason)
-        else:
-            self._new = self._manager.add(old.role.name)
 
     def _reason_to_replace(self, process: Process) -> Ending | None:
         if process.pid is None or process.ending is not None:

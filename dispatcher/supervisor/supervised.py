@@ -1,14 +1,18 @@
-"""The parent's record of a child process, and the reasons why a child process ends."""
+"""The parent's record of a child process, why the process ends, and the wait before it is restarted."""
 
 from __future__ import annotations
 
 import signal
 from enum import StrEnum
+from typing import Final
 
-from dispatcher.domain.values import dataclass, field
+from dispatcher.domain.values import dataclass, field, replace
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.supervisor.child import Entry
-from dispatcher.supervisor.restarts import BOOTS, Restarts
+
+LONGEST_WAIT_SECONDS: Final = 30.0
+STEADY_SECONDS: Final = 10.0
+"""A process that ran for this long was healthy, so its next end counts as the first end in a row."""
 
 
 class Ending(StrEnum):
@@ -25,6 +29,34 @@ class Ending(StrEnum):
     RECYCLED = "recycled"
     SCALED_DOWN = "scaled_down"
     DRAINED = "drained"  # the whole host drains
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """Counts how often a process has ended since it was last healthy, or in its boot; calculates the wait before its
+    next start.
+
+    The first `free` ends are followed by a restart without a wait. The wait then doubles with each further end.
+    """
+
+    first_wait_seconds: float = 0.1
+    free: int = 1
+    in_a_row: int = 0
+
+    def after(self, lived_seconds: float = 0.0) -> Restarts:
+        """The count after one more end. If the process ran long enough to be healthy, counts from 1 again."""
+        return replace(self, in_a_row=1 if lived_seconds >= STEADY_SECONDS else self.in_a_row + 1)
+
+    @property
+    def wait_seconds(self) -> float:
+        doublings = self.in_a_row - 1 - self.free
+        # Bound the exponent, so that the float cannot overflow.
+        return 0.0 if doublings < 0 else min(self.first_wait_seconds * 2.0 ** min(doublings, 64), LONGEST_WAIT_SECONDS)
+
+
+BOOTS: Final = Restarts(first_wait_seconds=0.5, free=0)
+"""The count for a process that was never up. An immediate restart would hardly help: an operator has to fix
+something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +130,7 @@ class Process:
 
 
 def describe_exit(exit_code: int) -> str:
-    return f"signal {_signal_name(-exit_code)}" if exit_code < 0 else f"exit {exit_code}"
-
-
-def _signal_name(number: int) -> str:
-    # Python's enum has no real-time signals.
-    return signal.Signals(number).name if number in set(signal.Signals) else str(number)
+    if exit_code >= 0:
+        return f"exit {exit_code}"
+    number = -exit_code  # Python's enum has no real-time signals
+    return f"signal {signal.Signals(number).name if number in set(signal.Signals) else number}"

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final, TextIO, cast
 
 import orjson
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor
+from structlog.typing import EventDict, FilteringBoundLogger
 
 from dispatcher.telemetry import quick_log
 from dispatcher.telemetry.log_writer import LogWriter
@@ -41,7 +41,11 @@ def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any)
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             lines.add_dropped_count,
-            *(_json() if as_json else _text(colors=terminal and "NO_COLOR" not in os.environ)),
+            *(
+                [structlog.processors.EventRenamer("event"), structlog.processors.JSONRenderer(serializer=_dump)]
+                if as_json
+                else [structlog.dev.ConsoleRenderer(colors=terminal and "NO_COLOR" not in os.environ, pad_event_to=24)]
+            ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.BytesLoggerFactory(cast(BinaryIO, lines))
@@ -66,14 +70,6 @@ class _TextLogger:
         self._lines.write(message.encode("utf-8", "replace") + b"\n")
 
     log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
-
-
-def _json() -> list[Processor]:
-    return [structlog.processors.EventRenamer("event"), structlog.processors.JSONRenderer(serializer=_dump)]
-
-
-def _text(*, colors: bool) -> list[Processor]:
-    return [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=24)]
 
 
 def _dump(event: EventDict, **_: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -26,3 +27,14 @@ class Call(Protocol):
         """The transport calls this when a connection is free. Sets a new deadline, because the wait for a connection
         does not count. If this method raises an exception, the transport sends nothing."""
         ...
+
+
+@dataclass(slots=True)
+class Deadline:
+    """A `Call` of which the transport must know only the deadline."""
+
+    deadline: float
+
+    def mark_on_wire(self) -> None: ...
+
+    def connection_acquired(self) -> None: ...

@@ -81,12 +81,17 @@ class HttpTransport:
         trusted: Path | None = None,
         proxy: HttpProxy | None = None,
         connect_seconds: float = CONNECT_SECONDS,
+        context: ssl.SSLContext | None = None,
+        connect: Callable[[str, int], Awaitable[socket.socket]] = connect,
+        kind: type[HttpConnection] = HttpConnection,
     ) -> None:
         """`connections`: the most concurrent calls; further calls wait. `ca_file`: certificates to trust in addition to
         the system's; `trusted`: instead of the system's. Raises OSError if a certificate file cannot be used."""
         self._slots = _Slots(connections)
         self._connect_seconds = connect_seconds
-        self._tls = http_context(ca_file, trusted)
+        self._tls = context or http_context(ca_file, trusted)
+        self._connect = connect
+        self._kind = kind
         self._proxy = proxy
         # the open connections without a call; the connection that was used last is the last
         self.idle: list[HttpConnection] = []
@@ -222,10 +227,10 @@ class HttpTransport:
 
     async def _connected(self, target: _Target) -> HttpConnection:
         hop = self._proxy or target
-        connected = await connect(hop.host, hop.port)
+        connected = await self._connect(hop.host, hop.port)
         if self._proxy is not None:
             await open_tunnel(self._proxy, connected, target.host, target.port)
-        connection = HttpConnection(self._open.discard)
+        connection = self._kind(self._open.discard)
         if target.is_secure:
             await self._add_tls(connected, connection, target.host)
         else:

@@ -27,6 +27,10 @@ MAX_OCTETS: Final = 1024 * 1024
 class HttpConnection(asyncio.Protocol):
     """An HTTP connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls the methods named `on_…`."""
 
+    most_head_octets = MAX_HEAD_OCTETS
+    most_body_octets = MAX_RESPONSE_OCTETS
+    most_octets = MAX_OCTETS
+
     def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
         """`on_end`: called once, with this connection, when it has closed. Not called if it was never open."""
         self.loop = asyncio.get_running_loop()
@@ -41,6 +45,7 @@ class HttpConnection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._is_paused = False
         self._octets = 0
+        self._most_head, self._most_body, self._most = self.most_head_octets, self.most_body_octets, self.most_octets
         self._socket = select.poll()
         self.is_open = False
         self.is_busy = False  # whether a request was written, at least in part, and its response is not complete
@@ -133,7 +138,10 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail("the server sent something that is not HTTP")
-        if self._octets > (MAX_HEAD_OCTETS if self.status is None else MAX_OCTETS):
+        if self.status is None:
+            if self._octets > self._most_head:
+                self._fail_head()
+        elif self._octets > self._most:
             self._fail("the response is too long")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -182,8 +190,8 @@ class HttpConnection(asyncio.Protocol):
     def on_body(self, part: bytes) -> None:
         if not self.is_busy:
             return
-        self.body += part[: MAX_RESPONSE_OCTETS - len(self.body)]
-        if len(self.body) == MAX_RESPONSE_OCTETS:
+        self.body += part[: self._most_body - len(self.body)]
+        if len(self.body) == self._most_body:
             self.abort()
             self._complete()
 
@@ -211,6 +219,9 @@ class HttpConnection(asyncio.Protocol):
         self.fault = self.fault or words
         self._set_done()
         self.abort()
+
+    def _fail_head(self) -> None:
+        self._fail(f"the headers of the answer are longer than {self._most_head // 1024} KiB")
 
     def _set_done(self) -> None:
         done, end = self._done, self._end

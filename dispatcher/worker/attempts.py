@@ -26,7 +26,6 @@ from dispatcher.host.ledger import Ledger
 from dispatcher.providers.contract import Attempt, NoFreeConnection, PromptProvider, SendAgain
 from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS
 from dispatcher.routing.evidence import Blame
-from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.results import storable
 from dispatcher.telemetry.log import get_log
@@ -256,8 +255,10 @@ class Attempts:
     async def _try(
         self, email: InFlightEmail, content: OutgoingEmail, route: Route
     ) -> tuple[LedgerAttempt, Outcome | None] | None:
-        if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
-            return None
+        if route.limit is not None:
+            is_granted = await route.limit.take(lambda: route.may_be_tried, email.delivery.lane)
+            if not (is_granted and route.may_be_tried):
+                return None
         if (gate := route.gate) is not None and not gate.try_acquire():
             await gate.acquire(email.delivery.lane)
         try:
@@ -427,23 +428,19 @@ class Attempts:
         attempt.mark_not_sent()
         asked = outcome.retry_after if isinstance(outcome, Deferred) else None
         seconds = min(max(breaker.single_email_wait_seconds(content), asked or 0.0), LONGEST_OPEN_SECONDS)
-        self._log_undecided(email, attempt.route.name, outcome, seconds)
-        if isinstance(outcome, Rejected) and seconds >= OTHER_WORKERS_SECONDS:
-            raise NoRoute(seconds)
-        raise TryLater(seconds)
-
-    def _log_undecided(self, email: InFlightEmail, provider: str, outcome: Outcome, seconds: float) -> None:
-        """Logs why the email waits, because PostgreSQL has no record of an undecided refusal."""
         assert isinstance(outcome, Deferred | Rejected)  # only a refusal can be undecided
-        self._log.warning(
+        self._log.warning(  # PostgreSQL has no record of an undecided refusal
             "email.refusal_undecided",
             email_id=str(email.email_id),
-            provider=provider,
+            provider=attempt.route.name,
             error_type=outcome.reason,
             provider_code=outcome.code,
             reason=outcome.detail,
             retry_in_seconds=round(seconds, 1),
         )
+        if isinstance(outcome, Rejected) and seconds >= OTHER_WORKERS_SECONDS:
+            raise NoRoute(seconds)
+        raise TryLater(seconds)
 
     async def _judged(self, email: InFlightEmail, content: OutgoingEmail, answer: Awaitable[Outcome]) -> Outcome:
         """Awaits the adapter's outcome. An unexpected exception is uncertain if sending had begun, otherwise
@@ -460,11 +457,6 @@ class Attempts:
             return self.failed(email, error)  # a future inside the adapter was cancelled, and not this task
         except Exception as error:  # noqa: BLE001 - an adapter's bug may end one attempt, but not the worker
             return self.failed(email, error)
-
-
-async def _take_token(route: Route, limit: RateLimit, lane: str) -> bool:
-    """Waits for a token of the rate limit. Returns False if the route may no longer be tried."""
-    return await limit.take(lambda: route.may_be_tried, lane) and route.may_be_tried
 
 
 def _must_end(email: InFlightEmail) -> bool:

@@ -123,7 +123,9 @@ class BulkSender:
             return
         try:
             if len(members) == 1:
-                await self._send_one(members[0])
+                member = members[0]
+                member.attempt.deadline = asyncio.get_running_loop().time() + member.seconds
+                member.end(await self._provider.send(member.email, member.attempt))
             else:
                 await self._send_together(members)
         except _CallAborted:
@@ -132,10 +134,6 @@ class BulkSender:
             _end_all(members, fault.with_message(_without_echoes(fault.message, members)))
         except BaseException as error:  # noqa: BLE001 - passed on to the attempts, which handle it
             _end_all(members, error)
-
-    async def _send_one(self, member: _Member) -> None:
-        member.attempt.deadline = asyncio.get_running_loop().time() + member.seconds
-        member.end(await self._provider.send(member.email, member.attempt))
 
     async def _send_together(self, members: list[_Member]) -> None:
         seconds = min(member.seconds for member in members)

@@ -103,7 +103,11 @@ class RecordStage:
                     break
                 batch = await self._without_locked(batch, is_busy=is_busy)
                 if batch:
-                    await self._commit(batch)
+                    began_at, asked_at = time.perf_counter(), steady_clock()
+                    ours = await self._store.record([ended.result for ended in batch])
+                    report_record(batch, time.perf_counter() - began_at)
+                    self._report_lost_leases(batch, ours)
+                    self._close(batch, ours, asked_at)
                 break
             except StoreBusy as error:
                 # Nothing was committed, probably because one row is locked. Treat a second StoreBusy as an outage.
@@ -126,13 +130,6 @@ class RecordStage:
             if ended.email.email_id in locked:
                 self._inbox.add_later(ended, LOCKED_SECONDS)
         return [ended for ended in batch if ended.email.email_id not in locked]
-
-    async def _commit(self, batch: list[EndedAttempt]) -> None:
-        began_at, asked_at = time.perf_counter(), steady_clock()
-        ours = await self._store.record([ended.result for ended in batch])
-        report_record(batch, time.perf_counter() - began_at)
-        self._report_lost_leases(batch, ours)
-        self._close(batch, ours, asked_at)
 
     def _close(self, batch: list[EndedAttempt], ours: Collection[UUID], asked_at: float) -> None:
         """Finishes recorded emails. `ours`: those whose leases this worker still had. `asked_at`: by `steady_clock`."""

@@ -3,6 +3,7 @@ queues."""
 
 from __future__ import annotations
 
+import asyncio
 import email.policy
 import time
 from collections.abc import Iterator, Mapping
@@ -95,7 +96,7 @@ def await_reported_depth(host: Host, depth: int) -> None:
 
     def reported() -> bool:
         try:
-            return management.depth(host.topology.dlq).messages == depth
+            return asyncio.run(management.depth(host.topology.dlq)).messages == depth
         except CountsUnavailable:
             return False
 

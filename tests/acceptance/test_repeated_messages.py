@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 import orjson
@@ -29,7 +30,7 @@ def waiting_workers(host: Host) -> set[str]:
 def is_used_up(host: Host) -> bool:
     """Whether the workers have acked everything; RabbitMQ's report lags by some seconds."""
     with suppress(CountsUnavailable):
-        depth = Management(host.servers.management_url, timeout_seconds=30).depth(host.topology.queue)
+        depth = asyncio.run(Management(host.servers.management_url, timeout_seconds=30).depth(host.topology.queue))
         return (depth.messages, depth.consumers) == (0, WORKERS)
     return False
 

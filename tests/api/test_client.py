@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from functools import partial
 
 import psycopg
@@ -114,6 +116,14 @@ async def test_a_lost_response_is_retried_without_a_second_email(api: Api, conne
 
     assert receipt.is_known
     assert connection.execute("select count(*) from email_log").fetchone() == (1,)
+
+
+def test_the_client_loads_none_of_the_servers_packages() -> None:
+    loads = "import sys, dispatcher.client; print({'psycopg', 'pika', 'starlette', 'uvicorn'} & sys.modules.keys())"
+
+    ran = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)
+
+    assert ran.stdout == "set()\n"
 
 
 async def test_an_unreachable_api_raises_within_the_time_limit() -> None:

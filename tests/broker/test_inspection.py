@@ -21,7 +21,7 @@ from dispatcher.broker.management import Management
 from dispatcher.broker.topology import DELIVERY_LIMIT, Topology, declare
 from dispatcher.dev.servers import Servers
 from tests.broker.rabbit import Operator, Rabbit
-from tests.waiting import DEADLINE_SECONDS, until
+from tests.waiting import DEADLINE_SECONDS, until_answer
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def management(servers: Servers) -> Management:
     return Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS)
 
 
-def fault_texts(management: Management, topology: Topology) -> list[str]:
+async def fault_texts(management: Management, topology: Topology) -> list[str]:
     """The text of every fault."""
-    return [str(fault) for fault in find_faults(management, topology)]
+    return [str(fault) for fault in await find_faults(management, topology)]
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
@@ -42,11 +42,11 @@ async def test_what_init_creates_has_no_fault(
     topology = replace(undeclared, queue_type=queue_type)
     await declare(amqp_url, topology)
 
-    assert fault_texts(management, topology) == []
+    assert await fault_texts(management, topology) == []
 
 
 async def test_every_missing_object_is_named(management: Management, topology_names: Topology) -> None:
-    words = fault_texts(management, topology_names)
+    words = await fault_texts(management, topology_names)
 
     assert len(words) == 1 + len(topology_names.queues)
     for name in (topology_names.exchange, *topology_names.queues):
@@ -56,7 +56,7 @@ async def test_every_missing_object_is_named(management: Management, topology_na
 async def test_a_missing_binding_is_named(management: Management, topology: Topology, rabbit: Rabbit) -> None:
     await rabbit.unbind_queue(topology.dlq, topology.exchange)
 
-    (words,) = await until(lambda: fault_texts(management, topology))
+    (words,) = await until_answer(lambda: fault_texts(management, topology))
 
     assert words.startswith(f"The queue {topology.dlq} is not bound to the exchange {topology.exchange}")
 
@@ -71,7 +71,7 @@ async def test_every_policy_that_loses_dead_letters_is_named(
     definition = {"max-length": 10, "max-length-bytes": 1000, "message-ttl": 60_000, "expires": 60_000}
 
     with operator.policy(topology.dlq, definition):
-        words = fault_texts(management, topology)
+        words = await fault_texts(management, topology)
 
     where = f"the policy {topology.dlq} sets"
     assert [one.removeprefix(f"The queue {topology.dlq} ").partition(". ")[0] for one in words] == [
@@ -91,7 +91,7 @@ async def test_a_full_queue_that_rejects_publishes_is_no_fault(
     await rabbit.declare_queue(undeclared.dlq, **refusing)
     await rabbit.bind_queue(undeclared.dlq, undeclared.exchange)
 
-    assert fault_texts(management, undeclared) == []
+    assert await fault_texts(management, undeclared) == []
 
 
 async def test_arguments_that_lose_dead_letters_are_named(
@@ -102,7 +102,7 @@ async def test_arguments_that_lose_dead_letters_are_named(
     await rabbit.declare_queue(undeclared.dlq, **{"x-queue-type": "classic", "x-message-ttl": 1000, "x-max-length": 5})
     await rabbit.bind_queue(undeclared.dlq, undeclared.exchange)
 
-    words = fault_texts(management, undeclared)
+    words = await fault_texts(management, undeclared)
 
     assert [one.partition(": ")[2] for one in words] == [
         "its argument x-message-ttl is 1000. Remove this argument or policy, because it loses messages silently.",
@@ -118,7 +118,7 @@ async def test_a_send_queue_without_dead_lettering_is_named(
     await rabbit.declare_queue(undeclared.queue, **{"x-queue-type": "quorum"})
     await rabbit.bind_queue(undeclared.queue, undeclared.exchange)
 
-    words = fault_texts(management, undeclared)
+    words = await fault_texts(management, undeclared)
 
     assert len(words) == 2
     assert f"dead-letter-exchange is not set but must be {undeclared.exchange}" in words[0]
@@ -141,9 +141,12 @@ def test_a_quorum_queue_reports_its_offline_members_and_whether_it_has_a_majorit
 
 
 async def test_a_queue_with_all_members_online_is_not_reported(management: Management, topology: Topology) -> None:
-    await until(lambda: (management.queue(topology.queue) or {}).get("members"))
+    async def has_members() -> bool:
+        return bool((await management.queue(topology.queue) or {}).get("members"))
 
-    assert find_offline_members(management, topology) == []
+    await until_answer(has_members)
+
+    assert await find_offline_members(management, topology) == []
     assert offline_members_in({"name": "classic"}) is None
 
 
@@ -180,7 +183,7 @@ async def test_a_low_delivery_limit_is_named_and_the_command_excludes_our_queues
     management: Management, topology: Topology, operator: Operator, kind: str
 ) -> None:
     with operator.policy(topology.dlq, {"delivery-limit": 20}, kind=kind):
-        (words,) = fault_texts(management, topology)
+        (words,) = await fault_texts(management, topology)
         command = shlex.split(words.partition("exclude ours: ")[2])
         *options, name, pattern, definition = command[2:]
         priority = int(options[options.index("--priority") + 1])
@@ -188,7 +191,7 @@ async def test_a_low_delivery_limit_is_named_and_the_command_excludes_our_queues
         with operator.policy(
             topology.dlq, json.loads(definition), kind=kind, name=topology.queue, pattern=pattern, priority=priority
         ):
-            assert fault_texts(management, topology) == []
+            assert await fault_texts(management, topology) == []
 
     assert words.startswith(
         f"The queue {topology.dlq} loses dead letters that were delivered 20 times; a read is a delivery: its argument "

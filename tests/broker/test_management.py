@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Final
 
@@ -16,9 +17,9 @@ from dispatcher.broker.management import Management, QueueDepth
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from dispatcher.errors import BrokerUnavailable, ConfigurationError, TopologyError
-from tests.broker.rabbit import Rabbit, eventually
+from tests.broker.rabbit import Rabbit
 from tests.providers.listeners import listening
-from tests.waiting import DEADLINE_SECONDS
+from tests.waiting import DEADLINE_SECONDS, until_answer
 
 PASSWORD = "hunter2"
 
@@ -63,8 +64,8 @@ def impostor() -> Iterator[Impostor]:
         thread.join()
 
 
-def test_the_version_is_returned(servers: Servers) -> None:
-    assert Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).version()[0].isdigit()
+async def test_the_version_is_returned(servers: Servers) -> None:
+    assert (await Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).version())[0].isdigit()
 
 
 async def test_the_depth_is_returned(servers: Servers, topology: Topology, rabbit: Rabbit) -> None:
@@ -72,34 +73,31 @@ async def test_the_depth_is_returned(servers: Servers, topology: Topology, rabbi
     for _ in range(3):
         await rabbit.publish(topology.dlq, b"dead")
 
-    def depth() -> QueueDepth | None:
-        try:
-            return management.depth(topology.dlq)
-        except BrokerUnavailable:
-            return None  # the queue is too new to have counts
+    async def is_counted() -> bool:
+        with suppress(BrokerUnavailable):  # the queue is too new to have counts
+            return await management.depth(topology.dlq) == QueueDepth(messages=3, ready=3, unacked=0, consumers=0)
+        return False
 
-    counted = await eventually(lambda: (found := depth()) and found.messages == 3 and found, "the depth of 3")
-
-    assert counted == QueueDepth(messages=3, ready=3, unacked=0, consumers=0)
+    await until_answer(is_counted)
 
 
-def test_a_missing_queue_is_reported(servers: Servers, topology_names: Topology) -> None:
+async def test_a_missing_queue_is_reported(servers: Servers, topology_names: Topology) -> None:
     with pytest.raises(TopologyError, match=topology_names.dlq):
-        Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).depth(topology_names.dlq)
+        await Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).depth(topology_names.dlq)
 
 
-def test_names_are_escaped_in_the_path(servers: Servers) -> None:
+async def test_names_are_escaped_in_the_path(servers: Servers) -> None:
     with pytest.raises(TopologyError):
-        Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).depth("../../overview?x#")
+        await Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).depth("../../overview?x#")
 
 
-def test_a_wrong_password_is_reported_and_not_shown(servers: Servers) -> None:
+async def test_a_wrong_password_is_reported_and_not_shown(servers: Servers) -> None:
     url = servers.management_url.rpartition("@")
     management = Management(f"http://nobody:{PASSWORD}@{url[2]}", timeout_seconds=DEADLINE_SECONDS)
 
     for ask in (management.version, lambda: management.depth("q")):
         with pytest.raises(BrokerUnavailable, match="refuses the user name or password") as fault:
-            ask()
+            await ask()
         assert PASSWORD not in str(fault.value)
 
 
@@ -115,13 +113,13 @@ def test_a_wrong_password_is_reported_and_not_shown(servers: Servers) -> None:
         b'{"rabbitmq_version": "\\u001b[2J"}', b'{"rabbitmq_version": "' + b"4" * 41 + b'"}',
     ],
 )  # fmt: skip
-def test_a_reply_without_counts_is_a_failure(impostor: Impostor, body: bytes) -> None:
+async def test_a_reply_without_counts_is_a_failure(impostor: Impostor, body: bytes) -> None:
     impostor.body = body
 
     with pytest.raises(BrokerUnavailable, match="no message counts"):
-        Management(impostor.url).depth("q")
+        await Management(impostor.url).depth("q")
     with pytest.raises(BrokerUnavailable, match="does not answer like RabbitMQ"):
-        Management(impostor.url).version()
+        await Management(impostor.url).version()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +139,7 @@ async def test_an_answer_that_is_not_http_is_not_quoted(reply: bytes) -> None:
 
     async with listening(answer) as port:
         with pytest.raises(BrokerUnavailable) as fault:
-            await asyncio.to_thread(Management(f"http://guest:{PASSWORD}@127.0.0.1:{port}").version)
+            await Management(f"http://guest:{PASSWORD}@127.0.0.1:{port}").version()
 
     assert str(fault.value).isprintable()
     assert "owned" not in str(fault.value)
@@ -155,13 +153,13 @@ REPORTED: Final[dict[str, object]] = {
 }  # fmt: skip
 
 
-def test_reports_of_a_hostile_node_contain_no_control_characters(impostor: Impostor) -> None:
+async def test_reports_of_a_hostile_node_contain_no_control_characters(impostor: Impostor) -> None:
     topology = Topology(exchange="e", queue="q", dlq="d")
     impostor.body = json.dumps(REPORTED).encode()
     impostor.bindings = json.dumps([REPORTED]).encode()
     management = Management(impostor.url)
 
-    faults = [*find_faults(management, topology), *find_offline_members(management, topology)]
+    faults = [*await find_faults(management, topology), *await find_offline_members(management, topology)]
 
     assert len(faults) > 6
     for fault in faults:
@@ -177,35 +175,35 @@ def test_a_consumer_timeout_that_is_not_a_number_is_a_failure(timeout: object) -
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 500, 503])
-def test_every_other_status_is_a_failure_and_redirects_are_not_followed(impostor: Impostor, status: int) -> None:
+async def test_every_other_status_is_a_failure_and_redirects_are_not_followed(impostor: Impostor, status: int) -> None:
     impostor.status = status
     impostor.body = b'{"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0, "consumers": 0}'
 
     with pytest.raises(BrokerUnavailable) as fault:
-        Management(impostor.url).depth("q")
+        await Management(impostor.url).depth("q")
 
     assert impostor.requests == 1
     assert PASSWORD not in str(fault.value)
 
 
-def test_one_node_that_answers_is_enough(servers: Servers, closed_port: int) -> None:
+async def test_one_node_that_answers_is_enough(servers: Servers, closed_port: int) -> None:
     dead = f"http://guest:{PASSWORD}@127.0.0.1:{closed_port}"
     management = Management(f"{dead},{servers.management_url},{dead}", timeout_seconds=DEADLINE_SECONDS)
 
-    assert management.version()[0].isdigit()
+    assert (await management.version())[0].isdigit()
 
 
-def test_the_error_names_every_node_that_does_not_answer(closed_port: int) -> None:
+async def test_the_error_names_every_node_that_does_not_answer(closed_port: int) -> None:
     nodes = [f"http://guest:{PASSWORD}@{host}:{closed_port}" for host in ("127.0.0.1", "127.0.0.2")]
     with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1.*127\.0\.0\.2|127\.0\.0\.2.*127\.0\.0\.1") as fault:
-        Management(",".join(nodes)).version()
+        await Management(",".join(nodes)).version()
 
     assert PASSWORD not in str(fault.value)
 
 
-def test_a_closed_port_is_reported(closed_port: int) -> None:
+async def test_a_closed_port_is_reported(closed_port: int) -> None:
     with pytest.raises(BrokerUnavailable, match="cannot be reached: connection refused"):
-        Management(f"http://guest:{PASSWORD}@127.0.0.1:{closed_port}").version()
+        await Management(f"http://guest:{PASSWORD}@127.0.0.1:{closed_port}").version()
 
 
 @pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http://h:port", f"//u:{PASSWORD}@h"])
@@ -218,4 +216,4 @@ def test_an_invalid_url_is_refused_at_once(url: str) -> None:
 
 async def test_a_queue_of_another_virtual_host_is_not_found(servers: Servers, topology: Topology) -> None:
     with pytest.raises(TopologyError):
-        Management(servers.management_url, vhost="other", timeout_seconds=DEADLINE_SECONDS).depth(topology.queue)
+        await Management(servers.management_url, vhost="other", timeout_seconds=DEADLINE_SECONDS).depth(topology.queue)

@@ -181,9 +181,9 @@ async def test_an_operator_may_create_and_read_our_queues_and_no_others(
 async def test_a_probe_may_only_read_reports(accounts: dict[str, Account], topology: Topology) -> None:
     probe = accounts["probe"]
     management = Management(probe.management_url, timeout_seconds=DEADLINE_SECONDS)
-    assert management.version()
-    assert find_faults(management, topology) == []
-    assert management.queue(topology.dlq) is not None
+    assert await management.version()
+    assert await find_faults(management, topology) == []
+    assert await management.queue(topology.dlq) is not None
 
     dlq = f"/api/queues/%2F/{quote(topology.dlq, safe='')}"
     taking = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}

@@ -10,7 +10,7 @@ import pytest
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.errors import StoreBusy, StoreUnavailable
-from dispatcher.events.event_batcher import MAX_EVENTS, EventBatcher
+from dispatcher.events.intake import BATCH, EventBatcher
 from tests.events.recorder import Recorder
 from tests.events.requests import AT
 
@@ -36,9 +36,9 @@ async def test_a_batch_has_a_limit_and_a_request_is_never_split() -> None:
     sink = Recorder()
     batcher = EventBatcher(sink)
 
-    await asyncio.gather(*(batcher.store(events(count)) for count in (MAX_EVENTS - 1, 1, 1, 2 * MAX_EVENTS)))
+    await asyncio.gather(*(batcher.store(events(count)) for count in (BATCH - 1, 1, 1, 2 * BATCH)))
 
-    assert [len(batch) for batch in sink.batches] == [MAX_EVENTS, 1, 2 * MAX_EVENTS]
+    assert [len(batch) for batch in sink.batches] == [BATCH, 1, 2 * BATCH]
 
 
 async def test_no_events_need_no_transaction() -> None:

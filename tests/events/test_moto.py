@@ -19,8 +19,7 @@ from moto.server import ThreadedMotoServer
 from dispatcher.config import load
 from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.events.contract import EventSink, SourceUnavailable
-from dispatcher.events.event_batcher import EventBatcher
-from dispatcher.events.intake import EventIntake
+from dispatcher.events.intake import EventBatcher, EventIntake
 from dispatcher.events.sqs import Queue, QueuePoller, QueuePolling
 from dispatcher.transport.http_response import HttpResponse
 from tests.api.running_api import UNREACHABLE_AMQP_URL, running

@@ -9,7 +9,7 @@ import pytest
 from dispatcher.broker.publisher import Publisher
 from dispatcher.domain.backoff import Backoff
 from dispatcher.relay.dead_letters import DeadLetterPublisher
-from dispatcher.relay.queue_writer import QueueWriter
+from dispatcher.relay.queues import QueueWriter
 from dispatcher.store.connections import connect_async
 from dispatcher.store.outbox import Outbox
 from tests.relay.running import free_process_slot

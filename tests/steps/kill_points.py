@@ -187,7 +187,7 @@ def inject_faults(kill_plan: KillPlan) -> None:
 
 def _restart_without_wait() -> None:
     """Makes the parent restart processes without a delay."""
-    from dispatcher.supervisor.restarts import Restarts
+    from dispatcher.supervisor.supervised import Restarts
 
     Restarts.wait_seconds = property(lambda _: 0.0)  # type: ignore[method-assign, assignment]
 

@@ -39,8 +39,7 @@ from dispatcher.errors import ConfigurationError, StoreRefused, StoreUnavailable
 from dispatcher.host.lifecycle import set_on_signals, stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.supervisor.parent import Parent
-from dispatcher.supervisor.restarts import BOOTS, Restarts
-from dispatcher.supervisor.supervised import Role
+from dispatcher.supervisor.supervised import BOOTS, Restarts, Role
 from dispatcher.telemetry import log
 
 FAILING_FORKS = "TOYS_FAILING_FORKS"

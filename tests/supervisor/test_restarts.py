@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatcher.supervisor.restarts import LONGEST_WAIT_SECONDS, STEADY_SECONDS, Restarts
+from dispatcher.supervisor.supervised import LONGEST_WAIT_SECONDS, STEADY_SECONDS, Restarts
 
 
 def waits(*lived_seconds: float) -> list[float]:

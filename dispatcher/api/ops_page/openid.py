@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,7 +26,7 @@ from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
 from dispatcher.api.ops_page.plain_text import cut
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError
-from dispatcher.transport.call import NoFreeConnection
+from dispatcher.transport.call import Deadline, NoFreeConnection
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_proxy import proxy_for
 from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
@@ -58,17 +57,6 @@ attacker could use the issuer's public key as its secret."""
 _KEY_TYPES: Final = frozenset({"RSA", "EC", "OKP"})
 _TRY_AGAIN: Final = "Try again, or sign in with an API key."
 _SIGN_IN_AGAIN: Final = "Sign in again. If this repeats, the API's log has the reason (ops.sign_in_failed)."
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """What the transport must know about a request to the issuer (`transport.call.Call`): only the deadline."""
-
-    deadline: float
-
-    def mark_on_wire(self) -> None: ...
-
-    def connection_acquired(self) -> None: ...
 
 
 class OpenIdIssuer:
@@ -227,7 +215,7 @@ class OpenIdIssuer:
             transport = self._transport(url)
             if body is None:
                 return await transport.get(url, sent, deadline)
-            return await transport.post(url, sent, body, _Exchange(deadline))
+            return await transport.post(url, sent, body, Deadline(deadline))
         except (NoFreeConnection, RequestNotSent, NoResponse, ConfigurationError, OSError) as error:
             raise _unavailable(str(error)) from error
 

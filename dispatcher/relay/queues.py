@@ -1,7 +1,7 @@
 """Publishes to one queue. While RabbitMQ refuses the queue's messages, waits longer and longer before the next try.
 
-Each queue has a separate writer, so that a missing DLQ does not delay emails. If RabbitMQ returns messages because the
-queue has lost its binding, the writer binds the queue again.
+Each queue has a writer of its own, so that a missing DLQ does not delay emails. If RabbitMQ returns messages because
+the queue has lost its binding, the writer binds the queue again.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 
+from dispatcher.broker.credit import QueueCredit
 from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher, PublishResults
+from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
 from dispatcher.errors import BrokerUnavailable
 from dispatcher.host.process_table import ProcessSlot
+from dispatcher.store.outbox import DuePointer
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -40,13 +45,9 @@ class QueueWriter:
     @property
     def is_open(self) -> bool:
         """Whether messages may be published to the queue now. False for a while after RabbitMQ refused a message."""
-        return not self.wait_seconds
+        return time.monotonic() >= self._opens_at
 
-    @property
-    def wait_seconds(self) -> float:
-        return max(0.0, self._opens_at - time.monotonic())
-
-    async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
+    async def write(self, messages: Sequence[Outgoing]) -> PublishResults:
         """Publishes messages. Returns for each whether RabbitMQ confirmed it. Raises BrokerUnavailable if it confirmed
         none."""
         self._process_slot.confirm.begin()
@@ -78,14 +79,47 @@ class QueueWriter:
         self._opens_at = self._closed_at + seconds
         fields = {"queue": self._queue, "retry_in_seconds": round(seconds, 2)}
         if answers.returned:
-            self._log.error("relay.unroutable", count=answers.returned, reason=await self._bind(), **fields)
+            reason = "The queue was not bound to the exchange. The relay has bound it now."
+            try:
+                await self._publisher.bind(self._queue)
+            except BrokerUnavailable as fault:
+                reason = str(fault)
+            self._log.error("relay.unroutable", count=answers.returned, reason=reason, **fields)
         if (unconfirmed := answers.count(False) - answers.returned) > 0:
             self._log.error("relay.unconfirmed", count=unconfirmed, **fields)
 
-    async def _bind(self) -> str:
-        """Restores the queue's binding if it is missing. Returns why RabbitMQ could not route messages."""
-        try:
-            await self._publisher.bind(self._queue)
-        except BrokerUnavailable as fault:
-            return str(fault)
-        return "The queue was not bound to the exchange. The relay has bound it now."
+
+class LaneQueue(QueueWriter):
+    """Publishes emails to the send queue of a lane, and limits how many emails are on the queue."""
+
+    def __init__(
+        self, settings: Settings, publisher: Publisher, process_slot: ProcessSlot, outage: Backoff, lane: str
+    ) -> None:
+        queue = settings.queue_of(lane)
+        super().__init__(publisher, process_slot, outage, queue, kind="send")
+        self._credit = QueueCredit(
+            partial(publisher.find, queue), most_per_message=settings.bundle_emails, prefetch=settings.prefetch
+        )
+        self.take = self._credit.take
+        self.counted = self._credit.counted
+        self.close = self._credit.close
+
+    @property
+    def room(self) -> int:
+        """How many emails may be published to the queue now. Raises BrokerUnavailable."""
+        return self._credit.emails if self.is_open else 0
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long to wait until more emails may be published."""
+        return max(self._opens_at - time.monotonic(), self._credit.wait_seconds)
+
+    async def publish(self, due: Sequence[DuePointer]) -> list[bool]:
+        """Publishes emails. Returns for each whether RabbitMQ confirmed its message. Call `take` first."""
+        pointers = [Pointer(row.email_id, row.message_key, row.correlation_id, row.traceparent) for row in due]
+        messages, message_of = Outgoing.of_pointers(self._queue, pointers, self._credit.per_message(len(due)))
+        self._credit.note_messages(len(messages), len(due))
+        answers = await self.write(messages)
+        confirmed = [answers[index] for index in message_of]
+        self._log.debug("relay.published", count=self.count(confirmed))
+        return confirmed
