@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Generic, TypeVar
-from uuid import UUID
 
-from dispatcher.domain.provider_event import EventKind
 from dispatcher.domain.suppression import SuppressionReason
 from dispatcher.store.statement import statement
 from dispatcher.store.statements import Row, Source, fetch, from_rows
@@ -19,8 +17,6 @@ T = TypeVar("T")
 
 EXAMINED_ROWS: Final = 20_000
 """The most rows that one page reads. This takes some tens of milliseconds."""
-EXAMINED_TENANT_EVENTS: Final = 2_000
-"""As `EXAMINED_ROWS`, for the events of one tenant. The limit is lower because each event's email is read, too."""
 _LARGEST_ID: Final = 2**63 - 1
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _FAR: Final = 10**18
@@ -73,29 +69,6 @@ class ListPage(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class RecentEvent:
-    """What a provider reported about an email, without the recipient.
-
-    Attributes:
-        happened_at: When the event happened, by the provider's clock.
-        doubt: What the event does not prove (docs/events.md); None if it proves what it says.
-    """
-
-    received_at: datetime
-    email_id: UUID
-    event_key: bytes
-    happened_at: datetime
-    provider: str
-    kind: str
-    bounce: str | None
-    code: str | None
-    detail: str | None
-    doubt: str | None
-    tenant_id: str
-    message_key: str
-
-
-@dataclass(frozen=True, slots=True)
 class EventCount:
     """The number of recent events that have the same provider, kind and bounce class (see `count_recent_events`)."""
 
@@ -104,41 +77,6 @@ class EventCount:
     bounce: str | None
     events: int
     since: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class EventFilter:
-    """Which events to list; a field that is None does not filter."""
-
-    tenant_id: str | None = None
-    provider: str | None = None
-    kind: EventKind | None = None
-    since: datetime | None = None
-
-
-async def list_events(
-    source: Source, wanted: EventFilter, *, before: Cursor | None, limit: int
-) -> ListPage[RecentEvent]:
-    """A page of what providers reported, newest arrival first. An empty page is the last page only if `next` is None.
-
-    Raises:
-        ValueError: The cursor belongs to another list. The error's text begins with "must be".
-    """
-    at, (email_id, event_key) = _below(before, _event_tie, (UUID(int=2**128 - 1), b"\xff" * 64))
-    examined = EXAMINED_ROWS if wanted.tenant_id is None else EXAMINED_TENANT_EVENTS
-    parameters = {
-        "at": at,
-        "email_id": email_id,
-        "event_key": event_key,
-        "since": wanted.since or _EPOCH,
-        "provider": wanted.provider,
-        "kind": wanted.kind,
-        "tenant_id": wanted.tenant_id,
-        "limit": limit,
-        "examined": examined,
-    }
-    rows = await fetch(source, "list_recent_events", parameters)
-    return _page(RecentEvent, rows, 3, limit, lambda row: f"{row[1]}.{bytes(row[2]).hex()}")
 
 
 @statement
@@ -181,14 +119,6 @@ def _number(tie: str) -> int:
     if not tie.isascii() or not tie.isdigit() or int(tie) > _LARGEST_ID:
         raise ValueError("must be the cursor of an earlier page")
     return int(tie)
-
-
-def _event_tie(tie: str) -> tuple[UUID, bytes]:
-    email_id, _, key = tie.partition(".")
-    try:
-        return UUID(email_id), bytes.fromhex(key)
-    except ValueError:
-        raise ValueError("must be the cursor of an earlier page") from None
 
 
 def _page(

@@ -206,7 +206,13 @@ async def add_webhook(
     session: AsyncSession, url: str = "https://example.com", tenant_id: str | None = "shop", **more: Any
 ) -> int:
     """Adds a webhook; returns its id, or 0 if the tenant has too many."""
-    values = {"recipients": False, "secret": new_secret(), "most_webhooks": MAX_WEBHOOKS, "actor": "ann", "reason": "r"}
+    values: dict[str, Any] = {
+        "recipients": False,
+        "secret": new_secret(),
+        "most_webhooks": MAX_WEBHOOKS,
+        "actor": "ann",
+        "reason": "r",
+    }
     values |= {"act": "webhook_add", "url": url, "tenant_id": tenant_id, "kinds": ALL_KINDS, **more}
     rows = await fetch(session, "insert_webhook", {**values, "kinds": sorted(map(str, values["kinds"]))})
     return int(rows[0][0]) if rows else 0

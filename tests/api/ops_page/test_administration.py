@@ -147,6 +147,22 @@ async def test_events_link_to_their_emails_and_hostile_texts_are_text(
     assert "Bounced (hard) 1" in " ".join(text_of(page).split())
     assert "delivered" not in text_of(page).split("Arrived")[1]
     assert (await operator.get("/ops/events?since=yesterday")).status == 400
+    assert "No event matches." in text_of(await operator.get("/ops/events?tenant_id=acme"))
+    assert "bounced" in text_of(await operator.get("/ops/events?tenant_id=shop&since=1h")).split("Arrived")[1]
+
+
+async def test_events_are_paged(operator: Browser, connection: psycopg.Connection) -> None:
+    email_id = make_email(connection, "k-1")
+    for number in range(55):
+        make_event(connection, email_id, detail=f"event-{number}.")
+    first = await operator.get("/ops/events?kind=bounced")
+    following = re.search(r'rel="next" href="([^"]+)"', first.body.decode())
+    assert following is not None
+    second = await operator.get(unescape(following[1]))
+    shown = [re.findall(r"event-\d+\.", text_of(page)) for page in (first, second)]
+    assert [len(each) for each in shown] == [50, 5]
+    assert len({*shown[0], *shown[1]}) == 55
+    assert (await operator.get("/ops/events?after=WyJ4IiwgIngiLCAiengiXQ")).status == 400
 
 
 @pytest.mark.parametrize(
@@ -345,7 +361,8 @@ async def test_a_search_in_the_audit_log_continues_where_a_page_stopped(
 ) -> None:
     connection.execute(
         "insert into operator_audit (actor, action, reason, acted_at) "
-        "select case when n % 9 = 0 then 'ann' else 'bob' end, 'pause', 'r', now() - n * interval '1 hour' from generate_series(1, 30) as n"
+        "select case when n % 9 = 0 then 'ann' else 'bob' end, 'pause', 'r', "
+        "now() - n * interval '1 hour' from generate_series(1, 30) as n"
     )
 
     class Few(ListAudit, name="audit list", query="list_audit"):
@@ -376,7 +393,8 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
         assert f'href="/ops{page}"' not in (await browser.get("/ops/events")).body.decode()
     for page in ("/keys/ed_abc", f"/webhooks/{other}", "/suppressions?tenant=acme"):
         assert (await browser.get(f"/ops{page}")).status == 404, page
-    events = text_of(await browser.get("/ops/events?tenant=acme"))
+    assert (await browser.get("/ops/events?tenant_id=acme")).status == 404
+    events = text_of(await browser.get("/ops/events"))
     assert ("own-key" in events, "other-key" in events) == (True, False)
     listed = text_of(await browser.get("/ops/webhooks"))
     assert ("shop.example" in listed, "acme.example" in listed) == (True, False)
