@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from dispatcher.actions.action import Action
 
-SUBJECTS: Final = ("tenants", "domains", "unsent", "keys", "webhooks", "audit", "reported_events")
+SUBJECTS: Final = (
+    *("tenants", "domains", "unsent", "suppressions", "held", "dlq", "keys", "webhooks", "audit", "reported_events"),
+)
 """The modules with actions, in the order of the documentation."""
 
 

@@ -47,6 +47,11 @@ _ADDRESS: Final = Kind("must be an email address", _SHORT, _sender, metavar="ADD
 _DOMAIN: Final = Kind("must be a domain", _SHORT, _sender_domain, metavar="DOMAIN")
 
 
+def _several(item: Kind[str], items: str) -> Kind[tuple[str, ...]]:
+    """A list in which a space does not separate items, but is a mistake in one."""
+    return replace(many(item, _MOST, items), parse=lambda text: text.split(","))
+
+
 class ListKeys(Listing[Key], name="keys list", query="list_shown_keys"):
     """List the keys: id, name, tenant, scopes, senders, lanes, limits. Secrets are never shown."""
 
@@ -105,10 +110,10 @@ class CreateKey(Change[NewKey], name="keys create", query="insert_key"):
         option="--scope",
     )
     from_domains: tuple[str, ...] = field(
-        many(_DOMAIN, _MOST, "domains"), "Allow sender addresses of this domain.", default=(), option="--from-domain"
+        _several(_DOMAIN, "domains"), "Allow sender addresses of this domain.", default=(), option="--from-domain"
     )
     from_addresses: tuple[str, ...] = field(
-        many(_ADDRESS, _MOST, "addresses"), "Allow this sender address.", default=(), option="--from-address"
+        _several(_ADDRESS, "addresses"), "Allow this sender address.", default=(), option="--from-address"
     )
     from_anywhere: bool = field(FLAG, "Allow any sender address.", default=False)
     per_second: float | None = field(
@@ -128,7 +133,7 @@ class CreateKey(Change[NewKey], name="keys create", query="insert_key"):
         default=None,
     )
     allowed_lanes: tuple[str, ...] = field(
-        many(FILTER_TEXT, _MOST, "lanes"),
+        _several(FILTER_TEXT, "lanes"),
         "Allow emails to name this lane, in addition to the lane of --lane.",
         default=(),
         option="--allow-lane",

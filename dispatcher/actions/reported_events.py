@@ -1,4 +1,4 @@
-"""What providers reported about emails after they accepted them. Only the operators' page lists these events."""
+"""List what providers reported about emails after they accepted them."""
 
 from __future__ import annotations
 

@@ -80,19 +80,13 @@ class ShowWebhook(
     examples = ("webhooks show 1",)
 
 
-class FindTarget(Action[WebhookTarget], name="webhooks test", reach=Reach.ANY_TENANT):
+class FindTarget(Action[WebhookTarget], name="webhooks test", query="find_webhook_target", reach=Reach.ANY_TENANT):
     """Where to post a test event (`ops.webhooks.post_test`). No face shows this: it contains the secrets."""
 
     webhook_id: int = field(WEBHOOK_ID, "The webhook.")
     tenant_id: str | None = field(TENANT, OF_TENANT, default=None)
 
     refusals = _UNKNOWN
-
-    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[WebhookTarget]:
-        """Reads the URL and the secrets."""
-        from dispatcher.store.statements import fetch
-
-        return await fetch(source, "find_webhook_target", parameters, into=WebhookTarget)
 
 
 class AddWebhook(
@@ -134,7 +128,7 @@ class AddWebhook(
     )
     done = _SAVE
     examples = (
-        "webhooks add https://shop.example.com/hooks --tenant shop",
+        "webhooks add https://shop.example.com/hooks --tenant default",
         "webhooks add https://ops.example.com/hooks --all-tenants --events email.failed,email.held",
     )
 

@@ -23,7 +23,6 @@ from dispatcher.api import (
     operator_operations,
     pause_operations,
     status_operations,
-    suppression_operations,
 )
 from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
@@ -38,7 +37,6 @@ from dispatcher.api.pause_endpoints import PauseEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
-from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.api.webhook_endpoints import TEST_WEBHOOK, WebhookEndpoints
 from dispatcher.config import Settings
@@ -58,7 +56,6 @@ def make_app(
     operators: OperatorEndpoints,
     feed: FeedEndpoints,
     settings: Settings,
-    suppressions: SuppressionEndpoints,
     refusals: RefusalCounter,
     unsubscribe_sessions: Pool,
     events: EventEndpoints | None = None,
@@ -85,16 +82,11 @@ def make_app(
         ("GET", "/v1/emails", status.list, status_operations.LIST),
         ("GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY),
         ("GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET),
-        ("POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operator_operations.CONFIRM),
-        ("POST", "/v1/held/{email_id:uuid}/release", operators.release, operator_operations.RELEASE),
         ("POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY),
         ("GET", "/v1/replays/{replay_id}", operators.get_replay, operator_operations.GET_REPLAY),
         ("POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operator_operations.RESUME_REPLAY),
         ("DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operator_operations.STOP_REPLAY),
         ("GET", "/v1/events", feed.list, feed_operations.LIST_EVENTS),
-        ("GET", "/v1/suppressions", suppressions.list, suppression_operations.LIST_SUPPRESSIONS),
-        ("POST", "/v1/suppressions", suppressions.add, suppression_operations.ADD_SUPPRESSIONS),
-        ("DELETE", "/v1/suppressions", suppressions.remove, suppression_operations.REMOVE_SUPPRESSIONS),
         ("GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES),
         ("POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE),
         ("DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE),

@@ -17,7 +17,6 @@ from dispatcher.api import (
     operator_operations,
     pause_operations,
     status_operations,
-    suppression_operations,
     webhook_endpoints,
 )
 from dispatcher.api.operation import Operation
@@ -39,7 +38,6 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **feed_operations.SCHEMAS,
     **webhook_endpoints.SCHEMAS,
     **event_operations.SCHEMAS,
-    **suppression_operations.SCHEMAS,
     **pause_operations.SCHEMAS,
     **operation.SCHEMAS,
 }

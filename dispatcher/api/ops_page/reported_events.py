@@ -10,13 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.actions.reported_events import ListReportedEvents
+from dispatcher.actions.reported_events import EXAMINED_EVENTS, ListReportedEvents
 from dispatcher.api.ops_page import face
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.ops.cached import Cached
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.operators_lists import EXAMINED_ROWS, EventCount, count_recent_events
+from dispatcher.store.events import EventCount, count_recent_events
 
 COUNT_SECONDS: Final = 5.0
 """How long all visitors see the same counts before the counts are read again."""
@@ -38,8 +38,8 @@ class EventCounts:
     @classmethod
     async def read(cls, session: AsyncSession) -> EventCounts:
         """Counts at most the newest 20,000 events."""
-        counts = await count_recent_events(session)
-        is_cut = sum(each.events for each in counts) >= EXAMINED_ROWS
+        counts = await count_recent_events(session, examined=EXAMINED_EVENTS)
+        is_cut = sum(each.events for each in counts) >= EXAMINED_EVENTS
         return cls(counts, is_cut, min((each.since for each in counts), default=None))
 
 
