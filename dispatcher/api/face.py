@@ -63,7 +63,7 @@ class ActionEndpoints:
 
         async def without_body(request: Request) -> Response:
             async with self.access.admit(request, action.scope) as caller:
-                return await self._run(action, caller, request, {}, _query(request))
+                return await self._run(action, caller, request, {}, query(request))
 
         return with_body if has_body else without_body
 
@@ -135,7 +135,7 @@ def _error(mistake: Mistake, location: str) -> FieldError:
     return FieldError(location, mistake.field, mistake.rule)
 
 
-def _query(request: Request) -> dict[str, str]:
+def query(request: Request) -> dict[str, str]:
     given = request.query_params.multi_items()
     if len(given) > len(dict(given)):
         raise Problem("invalid-parameter", "A parameter is given twice.")

@@ -17,7 +17,7 @@ from dispatcher.api import (
     operator_operations,
     pause_operations,
     status_operations,
-    webhook_operations,
+    webhook_endpoints,
 )
 from dispatcher.api.operation import Operation
 from dispatcher.version import VERSION
@@ -36,7 +36,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **status_operations.SCHEMAS,
     **operator_operations.SCHEMAS,
     **feed_operations.SCHEMAS,
-    **webhook_operations.SCHEMAS,
+    **webhook_endpoints.SCHEMAS,
     **event_operations.SCHEMAS,
     **pause_operations.SCHEMAS,
     **operation.SCHEMAS,

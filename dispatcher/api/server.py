@@ -34,7 +34,6 @@ from dispatcher.api.policy import Policy
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.validation import EmailValidator
-from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.config.values import LOOPBACKS
@@ -239,9 +238,8 @@ async def serve(
         tenant_sessions = FairSessions(operator_sessions)
         operators = OperatorEndpoints(access, operator_bodies, tenant_sessions, jobs)
         feed = FeedEndpoints(access, read_sessions, FairTurns(CONCURRENT_LISTS))
-        webhooks = WebhookEndpoints(access, operator_bodies, tenant_sessions, settings)
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
-        endpoints = (enqueueing, status, operators, feed, webhooks)
+        endpoints = (enqueueing, status, operators, feed, settings)
         ops = await opened.enter_async_context(_ops_page(settings, access, jobs))
         app = ErrorMiddleware(
             make_app(access, *endpoints, refusals, unsubscribe_sessions, events, ops), refusals=refusals

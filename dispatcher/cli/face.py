@@ -85,6 +85,7 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
 
     settings = load_settings("database_url")
     with in_words(action):
+        asked.check(settings)  # before the connection
         result = run_with_session(
             action.subject(), lambda session: run(session, asked, Who(Face.COMMAND, actor), settings), settings
         )
