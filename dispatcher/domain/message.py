@@ -227,6 +227,8 @@ class Message:
     )
 
     def __init_subclass__(cls) -> None:
+        if Message not in cls.__bases__:
+            return  # an application's class; its constructor calls that of its base class
         code, optional = cls.__init__.__code__, cls.__init__.__kwdefaults__ or {}
         arguments = code.co_varnames[1 : 1 + code.co_kwonlyargcount]
         accepted = [each for each in FIELDS if each.name in arguments]
@@ -322,6 +324,11 @@ class Message:
         """A digest that shows whether a repeated message key has the same payload."""
         raise NotImplementedError
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = [getattr(self, each.name) for each in FIELDS]
+        # `pickle` and `deepcopy` cannot copy a MappingProxyType.
+        return _restored, (type(self), [dict(each) if isinstance(each, MappingProxyType) else each for each in values])
+
 
 FIELDS: Final[tuple[Stated, ...]] = tuple(
     each.metadata[""]._replace(
@@ -330,6 +337,13 @@ FIELDS: Final[tuple[Stated, ...]] = tuple(
     for each in fields(Message)
 )
 """All fields of messages."""
+
+
+def _restored(kind: type[Message], values: Sequence[Any]) -> Message:
+    message = object.__new__(kind)
+    for each, value in zip(FIELDS, values, strict=True):
+        each.put(message, MappingProxyType(value) if isinstance(value, dict) else value)
+    return message
 
 
 class TextMessage(Message):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email import Email
+from dispatcher.domain.message import Message
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
+from dispatcher.domain.sms import Sms
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import InvalidEmail
 
@@ -353,3 +357,37 @@ def test_a_refusal_never_quotes_the_value(field: str, junk: str) -> None:
     named, reason = refusal(**{field: value})
 
     assert "xqzj" not in named + reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Email(message_key="k", sender="a@example.com", to="b@example.com", text="Hello", headers={"X-Order": "1"}),
+        Email(message_key="k", sender="a@example.com", to="b@example.com", template_id="t", template_data={"a": [1]}),
+        Sms(message_key="k", to="+4915112345678", text="Hello"),
+    ],
+)
+def test_a_message_can_be_pickled_and_copied(message: Message) -> None:
+    for copied in (pickle.loads(pickle.dumps(message)), copy.copy(message), copy.deepcopy(message)):  # noqa: S301
+        assert copied == message
+        assert copied.payload_hash() == message.payload_hash()
+        assert type(copied.headers) is type(message.headers)
+
+
+class Welcome(Email):
+    """A class of an application, with a constructor of its own."""
+
+    def __init__(self, recipient: str) -> None:
+        super().__init__(message_key=f"welcome {recipient}", sender="a@example.com", to=recipient, text="Welcome")
+
+
+class Code(Sms):
+    def __init__(self, number: str, **options: Any) -> None:
+        super().__init__(message_key=f"code {number}", to=number, text="1234", **options)
+
+
+def test_an_application_can_derive_classes_with_other_constructors() -> None:
+    welcome, code = Welcome("b@example.com"), Code("+4915112345678", sender="Shop")
+
+    assert (welcome.to, welcome.text, welcome.message_key) == (("b@example.com",), "Welcome", "welcome b@example.com")
+    assert (code.to, code.text, code.sender) == (("+4915112345678",), "1234", "Shop")
