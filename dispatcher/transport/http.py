@@ -336,7 +336,7 @@ async def _write_all_but_last(
 
 def _response(connection: HttpConnection) -> HttpResponse:
     assert connection.status is not None
-    return HttpResponse(connection.status, connection.headers, connection.body)
+    return HttpResponse(connection.status, connection.headers, bytes(connection.body))
 
 
 def _no_response(connection: HttpConnection) -> NoResponse:

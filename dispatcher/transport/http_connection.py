@@ -52,7 +52,7 @@ class HttpConnection(asyncio.Protocol):
         self.idle_since = 0.0  # when the connection was last returned to the pool, in the loop's `time()`
         self.status: int | None = None
         self.headers: dict[str, str] = {}  # by lower-case name; for a repeated header, the last value
-        self.body = b""  # at most the first MAX_RESPONSE_OCTETS
+        self.body: bytes | bytearray = b""  # at most the first MAX_RESPONSE_OCTETS
         self.fault: str | None = None  # why no complete response will arrive, as a clause
 
     @property
@@ -190,6 +190,8 @@ class HttpConnection(asyncio.Protocol):
     def on_body(self, part: bytes) -> None:
         if not self.is_busy:
             return
+        if not self.body:
+            self.body = bytearray()  # a server may send each octet alone, and `bytes` would be copied each time
         self.body += part[: self._most_body - len(self.body)]
         if len(self.body) == self._most_body:
             self.abort()
