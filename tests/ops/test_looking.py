@@ -136,6 +136,26 @@ async def test_a_monitor_sweeps_the_dlq_only_if_there_are_new_surplus_messages(
     assert [body for body in await bodies(dlq) if str(replayed).encode() in body] == []
 
 
+async def test_a_count_of_messages_that_is_late_does_not_make_a_monitor_read_the_dlq(
+    settings: Settings, dlq: DeadLetterQueue, dead_emails: DeadEmails
+) -> None:
+    await dead_emails.publish_dead_letters(dead_emails.create(2))
+    await until_answer(lambda: has(dlq, 2))
+    depths = iter([0, 2])
+
+    async def depth() -> int:
+        return next(depths)
+
+    service, before = DlqSweep(settings, depth), await deliveries(dlq)
+    await until_answer(lambda: has(dlq, 2))
+
+    for _ in range(2):
+        await service.run_once()
+
+    await until_answer(lambda: has(dlq, 2))
+    assert await deliveries(dlq) == before + 1
+
+
 async def deliveries(dlq: DeadLetterQueue) -> int:
     """How often RabbitMQ has delivered the first message before."""
     async with dlq.scan() as look:
