@@ -132,7 +132,7 @@ def example(action: type[Action[Any]], line: str = "") -> dict[str, Any]:
     """The fields of an example of the action, in JSON; a reason is added if the command needs none."""
     words = shlex.split(line or action.examples[0])[len(action.name.split()) :]
     flags = {each.flag: each for each in action.fields.values()}
-    names = iter(action.path_names())
+    names = iter(action.argument_names())
     found: dict[str, Any] = {}
     while words and words[0] != "|":
         word = words.pop(0)
@@ -196,7 +196,7 @@ class Action(Generic[R_co]):
         query: The named statement. Its parameters are the fields, and for a change also `actor` and `reason`.
         row: The type of the statement's rows. Its fields are the columns.
         refusals: Why the action may not be carried out. The first one also means that the statement returned no row.
-        arguments: The command's arguments, if there is no HTTP operation.
+        arguments: Fields that are the command's arguments, too.
         created: Where HTTP says that the new row is: the path, with the row's fields in braces.
         stops: A column of a paged list. A statement that examines a limited number of rows may return, as its last row,
             the last row that it has examined, with null in this column. The next page continues there.
@@ -279,8 +279,13 @@ class Action(Generic[R_co]):
 
     @classmethod
     def path_names(cls) -> list[str]:
-        """The fields that are in the path. They are the command's arguments; the other fields are its options."""
-        return _PATH_NAME.findall(cls.http) or list(cls.arguments)
+        """The fields that are in the path."""
+        return _PATH_NAME.findall(cls.http)
+
+    @classmethod
+    def argument_names(cls) -> list[str]:
+        """The fields that are the command's arguments; the other fields are its options."""
+        return [*cls.path_names(), *cls.arguments]
 
     @classmethod
     def summary(cls) -> tuple[str, str]:

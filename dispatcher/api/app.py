@@ -21,7 +21,6 @@ from dispatcher.api import (
     feed_operations,
     openapi,
     operator_operations,
-    pause_operations,
     status_operations,
     suppression_operations,
     webhook_operations,
@@ -35,7 +34,6 @@ from dispatcher.api.fast_routes import Endpoint, FastRoutes
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.operation import Operation
 from dispatcher.api.operator_endpoints import OperatorEndpoints
-from dispatcher.api.pause_endpoints import PauseEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
@@ -72,7 +70,6 @@ def make_app(
         ops: The operators' page; None if it is off.
     """
     actions = ActionEndpoints(access, operators.bodies, operators.sessions, webhooks.settings)
-    pauses = PauseEndpoints(access, operators.bodies, operators.sessions)
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
     enqueues: list[tuple[str, str, Endpoint, Operation]] = [
         ("POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE),
@@ -103,9 +100,6 @@ def make_app(
         ("GET", "/v1/suppressions", suppressions.list, suppression_operations.LIST_SUPPRESSIONS),
         ("POST", "/v1/suppressions", suppressions.add, suppression_operations.ADD_SUPPRESSIONS),
         ("DELETE", "/v1/suppressions", suppressions.remove, suppression_operations.REMOVE_SUPPRESSIONS),
-        ("GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES),
-        ("POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE),
-        ("DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE),
         *batch_face.routes(actions),
         *actions.routes(),
         *posts,

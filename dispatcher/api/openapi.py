@@ -15,7 +15,6 @@ from dispatcher.api import (
     feed_operations,
     operation,
     operator_operations,
-    pause_operations,
     status_operations,
     suppression_operations,
     webhook_operations,
@@ -40,7 +39,6 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **webhook_operations.SCHEMAS,
     **event_operations.SCHEMAS,
     **suppression_operations.SCHEMAS,
-    **pause_operations.SCHEMAS,
     **operation.SCHEMAS,
 }
 

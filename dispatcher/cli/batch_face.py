@@ -27,7 +27,7 @@ _MAX_LISTED: Final = 20
 def command_of(subject: ModuleType, name: str) -> click.Command:
     """The command of a subject: a group, or the command of the action with this name."""
     batches = {each.name: each for each in subject.ACTIONS if issubclass(each, Batch)}
-    return batch_command(batches[name]) if name in batches else group(subject)
+    return batch_command(batches[name]) if name in batches else group(subject, name)
 
 
 def batch_command(action: type[Batch]) -> click.Command:

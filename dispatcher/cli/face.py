@@ -22,11 +22,11 @@ from dispatcher.domain.kinds import FLAG
 A = TypeVar("A", bound=Action[Any])
 
 
-def group(subject: ModuleType) -> click.Group:
-    """The command group of a subject. The module's docstring is its help."""
-    actions: tuple[type[Action[Any]], ...] = subject.ACTIONS
+def group(subject: ModuleType, name: str) -> click.Group:
+    """The command group with this name of a subject. The module's docstring is its help."""
+    actions: list[type[Action[Any]]] = [each for each in subject.ACTIONS if each.name.split()[0] == name]
     examples = [example for action in actions for example in action.examples[:1]]
-    found = click.Group(actions[0].subject(), help=help_of(inspect.getdoc(subject) or "", examples))
+    found = click.Group(name, help=help_of(inspect.getdoc(subject) or "", examples))
     for action in actions:
         found.add_command(command(action))
     return found
@@ -34,7 +34,7 @@ def group(subject: ModuleType) -> click.Group:
 
 def command(action: type[Action[Any]]) -> click.Command:
     """The command of an action: fields in the path are arguments, the others options."""
-    arguments = [each for name in action.path_names() for each in [action.fields[name]]]
+    arguments = [action.fields[name] for name in action.argument_names()]
     parameters: list[click.Parameter] = [
         click.Argument([each.name], metavar=each.kind.metavar, required=each.is_required) for each in arguments
     ]
@@ -87,6 +87,7 @@ def _run(action: type[Action[Any]], given: dict[str, Any]) -> int:
 
     settings = load_settings("database_url")
     with in_words(action):
+        asked.check(settings)  # before the connection
         result = run_with_session(
             action.subject(), lambda session: run(session, asked, Who(Face.COMMAND, actor), settings), settings
         )
@@ -142,7 +143,7 @@ def words_of(action: type[Action[Any]], mistake: Mistake) -> str:
             rule = re.sub(rf"\b{name}\b", each.flag, rule)
         return f"The command line {rule}."
     name = mistake.field
-    shown = action.fields[name].kind.metavar if name in action.path_names() else action.fields[name].flag
+    shown = action.fields[name].kind.metavar if name in action.argument_names() else action.fields[name].flag
     place = f" (item {int(mistake.path) + 1})" if mistake.path.isdigit() else ""
     return f"Invalid value for '{shown}'{place}: it {mistake.rule}."
 

@@ -10,8 +10,10 @@ import psycopg
 import pytest
 
 from dispatcher import Email, enqueue
-from dispatcher.domain.controls import PauseScope, login_of
-from dispatcher.ops import pausing, replaying, webhooks
+from dispatcher.actions.pauses import PauseTenant
+from dispatcher.actions.runner import Face, Who, run
+from dispatcher.domain.controls import login_of
+from dispatcher.ops import replaying, webhooks
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import connect_async
 from dispatcher.store.failures import Selection
@@ -242,13 +244,14 @@ async def test_lanes_and_tenants_are_changed_with_a_reason_and_reset(
     shown = text_of(await operator.get("/ops/lanes"))
     assert "normal shop 1" in shown
 
-    changed = await operator.submit("/lanes/set", lane="bulk", weight="5", redeliver_for="off", reason="campaign")
+    changed = await operator.submit("/lanes/set", lane="bulk", weight="5", redeliver_seconds="off", reason="campaign")
     assert changed.status == 303
     page = text_of(await operator.follow())
     assert "bulk 5 %" in page
     refused = await operator.submit("/lanes/set", lane="bulk", weight="-1", reason="campaign")
-    assert (refused.status, "The weight must be a number from 0.001 to 1,000,000" in text_of(refused)) == (400, True)
-    assert (await operator.submit("/lanes/set", lane="nosuch", weight="1", reason="r")).status == 404
+    assert (refused.status, "Weight must be a number from 0.001 to 1,000,000" in text_of(refused)) == (400, True)
+    unknown = await operator.submit("/lanes/set", lane="nosuch", weight="1", reason="r")
+    assert "Lane must be one of DISPATCHER_LANES: urgent, normal, bulk." in text_of(unknown)
     await operator.get("/ops/lanes")
     await operator.submit("/tenants/set", tenant_id="acme", per_second="50", reason="contract")
     assert "acme 1 50" in text_of(await operator.follow())
@@ -260,7 +263,7 @@ async def test_lanes_and_tenants_are_changed_with_a_reason_and_reset(
     assert (await operator.post("/ops/tenants/unset", reset)).status == 303
     assert (await operator.post("/ops/lanes/unset", reset)).status == 303
     again = await operator.post("/ops/lanes/unset", reset)
-    assert (again.status, "Nothing is set for bulk." in text_of(again)) == (409, True)
+    assert (again.status, "Nothing is set for this lane or sender." in text_of(again)) == (400, True)
 
     acts = [(action, reason) for _, action, reason in audited(connection)]
     assert acts == [
@@ -275,16 +278,16 @@ async def test_a_pause_shows_on_every_page_until_it_is_resumed(
     operator: Browser, visitor_of_shop: Browser, connection: psycopg.Connection
 ) -> None:
     await operator.get("/ops/pauses")
-    refused = await operator.submit("/pause", scope="lane", name="nosuch", reason="r")
-    assert "DISPATCHER_LANES has: urgent, normal, bulk" in text_of(refused)
-    await operator.submit("/pause", scope="lane", name="bulk", length="2h", reason="legal looks at it")
+    refused = await operator.submit("/pause/lane", lane="nosuch", reason="r")
+    assert "Lane must be one of DISPATCHER_LANES: urgent, normal, bulk." in text_of(refused)
+    await operator.submit("/pause/lane", lane="bulk", for_seconds="2h", reason="legal looks at it")
     await operator.follow()
 
     for page in PAGES:
         assert "Paused: lane bulk until" in text_of(await operator.get(f"/ops{page}")), page
     assert "Paused:" not in text_of(await visitor_of_shop.get("/ops/suppressions"))
     await operator.get("/ops/pauses")
-    await operator.submit("/resume", reason="legal is done")
+    await operator.submit("/resume/lane", reason="legal is done")
     page = text_of(await operator.follow())
     assert "Nothing is paused." in page
     assert "Paused:" not in page
@@ -301,7 +304,7 @@ async def test_a_provider_for_which_workers_wait_is_resumed(
     assert "Sending is suspended." not in text_of(await visitor_of_shop.get("/ops/pauses"))
     assert "Sending is suspended. (1 worker, " in text_of(await operator.get("/ops/pauses"))
 
-    await operator.submit("/resume", reason="the account works again")
+    await operator.submit("/resume/provider", reason="the account works again")
 
     assert "Resumed." in text_of(await operator.follow())
     assert connection.execute("select from provider_state where resumed_at is not null").fetchall()
@@ -363,9 +366,9 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
         ("/suppressions/add", {"tenant": "acme"}),
         ("/suppressions/look-up", {"tenant": "acme"}),
         ("/suppressions/remove", {"tenant": "acme"}),
-        ("/pauses/pause", {"scope": "all"}),
-        ("/pauses/pause", {"scope": "tenant", "name": "acme"}),
-        ("/pauses/resume", {"scope": "lane", "name": "bulk"}),
+        ("/pause/all", {}),
+        ("/pause/tenant", {"tenant_id": "acme"}),
+        ("/resume/lane", {"lane": "bulk"}),
         ("/lanes/set", {"lane": "bulk", "weight": "1"}),
         ("/tenants/set", {"tenant_id": "shop", "per_second": "1"}),
         ("/keys/ed_abc/revoke", {}),
@@ -373,7 +376,7 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
         assert (await browser.post(f"/ops{path}", {**given, **more})).status == 404, path
     assert audited(connection) == []
     await browser.get("/ops/pauses")
-    await browser.submit("/pause", reason="complaints")
+    await browser.submit("/pause/tenant", reason="complaints")
     assert "Paused: tenant shop" in text_of(await browser.follow())
 
 
@@ -383,7 +386,7 @@ async def test_a_tenant_sees_no_operators_host_and_an_operator_sees_it(
     act = Act.of("ann@secret-host-1", "secret")
     webhook_id = make_webhook(connection, "shop")
     async with await connect_async(database_url, name="test session") as session:
-        await pausing.pause(session, PauseScope.TENANT, "shop", act, seconds=None)
+        await run(session, PauseTenant(tenant_id="shop", reason=act.reason), Who(Face.COMMAND, act.actor))
         await webhooks.disable(session, webhook_id, act)
         replay = await replaying.create(session, Selection(tenant_id="shop"), act)
     token = make_key(connection, scopes=["operate"])
