@@ -5,6 +5,7 @@ worker-0.pss_bytes   email_log.dead_rows   latency.p99_ms   queue.send_messages 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -182,7 +183,7 @@ def queue_vitals(management: Management, queues: dict[str, str]) -> dict[str, fl
     figures: dict[str, float] = {}
     for name, queue in queues.items():
         with contextlib.suppress(BrokerUnavailable):
-            figures[f"queue.{name}_messages"] = float(management.depth(queue).messages)
+            figures[f"queue.{name}_messages"] = float(asyncio.run(management.depth(queue)).messages)
     return figures
 
 

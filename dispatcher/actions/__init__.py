@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dispatcher.actions.action import Action
 
-SUBJECTS: Final = ("lanes", "tenants", "domains", "pauses", "unsent")
+SUBJECTS: Final = ("lanes", "tenants", "domains", "pauses", "unsent", "suppressions", "held", "dlq")
 """The modules with actions, in the order of the documentation."""
 
 

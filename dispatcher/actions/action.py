@@ -132,17 +132,18 @@ def example(action: type[Action[Any]], line: str = "") -> dict[str, Any]:
     """The fields of an example of the action, in JSON; a reason is added if the command needs none."""
     words = shlex.split(line or action.examples[0])[len(action.name.split()) :]
     flags = {each.flag: each for each in action.fields.values()}
-    names = iter(action.argument_names())
+    names = action.argument_names()
     found: dict[str, Any] = {}
     while words and words[0] != "|":
         word = words.pop(0)
-        if word not in flags:
-            if (name := next(names, None)) is not None:
-                found[name] = action.fields[name].kind.parse(word)
-        elif (field := flags[word]).kind is FLAG:
-            found[field.name] = True
-        else:
-            found[field.name] = field.kind.parse(words.pop(0))
+        if word in flags:
+            field = flags[word]
+            found[field.name] = True if field.kind is FLAG else field.kind.parse(words.pop(0))
+        elif names and (kind := action.fields[names[0]].kind).is_list:
+            found.setdefault(names[0], []).extend(kind.parse(word))
+        elif names:
+            name = names.pop(0)
+            found[name] = action.fields[name].kind.parse(word)
     return found if "reason" not in action.fields else {**found, "reason": found.get("reason", "see ticket 4711")}
 
 
@@ -193,10 +194,10 @@ class Action(Generic[R_co]):
     Attributes:
         name: The subject and the verb, as on the command line.
         http: The method and the path. The fields in the path are the command's arguments.
+        arguments: Fields that are the command's arguments, too. The last one may be a list.
         query: The named statement. Its parameters are the fields, and for a change also `actor` and `reason`.
         row: The type of the statement's rows. Its fields are the columns.
         refusals: Why the action may not be carried out. The first one also means that the statement returned no row.
-        arguments: Fields that are the command's arguments, too.
         created: Where HTTP says that the new row is: the path, with the row's fields in braces.
         stops: A column of a paged list. A statement that examines a limited number of rows may return, as its last row,
             the last row that it has examined, with null in this column. The next page continues there.
@@ -205,6 +206,7 @@ class Action(Generic[R_co]):
         done: What the command and the page say afterwards.
         tells_row: Whether they also say the row's `describe()`.
         secret: The field of the row with a secret, which every face shows once.
+        plural: What the rows are called in JSON, if it is not the subject.
         nothing: What is said if there are no rows.
         missing: Words for null in a column.
         examples: Command lines without `dispatcher`.
@@ -213,6 +215,7 @@ class Action(Generic[R_co]):
     name: ClassVar[str]
     http: ClassVar[str]
     query: ClassVar[str]
+    arguments: ClassVar[tuple[str, ...]] = ()
     scope: ClassVar[Scope]
     reach: ClassVar[Reach]
     row: ClassVar[type[Any]]
@@ -225,9 +228,9 @@ class Action(Generic[R_co]):
     done: ClassVar[str] = ""
     tells_row: ClassVar[bool] = False
     secret: ClassVar[str] = ""
+    plural: ClassVar[str] = ""
     nothing: ClassVar[str] = ""
     missing: ClassVar[Mapping[str, str]] = {}
-    arguments: ClassVar[tuple[str, ...]] = ()
     created: ClassVar[str] = ""
     stops: ClassVar[str] = ""
     constants: ClassVar[Mapping[str, object]] = {}
@@ -248,7 +251,9 @@ class Action(Generic[R_co]):
             own["after"] = Field(cursor(cls.key.values()), "Continue after an earlier page: its `next`.", None)
         for each, value in own.items():
             value.name = each
-        cls.fields = {**own, **cls.fields, **{name: own[name] for name in own if name in cls.fields}}
+        for base in cls.__mro__[1:]:
+            own |= {each: value for each, value in getattr(base, "fields", {}).items() if each not in own}
+        cls.fields = own
         for base in getattr(cls, "__orig_bases__", ()):
             (found, *_) = getattr(base, "__args__", (None,))
             if isinstance(found, type):
@@ -383,8 +388,8 @@ class Change(Action[R_co]):
 def document(action: type[Action[Any]], result: Any) -> Any:
     """A result as the JSON document that HTTP and `--json` show: a row, or the rows under the subject's name."""
     if isinstance(result, Page):
-        return {action.subject(): result.rows, "next": result.next}
-    return {action.subject(): result} if action.is_list else result
+        return {action.plural or action.subject(): result.rows, "next": result.next}
+    return {action.plural or action.subject(): result} if action.is_list else result
 
 
 def read(

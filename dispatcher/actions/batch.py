@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 from uuid import UUID
 
 from dispatcher.actions.action import Change, field
+from dispatcher.domain.api_key import Scope
 from dispatcher.domain.kinds import EMAIL_IDS, FLAG, TENANT
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass
@@ -107,6 +108,7 @@ class Batch(Change[Outcome]):
         count, find: The queries that count the selected emails, and that return their ids.
         filters: The fields that select emails.
         http_one: The operation on one email, if there is one.
+        one_scopes: More scopes that are enough for it.
         verdicts: What can become of an email, besides `LOCKED` and `UNKNOWN`.
         counter: The metric, and the verdict that it counts.
     """
@@ -115,6 +117,7 @@ class Batch(Change[Outcome]):
     find: ClassVar[str]
     filters: ClassVar[tuple[str, ...]]
     http_one: ClassVar[str] = ""
+    one_scopes: ClassVar[tuple[Scope, ...]] = ()
     verdicts: ClassVar[tuple[Verdict, ...]]
     counter: ClassVar[tuple[str, str] | None] = None
     needs_reason = False  # not with --dry-run

@@ -7,6 +7,7 @@ from typing import Any
 
 from dispatcher.actions.action import Reach, field
 from dispatcher.actions.batch import Batch, Verdict
+from dispatcher.domain.api_key import Scope
 from dispatcher.domain.kinds import AGE, FILTER_TEXT, FLAG, SEND_AT, one_of
 from dispatcher.domain.status import Status
 
@@ -27,6 +28,7 @@ class Unsent(Batch):
     filters = ("status", "lane", "correlation_id", "tag", "channel", "older_than_seconds", "newer_than_seconds")
     count, find = "count_unsent", "find_unsent_ids"
     others = "not pending or waiting"
+    one_scopes = (Scope.SEND,)
     none_selected = "No pending or waiting email matches."
 
 

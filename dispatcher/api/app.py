@@ -22,7 +22,6 @@ from dispatcher.api import (
     openapi,
     operator_operations,
     status_operations,
-    suppression_operations,
     webhook_operations,
 )
 from dispatcher.api.access import AccessControl
@@ -37,7 +36,6 @@ from dispatcher.api.operator_endpoints import OperatorEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
-from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.store.connections import Pool
@@ -56,7 +54,6 @@ def make_app(
     operators: OperatorEndpoints,
     feed: FeedEndpoints,
     webhooks: WebhookEndpoints,
-    suppressions: SuppressionEndpoints,
     refusals: RefusalCounter,
     unsubscribe_sessions: Pool,
     events: EventEndpoints | None = None,
@@ -82,8 +79,6 @@ def make_app(
         ("GET", "/v1/emails", status.list, status_operations.LIST),
         ("GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY),
         ("GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET),
-        ("POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operator_operations.CONFIRM),
-        ("POST", "/v1/held/{email_id:uuid}/release", operators.release, operator_operations.RELEASE),
         ("POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY),
         ("GET", "/v1/replays/{replay_id}", operators.get_replay, operator_operations.GET_REPLAY),
         ("POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operator_operations.RESUME_REPLAY),
@@ -97,9 +92,6 @@ def make_app(
         ("POST", "/v1/webhooks/{webhook_id}/rotate", webhooks.rotate, webhook_operations.ROTATE_WEBHOOK),
         ("POST", "/v1/webhooks/{webhook_id}/enable", webhooks.enable, webhook_operations.ENABLE_WEBHOOK),
         ("POST", "/v1/webhooks/{webhook_id}/replay", webhooks.replay, webhook_operations.REPLAY_WEBHOOK),
-        ("GET", "/v1/suppressions", suppressions.list, suppression_operations.LIST_SUPPRESSIONS),
-        ("POST", "/v1/suppressions", suppressions.add, suppression_operations.ADD_SUPPRESSIONS),
-        ("DELETE", "/v1/suppressions", suppressions.remove, suppression_operations.REMOVE_SUPPRESSIONS),
         *batch_face.routes(actions),
         *actions.routes(),
         *posts,

@@ -42,7 +42,7 @@ def _routes(of: ActionEndpoints, action: type[Batch]) -> Iterator[tuple[str, str
                 request_schema=f"{action.__name__}One",
                 example=_known(action, example(action), is_one=True),
                 parameters=(_EMAIL_ID,),
-                problems=("too-late", *DECISION_PROBLEMS),
+                problems=(*sorted({each.code for each in action.verdicts if each.code}), *DECISION_PROBLEMS),
             ),
         )
     method, path = action.http.split()
@@ -56,7 +56,7 @@ def _routes(of: ActionEndpoints, action: type[Batch]) -> Iterator[tuple[str, str
             description=f"Changes at most {action.most_over_http:,} emails; repeat while `has_more` is true.",
             response_schema="Outcome",
             request_schema=action.__name__,
-            example={**_known(action, example(action), is_one=True), "lane": "bulk"},
+            example=_known(action, example(action, action.examples[-1]), is_one=False),
             problems=(*BODY_PROBLEMS, "invalid-body"),
         ),
     )
@@ -84,7 +84,7 @@ async def _asked(
 
 def _one(of: ActionEndpoints, action: type[Batch]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        async with _asked(of, action, request, Scope.SEND, is_one=True) as (asked, actor, connection):
+        async with _asked(of, action, request, *action.one_scopes, is_one=True) as (asked, actor, connection):
             async for (judged,) in run_batch(connection, asked, actor, [request.path_params["email_id"]], of.settings):
                 return json_response({"id": judged.email_id, "status": _after(action, judged)})
         raise AssertionError

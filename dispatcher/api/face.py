@@ -176,7 +176,7 @@ def schemas() -> dict[str, Any]:
     found = row_schemas(each.row for each in actions)
     for action in actions:
         if action.is_list:
-            rows = {action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
+            rows = {action.plural or action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
             found[_plural(action)] = object_schema(rows | ({"next": nullable("string")} if action.key else {}))
         elif not action.http.startswith("GET"):
             found[action.__name__] = body_of(action)

@@ -16,7 +16,6 @@ from dispatcher.api import (
     operation,
     operator_operations,
     status_operations,
-    suppression_operations,
     webhook_operations,
 )
 from dispatcher.api.operation import Operation
@@ -38,7 +37,6 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **feed_operations.SCHEMAS,
     **webhook_operations.SCHEMAS,
     **event_operations.SCHEMAS,
-    **suppression_operations.SCHEMAS,
     **operation.SCHEMAS,
 }
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dispatcher.api.operator_endpoints import MAX_REASON_CHARACTERS
 from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
 from dispatcher.api.status_endpoints import NOT_BLANK, TENANT, TENANT_ID, Parameter
 from dispatcher.domain.status import Status
 
+MAX_REASON_CHARACTERS: Final = 500
 _COMMON_PROBLEMS: Final = (
     "malformed-request",
     "method-not-allowed",

@@ -1,26 +1,23 @@
-"""Runs operators' work in the background of an API process: replays, and the removal of dead letters from the DLQ."""
+"""Runs operators' replays in the background of an API process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
-from uuid import UUID
 from weakref import WeakValueDictionary
 
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.config import Settings
-from dispatcher.errors import BrokerUnavailable, DispatcherError
+from dispatcher.domain.failures import Replay, ReplayState, Selection
+from dispatcher.errors import DispatcherError
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
-from dispatcher.ops.dead_letters import sweep
 from dispatcher.store.connections import connect_async, disable_statement_timeout
-from dispatcher.store.failures import Selection
-from dispatcher.store.replays import Replay
 from dispatcher.telemetry.log import get_log
 
 CONCURRENT_REPLAYS: Final = 2
@@ -33,26 +30,23 @@ class OperatorJobs:
 
     A replay runs in the process that created or resumed it. If that process exits, any other process can resume the
     replay.
-
-    A dead letter is stale if it is not about its email's current failure, for example after the email was replayed.
-    Stale dead letters are removed from the DLQ. If PostgreSQL or RabbitMQ is unreachable at that time, they stay until
-    an operator runs `dispatcher dlq reconcile --fix`.
     """
 
     settings: Settings
     _running: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
-    _settled: set[UUID] = field(default_factory=set)
     _replay_slots: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
     def start_replay(self, replay: Replay) -> None:
-        """Runs a replay in the background, unless this process already runs it.
+        """Runs a replay in the background, unless it is done or stopped, or this process already runs it.
 
         At most CONCURRENT_REPLAYS replays of one tenant run at the same time; further replays wait. The replays that
         are not limited to one tenant have the same limit together: at most CONCURRENT_REPLAYS of these replays run at
         the same time.
         """
-        work = partial(self._run_replay, replay.replay_id, str(replay.selection.get("tenant_id", "")))
-        self._start(_replay_name(replay.replay_id), work)
+        if replay.state in (ReplayState.DONE, ReplayState.STOPPED):
+            return
+        work = partial(self._run_replay, replay.id, str(replay.selection.get("tenant_id", "")))
+        self._start(_replay_name(replay.id), work)
 
     async def create_replay(
         self,
@@ -98,15 +92,10 @@ class OperatorJobs:
         self.start_replay(replay)
         return replay
 
-    def has_replay(self, replay_id: int) -> bool:
-        """Whether this process runs the replay, or will run it as soon as another replay ends."""
-        return _replay_name(replay_id) in self._running
-
-    def remove_dead_letters(self, email_ids: Collection[UUID]) -> None:
-        """Starts to remove these emails' stale dead letters (not about the current failure) from the DLQ."""
-        if email_ids:
-            self._settled.update(email_ids)
-            self._start("sweep", self._clean_dlq)
+    def seen(self, replay: Replay) -> Replay:
+        """The replay; running if this process will run it as soon as another replay ends."""
+        is_queued = replay.state is ReplayState.INTERRUPTED and _replay_name(replay.id) in self._running
+        return replace(replay, state=ReplayState.RUNNING) if is_queued else replay
 
     async def stop(self) -> None:
         """Cancels all work. The interrupted replays can be resumed."""
@@ -140,12 +129,8 @@ class OperatorJobs:
     async def _run_replay(self, replay_id: int, tenant: str) -> None:
         slots = self._replay_slots.setdefault(tenant, asyncio.Semaphore(CONCURRENT_REPLAYS))
         try:
-            async with slots, AsyncExitStack() as opened:
-                name = "dispatcher api replay"
-                connection = await connect_async(self.settings.database_url, name=name)
-                await opened.enter_async_context(connection)
-                dlq = await self._open_dlq_or_none(opened)
-                ended = await replaying.run(connection, dlq, replay_id)
+            async with slots, await connect_async(self.settings.database_url, name="dispatcher api replay") as session:
+                ended = await replaying.run(session, replay_id)
             if ended.locked:
                 text = (
                     f"Replay {replay_id} skipped {ended.locked} rows that other transactions have locked. "
@@ -156,31 +141,6 @@ class OperatorJobs:
             return  # another process runs this replay
         except DispatcherError as error:
             get_log().error("error.unexpected", where="replay", error=error.message)
-
-    async def _clean_dlq(self) -> None:
-        """Removes the stale dead letters of all emails given to `remove_dead_letters`, in one pass over the DLQ."""
-        while self._settled:
-            email_ids = frozenset(self._settled)
-            self._settled.clear()
-            try:
-                async with (
-                    await connect_async(self.settings.database_url, name="dispatcher api sweep") as connection,
-                    self.open_dlq("sweep") as dlq,
-                ):
-                    await sweep(connection, dlq, email_ids)
-            except DispatcherError as error:
-                get_log().error("error.unexpected", where="sweep", error=error.message)
-
-    async def _open_dlq_or_none(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
-        """Opens the DLQ, which `opened` closes. Returns None if RabbitMQ is unreachable.
-
-        If None, the replay leaves the dead letters of replayed emails on the DLQ, until an operator runs
-        `dispatcher dlq reconcile --fix`.
-        """
-        try:
-            return await opened.enter_async_context(self.open_dlq("replay"))
-        except BrokerUnavailable:
-            return None
 
 
 def _log_failure(task: asyncio.Task[Replay]) -> None:

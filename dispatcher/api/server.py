@@ -32,7 +32,6 @@ from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.policy import Policy
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import CONCURRENT_LISTS, StatusEndpoints
-from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.api.validation import EmailValidator
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.broker.publisher import Publisher
@@ -238,12 +237,11 @@ async def serve(
         jobs = OperatorJobs(settings)
         opened.push_async_callback(jobs.stop)
         tenant_sessions = FairSessions(operator_sessions)
-        operators = OperatorEndpoints(access, operator_bodies, read_sessions, tenant_sessions, jobs)
+        operators = OperatorEndpoints(access, operator_bodies, tenant_sessions, jobs)
         feed = FeedEndpoints(access, read_sessions, FairTurns(CONCURRENT_LISTS))
         webhooks = WebhookEndpoints(access, operator_bodies, tenant_sessions, settings)
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
-        suppressions = SuppressionEndpoints(access, operator_bodies, tenant_sessions)
-        endpoints = (enqueueing, status, operators, feed, webhooks, suppressions)
+        endpoints = (enqueueing, status, operators, feed, webhooks)
         ops = await opened.enter_async_context(_ops_page(settings, access, jobs))
         app = ErrorMiddleware(
             make_app(access, *endpoints, refusals, unsubscribe_sessions, events, ops), refusals=refusals

@@ -8,14 +8,14 @@ pika.
     connection             one connection and its channels, with awaitable calls
     pika_connection        extensions of pika's own connection
     faults                 translates pika's exceptions
-    topology               exchange and queues: declared by `init`, verified by `run`, counted by `status`
+    topology               exchange and queues: declared by `init`, verified by `run`, counted by `status`; and the
+                           minimal permissions of each RabbitMQ user
     publisher, consumer    publish and consume, on separate connections: an alarm that blocks publishers must not stop
                            acks
     credit                 how many more emails may be published to a queue
     dlq                    reads the DLQ, and removes selected messages
     management             client for RabbitMQ's HTTP API
     inspection             checks what the HTTP API reports about exchange and queues
-    users                  the minimal permissions of each RabbitMQ user
 
 This package does not import the store or a provider.
 """

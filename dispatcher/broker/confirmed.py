@@ -31,7 +31,6 @@ class ConfirmedMessages:
         return since is not None and since[0] == due_at
 
     def add(self, due: Mapping[UUID, datetime], now: float) -> None:
-        """Records that RabbitMQ has confirmed the messages of these emails."""
         for email_id, due_at in due.items():
             self._since.pop(email_id, None)
             self._since[email_id] = due_at, now

@@ -155,7 +155,6 @@ class Connection:
         self._pika.add_on_connection_unblocked_callback(lambda *_: self._unblocked.set())
 
     async def opened(self) -> None:
-        """Waits until the connection is open."""
         try:
             # pika has no timeout of its own for a name server that does not answer.
             async with asyncio.timeout(CONNECT_SECONDS + 1):

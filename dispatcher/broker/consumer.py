@@ -113,7 +113,6 @@ class Consumer:
 
     @property
     def is_consuming(self) -> bool:
-        """Whether RabbitMQ currently delivers messages of any lane to us."""
         return self._session is not None and bool(self._session.lanes) and not self._stopping.is_set()
 
     @property
@@ -331,7 +330,6 @@ class Consumer:
         return receive
 
     def _is_open(self, delivery: Delivery) -> bool:
-        """Whether the delivery is not yet acked, rejected or requeued."""
         if delivery.generation != self._generation:
             return False
         return bool(self._outstanding.get(delivery.tag, 0) >> delivery.part & 1)
@@ -385,12 +383,10 @@ class _Session:
 
     @property
     def lanes(self) -> list[str]:
-        """The lanes that have a consumer."""
         return [] if self.is_over else [*self._lanes.values()]
 
     @property
     def is_over(self) -> bool:
-        """Whether the channel has closed, or `give_up` was called."""
         return self._given_up or self.channel.closed.done()
 
     @property

@@ -9,8 +9,8 @@ and closes its channel. RabbitMQ then returns the unacked messages to the head o
 many messages would not preserve the order: a quorum queue returns them in any order.) Each scan adds one to the
 `x-delivery-count` of every message; the limit of the DLQ is a million (see `topology.DELIVERY_LIMIT`).
 
-A concurrent scan would find an empty queue, so only one caller scans at a time (`ops.dead_letters`). A scan must read
-all messages, to preserve their order. A quorum queue delivers returned messages in the order in which they were
+A concurrent scan would find an empty queue, so only one caller scans at a time (`monitor.dead_letters`). A scan must
+read all messages, to preserve their order. A quorum queue delivers returned messages in the order in which they were
 returned, and after one scan, all messages are returned messages. If the next scan read only the first messages, they
 would come back behind all others. If a process dies during a scan, no message is lost: RabbitMQ closes the channel and
 returns its messages to the queue.
@@ -40,8 +40,6 @@ _ACKS_AT_ONCE: Final = 24
 
 
 class DlqMessage(NamedTuple):
-    """A message on the DLQ."""
-
     position: int  # from 0 at the head
     body: bytes
     properties: Any
@@ -126,13 +124,12 @@ class DlqScan:
         """Removes these messages when the block of `DeadLetterQueue.scan` ends; none if it ends with an exception.
 
         A busy RabbitMQ may drop acks to a quorum queue when the channel closes, and redeliver the messages. To be sure,
-        scan again until nothing is left to remove (`ops.dead_letters.remove`).
+        scan again until nothing is left to remove (`monitor.dead_letters.remove`).
         """
         for message in messages:
             self.windows[message.window].removed.add(message.tag)
 
     def keep_all(self) -> None:
-        """Cancels all removals."""
         for window in self.windows:
             window.removed.clear()
 
@@ -142,8 +139,6 @@ _Read = tuple[int, bytes, Any, bool]
 
 @dataclass(slots=True)
 class _ScanWindow:
-    """One channel of a scan, and the messages that it has received."""
-
     channel: Channel
     size: int
     received: int = 0

@@ -31,7 +31,6 @@ class ChannelClosed(BrokerUnavailable):
 
 
 def channel_fault(error: BaseException) -> BrokerUnavailable:
-    """Translates the exception with which pika closed a channel."""
     if isinstance(error, exceptions.ChannelClosed):
         return ChannelClosed(error.reply_code, error.reply_text)
     return BrokerUnavailable(f"The connection to RabbitMQ is lost: {reason(error)}.")

@@ -34,8 +34,6 @@ _PORTS: Final = {"http": 15672, "https": 15671}
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """The number of messages and consumers of a queue."""
-
     messages: int
     ready: int  # not delivered to a consumer
     unacked: int  # delivered to a consumer and not yet acked
@@ -88,11 +86,9 @@ class Management:
         return QueueDepth(*figures)
 
     async def queue(self, name: str) -> Mapping[str, Any] | None:
-        """The report about a queue; None if the queue does not exist."""
         return await self._found(f"queues/{self._vhost}/{quote(name, safe='')}")
 
     async def exchange(self, name: str) -> Mapping[str, Any] | None:
-        """The report about an exchange; None if the exchange does not exist."""
         return await self._found(f"exchanges/{self._vhost}/{quote(name, safe='')}")
 
     async def bindings(self, queue: str) -> list[Mapping[str, Any]]:

@@ -41,8 +41,6 @@ _FLAGS: Final = (
 
 @value
 class Outgoing:
-    """A message to publish."""
-
     queue: str  # also the routing key
     body: bytes
     message_id: str  # the email's id; for a bundle, the id of its first email
@@ -51,7 +49,6 @@ class Outgoing:
 
     @classmethod
     def of_pointer(cls, queue: str, due: Pointer) -> Outgoing:
-        """The message that makes a worker send an email."""
         message_id, correlation_id = pointer.id_text(due.email_id), _short(due.correlation_id)
         return cls(queue, pointer.encode(due), message_id, correlation_id, _short(due.traceparent))
 
@@ -72,7 +69,6 @@ class Outgoing:
 
     @classmethod
     def of_dead_letter(cls, dlq: str, failure: DeadLetter, traceparent: str | None = None) -> Outgoing:
-        """The message for the DLQ about an email that failed or is held."""
         message_id, correlation_id = str(failure.email_id), _short(failure.correlation_id)
         return cls(dlq, dead_letter.encode(failure), message_id, correlation_id, _short(traceparent))
 

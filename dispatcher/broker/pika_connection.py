@@ -67,7 +67,6 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         return int(self._body_max_length)
 
     def emit(self, frames: Sequence[bytes]) -> None:
-        """Writes frames at the end of the event loop's current round."""
         if not self._frames:
             self.ioloop.call_soon(self._write_frames)
         self._frames.extend(frames)

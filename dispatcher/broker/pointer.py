@@ -3,8 +3,8 @@ a message is only a hint.
 
 The body is `{"v": 1, "email_id": "…", "message_key": "…"}`. The message's correlation id is an AMQP property, and its
 trace context is a header, because tools look for them there. A message that was published by hand may lack both.
-Additional fields are allowed. A dead letter starts with the same three fields. So a dead letter that is moved back to
-the send queue points to its email.
+Additional fields are allowed. A dead letter starts with the same three fields. So if a dead letter is moved to a send
+queue, the worker finds its email.
 
 A bundle points to several emails: `{"v": 2, "emails": [{"email_id": "…", "message_key": "…"}, …]}`. The correlation ids
 and trace contexts of a bundle's emails are only in the emails' rows.

@@ -29,6 +29,8 @@ DELIVERY_LIMIT: Final = 1_000_000
 PostgreSQL counts the attempts. With RabbitMQ 4's default of 20, RabbitMQ would dead-letter a whole prefetch window of
 harmless emails after 20 workers died."""
 _INIT: Final = "Run `dispatcher init`."
+_NOTHING: Final = "^$"
+"""A permission that matches nothing."""
 # An example of RabbitMQ's text: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum'
 # of type 'longstr' but current is none
 _DIFFERENCE: Final = re.compile(
@@ -256,3 +258,43 @@ def difference(text: str) -> str:
 def _value(words: str) -> str:
     found = _VALUE.fullmatch(words.strip())
     return found[1] if found else words.strip().replace("none", "not set")
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user of RabbitMQ with its minimal permissions, and which process connects as this user, for which purpose."""
+
+    # The regular expressions of a permission match the exchanges and queues that a user may configure (create, delete),
+    # write (publish, bind) and read (consume, bind from). None of these users may write to the default exchange: a user
+    # with this permission can publish to any queue.
+
+    role: str
+    about: str
+    configure: str = _NOTHING
+    write: str = _NOTHING
+    read: str = _NOTHING
+    tags: str = ""  # for the management API
+
+
+def users_of(topology: Topology) -> list[User]:
+    """The users of this topology, each with only the permissions that it needs."""
+    send_queues = topology.send_queues.values()
+    everything = exactly(topology.exchange, *send_queues, topology.dlq)
+    exchange = exactly(topology.exchange)
+    return [
+        User("producer", "`dispatcher api`: publishes the emails that it accepts", write=exchange),
+        User(
+            "worker",
+            "`dispatcher run`: publishes and consumes, and binds a queue that has lost its binding",
+            write=everything,
+            read=exactly(topology.exchange, *send_queues),
+        ),
+        User(
+            "operator",
+            "an operator: `dispatcher init` creates the queues, `dispatcher dlq` reads and repairs the DLQ",
+            configure=everything,
+            write=everything,
+            read=everything,
+        ),
+        User("probe", "DISPATCHER_RABBITMQ_MANAGEMENT_URL: reads reports, changes nothing", tags="monitoring"),
+    ]

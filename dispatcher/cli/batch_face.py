@@ -27,7 +27,12 @@ _MAX_LISTED: Final = 20
 def command_of(subject: ModuleType, name: str) -> click.Command:
     """The command of a subject: a group, or the command of the action with this name."""
     batches = {each.name: each for each in subject.ACTIONS if issubclass(each, Batch)}
-    return batch_command(batches[name]) if name in batches else group(subject, name)
+    if name in batches:
+        return batch_command(batches[name])
+    found = group(subject, name)
+    for each in batches.values():
+        found.add_command(batch_command(each))
+    return found
 
 
 def batch_command(action: type[Batch]) -> click.Command:

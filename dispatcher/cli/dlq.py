@@ -12,10 +12,10 @@ PARTS: Final = {
     "list": ("dlq_list:list_", "List failed and held emails, or count them by cause."),
     "show": ("show:command", "The same as `dispatcher show`."),
     "replay": ("dlq_replay:replay", "Send failed emails again: by ids, by a filter, or the whole DLQ."),
-    "replays": ("dlq_replay:replays", "List replays: operator, reason, progress."),
+    "replays": ("dlq_list:replays", "List replays: operator, reason, progress."),
     "stop": ("dlq_replay:stop", "Stop a running replay."),
-    "discard": ("dlq_discard:discard", "Remove dead letters from the DLQ for good, without sending."),
-    "reconcile": ("dlq_reconcile:reconcile", "Compare the DLQ with the database, and repair the differences."),
+    "discard": ("dlq_list:discard", "Remove dead letters from the DLQ for good, without sending."),
+    "reconcile": ("dlq_list:reconcile", "Compare the DLQ with the database, and repair the differences."),
 }
 
 

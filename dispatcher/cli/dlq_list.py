@@ -1,36 +1,39 @@
-"""`dispatcher dlq list`: lists or counts failed and held emails, or lists poison messages."""
+"""`dispatcher dlq list`, `discard`, `replays` and `reconcile`."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
-from uuid import UUID
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from dispatcher.actions.dlq import DiscardDead, ListDead, ListReplays
+from dispatcher.cli.batch_face import batch_command
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.filter_options import filter_options
-from dispatcher.cli.options import json_option
+from dispatcher.cli.face import command, read_options
+from dispatcher.cli.options import audit_options, confirm, json_option
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_dlq, run_with_session
 from dispatcher.cli.table import Table
+from dispatcher.domain.failures import GROUPINGS, Selection
+from dispatcher.domain.poison_id import is_poison_id
 
 if TYPE_CHECKING:
-    from dispatcher.store.failures import Selection
+    from dispatcher.broker.dlq import DeadLetterQueue
+    from dispatcher.ops.acts import Act
+    from dispatcher.ops.reconcile import Differences
+    from dispatcher.store.connections import AsyncSession
 
-_GROUPS: Final = ("error_type", "provider", "tenant", "status", "domain", "error")
+_EXAMPLES_SHOWN: Final = 5
+
+_LIST: Final = command(ListDead)
+_DISCARD: Final = batch_command(DiscardDead)
+replays: Final = command(ListReplays)
 
 
-@click.command("list")
-@filter_options(takes_keys=False)
-@click.option("--by", type=click.Choice(_GROUPS), help="Count the emails by this field instead of listing them.")
-@click.option("--poison", is_flag=True, help="List the poison messages: messages on the DLQ that point to no email.")
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Entries per page."
-)
-@click.option("--before", type=click.UUID, metavar="ID", help="Show the next page: emails older than ID.")
-@json_option()
-def list_(selection: Selection, by: str | None, poison: bool, limit: int, before: UUID | None, as_json: bool) -> int:
+def _list(by: str | None, poison: bool, **given: Any) -> int:
     """List failed and held emails, newest first, or count them by cause.
 
     \b
@@ -42,8 +45,8 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
       dispatcher dlq list --json | jq -r '.emails[].email_id'
 
     \b
-    JSON: {"emails": [{"email_id": …, "status": …, "error_type": …, …}], "total": 1, "next_before": null}
-    JSON with --by: {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
+    JSON: {"emails": [{"email_id": …, "status": …, "error_type": …, …}], "next": null}
+    JSON with --by: {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …, …}]}
     JSON with --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
 
     `--by error_type` groups by cause, such as outcome_unknown. `--by error` groups by the text of the last error.
@@ -54,35 +57,66 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
     The command reads only the database. With --poison it reads the DLQ instead; it does not remove or reorder messages.
     """
     if poison:
-        return _list_poison(limit, as_json=as_json)
+        return _list_poison(int(given["limit"] or ListDead.fields["limit"].default), as_json=given["as_json"])
     if by:
-        return _list_groups(selection, by, as_json=as_json)
-    from dispatcher.store.failures import list_dead
+        return _list_groups(read_options(ListDead, _without_json(given)).selected(), by, as_json=given["as_json"])
+    return _call(_LIST, **given)
 
-    emails, total = run_with_session("dlq", lambda session: list_dead(session, selection, before=before, limit=limit))
-    next_before = emails[-1].email_id if total > len(emails) else None
-    if as_json:
-        print_json({"emails": [asdict(email) for email in emails], "total": total, "next_before": next_before})
-    elif emails:
-        table = Table(
-            "email", "enqueued", "status", "error type", "provider", "attempts", "tenant", "key", "last error"
-        )
-        for each in emails:
-            cause = (each.status, each.error_type, each.provider, each.attempt_count)
-            table.add(each.email_id, each.created_at, *cause, each.tenant_id, each.message_key, each.error)
-        table.show()
-        say(f"{len(emails)} of {total:,}." + (f" Next page: --before {next_before}" if next_before else ""))
-    elif selection.filters or before:
-        say("No failed or held email matches.")
-    else:
-        say("No email is failed or held.")
+
+list_: Final = click.Command(
+    "list",
+    callback=_list,
+    help=inspect.getdoc(_list),
+    params=[
+        *_LIST.params,
+        click.Option(
+            ["--by"], type=click.Choice(GROUPINGS), help="Count the emails by this field instead of listing them."
+        ),
+        click.Option(
+            ["--poison"], is_flag=True, help="List the poison messages: messages on the DLQ that point to no email."
+        ),
+    ],
+)
+
+
+def _call(command: click.Command, **given: Any) -> int:
+    assert command.callback is not None
+    return int(command.callback(**given))
+
+
+def _without_json(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "as_json"}
+
+
+def _discard(names: tuple[str, ...], **given: Any) -> int:
+    poison = tuple(name for name in names if is_poison_id(name))
+    if not poison:
+        return _call(_DISCARD, names=names, **given)
+    from dispatcher.ops.acts import Act
+    from dispatcher.ops.poison import discard_poison
+
+    if len(poison) < len(names):
+        raise click.UsageError("Discard poison messages and dead letters of emails with two commands.")
+    if not given["reason"]:
+        raise click.UsageError("--reason is missing. Give a few words for the audit log.")
+    act = Act.of(given["actor"], given["reason"])
+
+    async def discard_all(session: AsyncSession, dlq: DeadLetterQueue) -> int:
+        return sum([await discard_poison(session, dlq, name, act) for name in poison])
+
+    say(f"This discards {counted(len(poison), 'poison message')}: {', '.join(poison)}.")
+    confirm("Discard them?", yes=given["yes"])
+    say(f"Discarded {counted(run_with_dlq('dlq', discard_all), 'poison message')}.")
     return Exit.DONE
 
 
-def _list_groups(selection: Selection, by: str, *, as_json: bool) -> int:
-    from dispatcher.store.failures import count_dead
+discard: Final = click.Command("discard", callback=_discard, params=_DISCARD.params, help=_DISCARD.help)
 
-    groups = run_with_session("dlq", lambda session: count_dead(session, selection, by))
+
+def _list_groups(selection: Selection, by: str, *, as_json: bool) -> int:
+    from dispatcher.store.failures import group_dead
+
+    groups = run_with_session("dlq", lambda session: group_dead(session, selection, by))
     if as_json:
         print_json({"by": by, "groups": [asdict(group) for group in groups]})
         return Exit.DONE
@@ -127,3 +161,60 @@ def _list_poison(limit: int, *, as_json: bool) -> int:
     first = found[0].poison_id
     say(f"{len(shown)} of {counted(len(found), 'poison message')}. `dispatcher show {first}` shows the first.")
     return Exit.DONE
+
+
+@click.command("reconcile")
+@click.option("--fix", is_flag=True, help="Repair the differences; needs --reason.")
+@audit_options(is_required=False)
+@json_option("Print one line of JSON: every difference with its ids.")
+def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
+    """Compare the DLQ with the failed and held emails. With --fix, repair the differences.
+
+    \b
+    Examples:
+      dispatcher dlq reconcile
+      dispatcher dlq reconcile --fix --reason "RabbitMQ was rebuilt"
+
+    The database is the source of truth. Without --fix, the command only reports the differences. With --fix, the
+    relay publishes missing dead letters again, and the command removes superfluous dead letters.
+
+    A dead letter is missing if an email is failed or held, but the DLQ has no dead letter for it. (Emails that an
+    operator discarded, and emails whose recipients are all suppressed, need no dead letter.)
+
+    A dead letter is superfluous in three cases: its email was sent, replayed or discarded; an earlier dead letter on
+    the DLQ reports the same failure; or its email does not exist (it was pruned, or is missing in a restored backup).
+
+    Poison messages, which point to no email, are reported and stay on the DLQ: see `dlq list --poison`.
+
+    Exit codes: 0 the DLQ and the database agree, or --fix has made them agree; 3 they differ.
+    """
+    from dispatcher.ops.reconcile import reconcile as compare
+
+    if fix and not act:
+        raise click.UsageError("--fix needs --reason. Give a few words for the audit log.")
+    found = run_with_dlq("dlq", partial(compare, act=act if fix else None))
+    if as_json:
+        print_json(asdict(found))
+    _report(found)
+    return Exit.DONE if found.fixed or not found.count else Exit.PARTLY
+
+
+def _report(found: Differences) -> None:
+    parts = {
+        "missing": (found.missing, "published again"),
+        "stale": (found.stale, "removed"),
+        "duplicate": (found.duplicates, "removed"),
+        "without an existing email": (found.orphans, "removed"),
+    }
+    say(f"{counted(found.depth, 'message')} on the DLQ; {found.dead_letters:,} of them match a failed or held email.")
+    for name, (ids, done) in parts.items():
+        if ids:
+            examples = ", ".join(map(str, ids[:_EXAMPLES_SHOWN]))
+            more = "…" if ids[_EXAMPLES_SHOWN:] else ""
+            say(f"{len(ids):,} {name}{f', {done}' if found.fixed else ''}: {examples}{more}")
+    if found.poison:
+        say(f"{counted(len(found.poison), 'poison message')}: `dispatcher dlq list --poison` lists them.")
+    if not found.count:
+        say("The DLQ and the database agree.")
+    elif not found.fixed:
+        say('`dispatcher dlq reconcile --fix --reason "…"` repairs the differences.')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -10,44 +9,33 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from dispatcher.actions.dlq import OUTCOMES, DeadFilter
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import filter_options, require_names_or_filter, select_by_names
 from dispatcher.cli.options import Number, audit_options, confirm, json_option, progress
 from dispatcher.cli.output import counted, print_json, say
-from dispatcher.cli.sessions import open_dlq, run_with_dlq, run_with_session
-from dispatcher.cli.table import Table
+from dispatcher.cli.sessions import RunOnSession, one_session, open_dlq, run_with_dlq, run_with_session
+from dispatcher.domain.failures import DEFAULT_PER_SECOND, MIN_PER_SECOND, ItemOutcome, ReplayState, Selection
 from dispatcher.domain.poison_id import is_poison_id
-from dispatcher.errors import DispatcherError, ServerUnavailable
+from dispatcher.errors import ServerUnavailable
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from dispatcher.broker.dlq import DeadLetterQueue
     from dispatcher.config import Settings
+    from dispatcher.domain.failures import OverlappingReplay, Replay
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.replaying import Ended, Preview
+    from dispatcher.ops.replaying import Preview
     from dispatcher.store.connections import AsyncSession
-    from dispatcher.store.failures import Selection
-    from dispatcher.store.replays import ItemOutcome, OverlappingReplay, Replay
 
 _SKIPPED_SHOWN: Final = 1000
-_OUTCOME_TEXTS: Final = {
-    "replayed": "can be sent again",
-    "already_sent": "already sent",
-    "under_way": "already pending, waiting or being sent",
-    "cancelled": "cancelled",
-    "expired": "cannot be sent again: expired",
-    "discarded": "discarded; `dispatcher dlq replay ID` can still send a discarded email again",
-    "may_have_arrived": "may have arrived: held, or an attempt got no answer; add --held to replay these, too",
-    "content_pruned": "cannot be sent again: content was deleted",
-    "unknown": "no such email",
-}
 
 
 @click.command("replay")
 @click.argument("names", metavar="[ID|KEY...|p-…]", nargs=-1)
-@filter_options()
+@filter_options(DeadFilter)
 @click.option("--all", "everything", is_flag=True, help="Select every failed email, and with --held every held email.")
 @click.option("--from-queue", is_flag=True, help="Select the emails whose dead letters are on the DLQ.")
 @click.option(
@@ -93,7 +81,7 @@ _OUTCOME_TEXTS: Final = {
 @json_option("Print one line of JSON: the result, and each skipped email with its reason.")
 def replay(
     names: tuple[str, ...],
-    selection: Selection,
+    asked: DeadFilter[Any],
     everything: bool,
     from_queue: bool,
     include_held: bool,
@@ -122,8 +110,8 @@ def replay(
     pipe) the command changes nothing unless --yes is given.
 
     Each email becomes pending and due in its own transaction, at the rate given by --rate. The email gets all its
-    attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
-    --resume continues the replay.
+    attempts again, and a monitor removes its dead letter from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose
+    nothing: --resume continues the replay.
 
     If two replays select the same email, the email is sent once. Before the replay starts, the command lists the
     running replays that include some of the same emails. The new replay and the listed replays share one rate, the
@@ -136,44 +124,53 @@ def replay(
     confirmation needs a terminal or --yes; 3 only some were replayed. The command prints how many emails it skipped for
     each reason; --json lists them.
     """
-    from dispatcher.ops.acts import Act
-    from dispatcher.ops.replaying import DEFAULT_PER_SECOND, MIN_PER_SECOND, create
+    from dispatcher.ops import replaying
+    from dispatcher.ops.acts import Act, this_user
+    from dispatcher.store.replays import find_overlaps
 
     _refuse(rate and rate < MIN_PER_SECOND, f"--rate must be at least {MIN_PER_SECOND} emails per second, or 0.")
     if body or any(map(is_poison_id, names)):
         return _repair(names, body, reason, actor)
+    selection = asked.selected()
     if resume is not None:
         _refuse(names or selection.filters or from_queue or everything, "--resume takes no ids and no filter.")
-        resumed_by = {"actor": actor, "reason": reason, "per_second": rate, "force": force}
-        return run_replay(load_settings("database_url", "amqp_url"), resume, as_json=as_json, resumed_by=resumed_by)
+        with one_session("dlq", load_settings("database_url")) as on_session:
+            who = actor or this_user()
+            found = on_session(
+                lambda session: replaying.resume(
+                    session, resume, actor=who, reason=reason, per_second=rate, force=force
+                )
+            )
+            overlapping = on_session(lambda session: find_overlaps(session, email_ids=[], replay_id=resume))
+            _say_overlaps(overlapping, force=force)
+            return _run(on_session, found, as_json=as_json)
     ways = "ids or message keys, a filter such as --error-type, --from-queue, or --all"
-    require_names_or_filter(names, selection, ways, is_chosen=from_queue or everything)
+    require_names_or_filter(names, selection.filters, ways, is_chosen=from_queue or everything)
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, but not both.")
     _refuse(
         not dry_run and not reason,
         "--reason is missing. Give a few words for the audit log. (--dry-run needs no reason.)",
     )
     act = None if dry_run else Act.of(actor, reason or "")
-    settings = load_settings("database_url", "amqp_url")
-    found = run_with_session("dlq", partial(_find, settings, selection, names, from_queue, include_held), settings)
-    _show(found, as_json=as_json and dry_run, force=force)
-    if act is None or not (found.preview.total or found.others):
-        return Exit.DONE
-    confirm(f"Replay {counted(found.preview.replayable, 'email')}?", yes=yes)
-    made = run_with_session(
-        "dlq",
-        partial(
-            create,
-            selection=found.selection,
-            act=act,
-            include_held=include_held,
-            per_second=DEFAULT_PER_SECOND if rate is None else rate or None,
-            source="queue" if from_queue else "ids" if names else "filter",
-            force=force,
-        ),
-        settings,
-    )
-    return run_replay(settings, made.replay_id, as_json=as_json)
+    settings = load_settings("database_url", *(("amqp_url",) if from_queue else ()))
+    with one_session("dlq", settings) as on_session:
+        selected = on_session(partial(_find, settings, selection, names, from_queue, include_held))
+        _show(selected, as_json=as_json and dry_run, force=force)
+        if act is None or not (selected.preview.total or selected.others):
+            return Exit.DONE
+        confirm(f"Replay {counted(selected.preview.replayable, 'email')}?", yes=yes)
+        made = on_session(
+            partial(
+                replaying.create,
+                selection=selected.selection,
+                act=act,
+                include_held=include_held,
+                per_second=DEFAULT_PER_SECOND if rate is None else rate or None,
+                source="queue" if from_queue else "ids" if names else "filter",
+                force=force,
+            )
+        )
+        return _run(on_session, made, as_json=as_json)
 
 
 def _refuse(is_mistake: object, text: str) -> None:
@@ -204,12 +201,13 @@ async def _find(
     include_held: bool,
     session: AsyncSession,
 ) -> _Replayable:
-    from dispatcher.ops.dead_letters import list_dead_letter_ids
     from dispatcher.ops.replaying import overlaps, preview
     from dispatcher.store.failures import find_dead_ids
 
     selection = await select_by_names(session, selection, names)
     if from_queue:
+        from dispatcher.monitor.dead_letters import list_dead_letter_ids
+
         async with open_dlq(settings, "dlq") as dlq:
             selection = replace(selection, email_ids=tuple(await list_dead_letter_ids(session, dlq)))
     given = selection.email_ids
@@ -227,7 +225,7 @@ def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
         return
     for outcome, count in preview.counts.items():
         examples = ", ".join(map(str, preview.samples[outcome]))
-        say(f"{counted(count, 'email')}: {_OUTCOME_TEXTS[outcome.value]}. For example {examples}")
+        say(f"{counted(count, 'email')}: {OUTCOMES[ItemOutcome(outcome)]}. For example {examples}")
     if others:
         say(f"{counted(others, 'email')}: not failed or held. The replay skips them.")
     if not preview.total and not others:
@@ -238,7 +236,7 @@ def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
 def _say_overlaps(overlapping: list[OverlappingReplay], *, force: bool) -> None:
     for each in overlapping:
         rate = f"{each.per_second:g}/s" if each.per_second else "no rate limit"
-        running = f"Replay {each.replay_id} by {each.actor} ({each.reason}; {rate}) is running"
+        running = f"Replay {each.id} by {each.actor} ({each.reason}; {rate}) is running"
         say(f"{running} and still has to replay {each.emails:,} of these emails.")
     if overlapping:
         say(
@@ -248,76 +246,55 @@ def _say_overlaps(overlapping: list[OverlappingReplay], *, force: bool) -> None:
         )
 
 
-def run_replay(
-    settings: Settings, replay_id: int, *, as_json: bool, resumed_by: Mapping[str, Any] | None = None
-) -> int:
-    """Runs a replay until it ends, is stopped, or is interrupted; returns the exit code.
-
-    Args:
-        resumed_by: The options given with `--resume`: who resumes the replay (None: this user) and why, the new rate
-            (None: the earlier rate), and `force`. None for a new replay.
-    """
-    try:
-        ended, skipped = run_with_dlq("dlq", partial(_run_replay, replay_id, resumed_by), settings)
-    except (KeyboardInterrupt, ServerUnavailable) as error:
-        how = "Interrupted" if isinstance(error, KeyboardInterrupt) else "Connection lost"
-        say(f"{how}; no email is lost. To continue: dispatcher dlq replay --resume {replay_id}")
-        raise
-    if as_json:
-        counts = {
-            **_replay_json(ended.replay),
-            "locked": ended.locked,
-            "dead_letters_removed": ended.dead_letters_removed,
-        }
-        print_json({**counts, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
-    return _report(ended)
-
-
-async def _run_replay(
-    replay_id: int, resumed_by: Mapping[str, Any] | None, session: AsyncSession, dlq: DeadLetterQueue
-) -> tuple[Ended, list[tuple[UUID, ItemOutcome]]]:
-    from dispatcher.ops.acts import this_user
-    from dispatcher.ops.replaying import find, overlaps_of, resume, run
+def _run(on_session: RunOnSession, begun: Replay, *, as_json: bool) -> int:
+    """Runs a replay until it ends, is stopped, or is interrupted; returns the exit code."""
+    from dispatcher.ops.replaying import Ended, run
     from dispatcher.store.replays import list_skipped
 
-    if resumed_by:
-        await resume(session, replay_id, **{**resumed_by, "actor": resumed_by["actor"] or this_user()})
-        _say_overlaps(await overlaps_of(session, replay_id), force=resumed_by["force"])
-    begun = await find(session, replay_id)
-    if begun is None:
-        raise _unknown(replay_id)
     rate = f" at {begun.per_second:g}/s" if begun.per_second else ""
-    say(f"Replay {replay_id}: {counted(begun.waiting, 'email')}{rate}.")
-    with progress("replaying", total=begun.total, done=begun.total - begun.waiting) as advance:
-        ended = await run(session, dlq, replay_id, on_email=lambda _email_id, _outcome: advance())
-    return ended, await list_skipped(session, replay_id, limit=_SKIPPED_SHOWN)
+    ended = Ended(begun, 0)
+    if begun.state is not ReplayState.DONE:
+        say(f"Replay {begun.id}: {counted(begun.waiting, 'email')}{rate}.")
+        try:
+            with progress("replaying", total=begun.total, done=begun.total - begun.waiting) as advance:
+                ended = on_session(lambda session: run(session, begun.id, on_email=lambda *_: advance()))
+        except (KeyboardInterrupt, ServerUnavailable) as error:
+            how = "Interrupted" if isinstance(error, KeyboardInterrupt) else "Connection lost"
+            say(f"{how}; no email is lost. To continue: dispatcher dlq replay --resume {begun.id}")
+            raise
+    if as_json:
+        skipped = on_session(lambda session: list_skipped(session, replay_id=begun.id, limit=_SKIPPED_SHOWN))
+        document = {**asdict(ended.replay), "replayed": ended.replay.replayed, "locked": ended.locked}
+        print_json({**document, "skipped_emails": {str(email_id): why for email_id, why in skipped.items()}})
+    return _report(ended.replay, ended.locked)
 
 
-def _unknown(replay_id: int) -> DispatcherError:
-    return DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists all replays.")
-
-
-def _report(ended: Ended) -> int:
-    found = ended.replay
+def _report(found: Replay, locked: int) -> int:
     say(
-        f"Replay {found.replay_id} is {_state(found)}: {found.replayed:,} of {found.total:,} replayed, "
-        f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} remaining; "
-        f"removed {counted(ended.dead_letters_removed, 'dead letter')} from the DLQ."
+        f"Replay {found.id} is {found.state}: {found.replayed:,} of {found.total:,} replayed, "
+        f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} remaining. A monitor removes the dead letters of "
+        "replayed emails from the DLQ."
     )
     for outcome, count in found.skipped.items():
-        say(f"skipped {count:,}: {_OUTCOME_TEXTS[outcome.value]}")
-    if ended.locked:
-        remaining = counted(ended.locked, "remaining email")
-        rows = "its row" if ended.locked == 1 else "their rows"
-        say(f"{remaining} cannot be replayed now: another transaction has locked {rows}.")
+        say(f"skipped {count:,}: {OUTCOMES[ItemOutcome(outcome)]}")
+    if locked:
+        rows = "its row" if locked == 1 else "their rows"
+        say(f"{counted(locked, 'remaining email')} cannot be replayed now: another transaction has locked {rows}.")
     if found.waiting:
-        say(f"To continue: dispatcher dlq replay --resume {found.replay_id}")
-    if ended.dead_letters_fault:
-        say(f"The dead letters are still on the DLQ: {ended.dead_letters_fault}")
-        say("To remove them later: dispatcher dlq reconcile --fix")
-    if found.replayed < found.total or ended.dead_letters_fault:
+        say(f"To continue: dispatcher dlq replay --resume {found.id}")
+    if found.replayed < found.total:
         return Exit.PARTLY if found.replayed else Exit.FAILED
     return Exit.DONE
+
+
+def replay_ids(settings: Settings, email_ids: tuple[UUID, ...], act: Act, rate: float | None, *, as_json: bool) -> int:
+    """Replays these emails, and returns the exit code."""
+    from dispatcher.ops.replaying import create
+
+    with one_session("dlq", settings) as on_session:
+        selection, per_second = Selection(email_ids=email_ids), rate or DEFAULT_PER_SECOND
+        made = on_session(lambda session: create(session, selection, act, per_second=per_second, source="ids"))
+        return _run(on_session, made, as_json=as_json)
 
 
 def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor: str | None) -> int:
@@ -347,49 +324,6 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
     return Exit.DONE
 
 
-@click.command("replays")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    default=20,
-    show_default=True,
-    help="List at most this many replays.",
-)
-@json_option()
-def replays(limit: int, as_json: bool) -> int:
-    """List replays, newest first: state, progress, operator, reason.
-
-    \b
-    Examples:
-      dispatcher dlq replays
-      dispatcher dlq replays --json | jq '.replays[] | select(.state == "interrupted")'
-
-    The state `interrupted` means that some emails are not replayed yet, but no process runs the replay: for example,
-    because the process was killed, or because another transaction had locked the remaining emails. `dispatcher dlq
-    replay --resume REPLAY` continues the replay.
-    """
-    from dispatcher.store.replays import list_replays
-
-    found = run_with_session("dlq", partial(list_replays, limit=limit))
-    if as_json:
-        print_json({"replays": [_replay_json(each) for each in found]})
-        return Exit.DONE
-    counted_columns = ("emails", "replayed", "skipped", "remaining")
-    table = Table("replay", "state", *counted_columns, "rate", "operator", "reason", "selection", right=[2, 3, 4, 5])
-    for each in found:
-        filters = ", ".join(f"{name}={value}" for name, value in each.selection.items()) or "all"
-        counts = (each.total, each.replayed, sum(each.skipped.values()), each.waiting)
-        rate = f"{each.per_second:g}/s" if each.per_second else None
-        texts = (rate, each.actor, each.reason, f"{each.source}: {filters}")
-        table.add(each.replay_id, _state(each), *(f"{count:,}" for count in counts), *texts)
-    if found:
-        table.show()
-    else:
-        say("There are no replays.")
-    return Exit.DONE
-
-
 @click.command("stop")
 @click.argument("replay_id", metavar="REPLAY", type=int)
 @audit_options()
@@ -405,18 +339,6 @@ def stop(replay_id: int, act: Act) -> int:
     from dispatcher.ops.replaying import stop as stop_replay
 
     found = run_with_session("dlq", partial(stop_replay, replay_id=replay_id, act=act))
-    if found is None:
-        raise _unknown(replay_id)
     counts = f"{found.replayed:,} of {found.total:,} replayed, {found.waiting:,} remaining"
     say(f"Replay {replay_id} is {found.state}: {counts}.")
     return Exit.DONE
-
-
-def _replay_json(found: Replay) -> dict[str, Any]:
-    """The JSON object that `--json` prints for a replay. Scripts rely on its form."""
-    return {**asdict(found), "state": _state(found), "total": found.total, "replayed": found.replayed}
-
-
-def _state(found: Replay) -> str:
-    """The replay's state; `interrupted` if the database says `running`, but no process runs it."""
-    return "interrupted" if found.state.value == "running" and not found.is_active else found.state.value

@@ -36,7 +36,10 @@ def command(action: type[Action[Any]]) -> click.Command:
     """The command of an action: fields in the path are arguments, the others options."""
     arguments = [action.fields[name] for name in action.argument_names()]
     parameters: list[click.Parameter] = [
-        click.Argument([each.name], metavar=each.kind.metavar, required=each.is_required) for each in arguments
+        click.Argument([each.name], metavar=f"{each.kind.metavar}...", required=each.is_required, nargs=-1)
+        if each.kind.is_list
+        else click.Argument([each.name], metavar=each.kind.metavar, required=each.is_required)
+        for each in arguments
     ]
     parameters += [option(action, each) for each in action.fields.values() if each not in arguments]
     if issubclass(action, Change):
@@ -62,15 +65,10 @@ def option(action: type[Action[Any]], field: Field) -> click.Option:
         [field.flag, field.name],
         type=kind,
         metavar=metavar,
-        help=field.about + (" Repeatable." if is_list(field) else ""),
+        help=field.about + (" Repeatable." if field.kind.is_list else ""),
         required=is_required,
-        multiple=is_list(field),
+        multiple=field.kind.is_list,
     )
-
-
-def is_list(field: Field) -> bool:
-    """Whether the field's option may be given several times; each text may also have several items."""
-    return bool(field.kind.schema["type"] == "array")
 
 
 def help_of(about: str, examples: Iterable[str]) -> str:
@@ -110,7 +108,7 @@ def read_options(action: type[A], given: Mapping[str, Any]) -> A:
     lists = {
         name: [item for each in given.pop(name) for item in action.fields[name].kind.parse(each)]
         for name, each in action.fields.items()
-        if name in given and is_list(each) and isinstance(given[name], tuple)
+        if name in given and each.kind.is_list and isinstance(given[name], tuple)
     }
     with in_words(action):
         return read(action, lists, {name: "true" if text is True else text for name, text in given.items()})

@@ -1,24 +1,25 @@
-"""The command-line options that select failed and held emails, and emails that are not sent yet."""
+"""The types of options' values, and the options of an action for a command that is written by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from dispatcher.actions.action import Action, Mistakes, read
+from dispatcher.cli.face import option, words_of
 from dispatcher.config.plugins import provider_names
+from dispatcher.domain.failures import Selection
 from dispatcher.domain.instant import parse_length
-from dispatcher.domain.outcome import Reason
-from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
-    from dispatcher.store.failures import Selection
 
+A = TypeVar("A", bound=Action[Any])
 T = TypeVar("T")
 
 
@@ -81,141 +82,64 @@ class NonBlankText(click.ParamType[str]):
         return str(value)
 
 
-# Use choices instead of free text. A misspelt value would select nothing, and the output would look as if no email had
-# failed.
-_OPTIONS: Final = {
-    "status": click.option(
-        "--status", type=click.Choice(["failed", "held"]), help="Only this status.  [default: both]"
-    ),
-    "error_type": click.option(
-        "--error-type",
-        type=click.Choice([reason.value for reason in Reason]),
-        metavar="TYPE",
-        help="Only this error type, such as outcome_unknown. `dlq list --by error_type` shows the types.",
-    ),
-    "provider": click.option(
-        "--provider", type=ProviderName(), metavar="NAME", help="Only emails whose last attempt used this provider."
-    ),
-    "tenant_id": click.option(
-        "--tenant", "tenant_id", type=NonBlankText(), metavar="ID", help="Only this tenant.  [default: all]"
-    ),
-    "text": click.option(
-        "--text",
-        type=NonBlankText(),
-        metavar="TEXT",
-        help="Only emails whose last error contains this text; case does not matter.",
-    ),
-    "older_than": click.option(
-        "--older-than",
-        type=Age(),
-        metavar="AGE",
-        help="Only emails enqueued more than AGE ago, such as 90s, 15m, 2h, 3d or 1w.",
-    ),
-    "newer_than": click.option(
-        "--newer-than",
-        type=Age(),
-        metavar="AGE",
-        help="Only emails enqueued less than AGE ago, such as 90s, 15m, 2h, 3d or 1w.",
-    ),
-    "tag": click.option(
-        "--tag",
-        type=NonBlankText(),
-        metavar="TAG",
-        help="Only emails with this tag. Emails whose content was deleted are not found.",
-    ),
-    "channel": click.option("--channel", type=NonBlankText(), metavar="NAME", help="Only this channel: email or sms."),
-    "discarded": click.option(
-        "--discarded",
-        is_flag=True,
-        help="Only emails whose dead letter was already discarded. Without this option, such emails are left out.",
-    ),
-}
-"""The filter options, each by the name of the parameter that click passes to the command."""
-_FIELDS: Final = {"older_than": "older_than_seconds", "newer_than": "newer_than_seconds"}
-"""Maps the parameter of an option to the field of the filter, where their names differ."""
 DEFAULT_TENANT: Final = "default"
-_TENANT_OR_KEYS: Final = click.option(
-    "--tenant",
-    "tenant_id",
-    type=NonBlankText(),
-    metavar="ID",
-    help="With a filter: only this tenant (default: all tenants). With message keys: the tenant of the keys (default: "
-    "`default`).",
-)
 
 
-def filter_options(*, takes_keys: bool = True, **fixed: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A decorator that adds the filter options to a command. The command gets the filter as one parameter, `selection`.
+def filter_options(action: type[A], *left_out: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """A decorator that adds the options of an action's fields to a command. The command gets the action as `asked`.
 
     Args:
-        takes_keys: Whether the command also accepts message keys. With keys, `--tenant` is the tenant of these keys.
-        fixed: Filter parameters, such as `status`, for which the command sets the value and has no option.
+        left_out: Fields that have no option.
     """
-    options = _OPTIONS | ({"tenant_id": _TENANT_OR_KEYS} if takes_keys else {})
+    shown = [each for name, each in action.fields.items() if name not in left_out]
 
-    def select(values: dict[str, Any]) -> Selection:
-        from dispatcher.store.failures import Selection
-
-        return Selection(**(fixed | values))
-
-    return _with_options({name: option for name, option in options.items() if name not in fixed}, select)
-
-
-def _with_options(
-    options: dict[str, Callable[..., Any]], select: Callable[[dict[str, Any]], Any]
-) -> Callable[[Callable[..., T]], Callable[..., T]]:
     def with_options(command: Callable[..., T]) -> Callable[..., T]:
         @wraps(command)
-        def with_selection(**arguments: Any) -> T:
-            values = {_FIELDS.get(name, name): arguments.pop(name) for name in options}
-            if values.get("status") is not None:
-                values["status"] = Status(values["status"])
-            return command(selection=select(values), **arguments)
+        def with_asked(**given: Any) -> T:
+            texts = {each.name: given.pop(each.name) for each in shown}
+            return command(asked=_asked(action, texts), **given)
 
-        for option in reversed(options.values()):
-            with_selection = option(with_selection)
-        return with_selection
+        parameters = getattr(command, "__click_params__", [])
+        with_asked.__click_params__ = [*parameters, *(option(action, each) for each in reversed(shown))]  # type: ignore[attr-defined]
+        return with_asked
 
     return with_options
 
 
-def held_filter_options(*, takes_keys: bool) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Like `filter_options`, for held emails only, including those whose dead letter was discarded."""
-    return filter_options(takes_keys=takes_keys, status=Status.HELD, discarded=None)
+def _asked(action: type[A], given: Mapping[str, Any]) -> A:
+    if any(isinstance(text, str) and not text.strip() for text in given.values()):
+        raise click.UsageError("An option is blank.")  # a script's empty variable would select every email
+    try:
+        return read(
+            action, {}, {name: text if isinstance(text, str) else "true" for name, text in given.items() if text}
+        )
+    except Mistakes as error:
+        raise click.UsageError("\n".join(words_of(action, each) for each in error.mistakes)) from None
 
 
-def filters_of(selection: Selection) -> set[str]:
-    """The names of the filters that the command line sets."""
-    is_of_held = selection.status is Status.HELD and getattr(selection, "discarded", None) is None
-    return selection.filters.keys() - ({"status"} if is_of_held else set())
-
-
-def require_names_or_filter(names: Sequence[str], selection: Selection, ways: str, *, is_chosen: bool = False) -> None:
+def require_names_or_filter(
+    names: Sequence[str], filters: Collection[str], ways: str, *, is_chosen: bool = False
+) -> None:
     """Checks that the command line selects emails by names (ids or message keys) or by a filter, not by both.
 
     If the command line has names, `--tenant` is not a filter: it says which tenant the message keys belong to.
 
     Args:
+        filters: The fields of the filter that the command line sets.
         ways: The ways to select emails, for the error message.
         is_chosen: Whether a different option, such as `--all`, already selects emails.
 
     Raises:
         UsageError: both were given, or nothing selects emails.
     """
-    filters = filters_of(selection)
-    if names and filters - {"tenant_id"}:
+    if names and set(filters) - {"tenant_id"}:
         raise click.UsageError("Give ids and message keys, or a filter, not both.")
     if not (names or filters or is_chosen):
         raise click.UsageError(f"No emails are selected. Give {ways}.")
 
 
 async def select_by_names(session: AsyncSession, selection: Selection, names: Sequence[str]) -> Selection:
-    """A selection of the emails with these ids and message keys; `selection` itself if `names` is empty.
-
-    Includes emails whose dead letter was discarded.
-
-    Args:
-        names: Ids and message keys.
+    """A selection of the emails with these ids and message keys, discarded or not; `selection` itself without names.
 
     Raises:
         DispatcherError: one of `names` is neither an id nor the message key of an email.
@@ -223,7 +147,6 @@ async def select_by_names(session: AsyncSession, selection: Selection, names: Se
     if not names:
         return selection
     from dispatcher.ops.names import find_ids
-    from dispatcher.store.failures import Selection
 
     ids = await find_ids(session, selection.tenant_id or DEFAULT_TENANT, names)
     return Selection(email_ids=ids, discarded=None)

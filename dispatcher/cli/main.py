@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "domains": ("actions.domains", "Limit the emails that the provider smtp sends to a recipient domain."),
     "pause": ("actions.pauses", "Stop sending: everything, or one lane, tenant or provider."),
     "resume": ("actions.pauses", "End a pause."),
-    "held": ("held:command", "List, confirm or release emails whose outcome is unknown."),
+    "held": ("actions.held", "List, confirm or release emails whose outcome is unknown."),
     "dlq": ("dlq:command", "List, show, replay, discard or reconcile dead letters."),
     "webhooks": ("webhooks:command", "Add, list, test and replay webhooks, which post events to applications."),
     "suppressions": ("suppressions:command", "List, add or remove recipients who get no email."),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dispatcher.cli.environment import load_settings
 
@@ -44,6 +44,28 @@ def run_with_dlq(
             return await work(session, dlq)
 
     return asyncio.run(run())
+
+
+class RunOnSession(Protocol):
+    """Does a piece of work on a session, and returns its result."""
+
+    def __call__(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T: ...
+
+
+@contextmanager
+def one_session(name: str, settings: Settings) -> Iterator[RunOnSession]:
+    """Yields a function that does work on one PostgreSQL session. Between two calls, the command may ask a question."""
+
+    async def run(work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        return await work(session)
+
+    opened = AsyncExitStack()
+    with asyncio.Runner() as runner:
+        session = runner.run(opened.enter_async_context(open_session(settings, name)))
+        try:
+            yield lambda work: runner.run(run(work))
+        finally:
+            runner.run(opened.aclose())
 
 
 @asynccontextmanager

@@ -1,201 +1,83 @@
-"""`dispatcher suppressions`: lists, adds and removes recipients who get no email."""
+"""`dispatcher suppressions`: the actions' commands, and what commands alone do: look up, replay, import, export."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
-from uuid import UUID
+import csv
+import inspect
+import io
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
+from dispatcher.actions import suppressions as actions
+from dispatcher.cli import face
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import Number, audit_options, confirm, json_option
-from dispatcher.cli.output import counted, print_json, say
+from dispatcher.cli.output import counted, print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
-from dispatcher.cli.suppression_files import export, import_
-from dispatcher.cli.suppression_options import RecipientText, already, kind_option, recipients_argument, tenant_option
-from dispatcher.cli.table import Table
-from dispatcher.domain.suppression import SuppressionReason
+from dispatcher.domain.suppression import AddedSuppressions, SuppressionReason
 
 if TYPE_CHECKING:
-    from dispatcher.domain.suppression import Recipient
+    from uuid import UUID
+
+    from dispatcher.domain.suppression import Suppression
     from dispatcher.ops.acts import Act
     from dispatcher.store.connections import AsyncSession
-    from dispatcher.store.suppressions import Suppression
 
 _EXAMPLES: Final = 5
-_days_option: Final = click.option(
-    "--days", type=click.IntRange(1, 36500), metavar="N", help="The entry ends after N days.  [default: never]"
-)
+_REFUSALS_SHOWN: Final = 20
+_TENANT: Final = face.option(actions.AddSuppressions, actions.AddSuppressions.fields["tenant_id"])
+_KIND: Final = face.option(actions.AddSuppressions, actions.AddSuppressions.fields["kind"])
 
 
-@click.group("suppressions")
-def command() -> None:
-    """List, add, remove, import and export the recipients who get no email.
+def _commands() -> click.Group:
+    """The actions' commands: `list` also looks a recipient up, `add` has a dry run, and `remove` can replay."""
+    group = face.group(actions, "suppressions")
+    list_, add, remove = (group.commands[each.verb()] for each in actions.ACTIONS)
+    page, change, look_up = list_.callback, add.callback, face.command(actions.LookUp).callback
+    assert page is not None
+    assert change is not None
+    assert look_up is not None
 
-    \b
-    Examples:
-      dispatcher suppressions list
-      dispatcher suppressions add ann@example.org --reason "closed account"
-      dispatcher suppressions remove ann@example.org --reason "mailbox works again" --replay
+    def page_or_look_up(recipient: str | None, **given: Any) -> Any:
+        if recipient is None:
+            return page(**given)
+        return look_up(recipient=recipient, tenant_id=given["tenant_id"], as_json=given["as_json"])
 
-    A hard bounce, a complaint or an unsubscribe suppresses the recipient automatically (see DISPATCHER_SUPPRESS_ON).
-    The database does not store the addresses of suppressed recipients, only keyed hashes and masked forms such as
-    `a•••@example.org`.
-    """
-
-
-command.add_command(import_)
-command.add_command(export)
-
-
-@command.command("list")
-@click.argument("recipient", metavar="[ADDRESS|DOMAIN]", required=False, type=RecipientText())
-@tenant_option
-@click.option(
-    "--kind", type=click.Choice([reason.value for reason in SuppressionReason]), help="Only entries of this kind."
-)
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), metavar="N", default=50, show_default=True, help="Entries per page."
-)
-@click.option("--before", type=click.IntRange(1), metavar="ID", help="Show the next page: entries older than ID.")
-@json_option()
-def list_(
-    recipient: Recipient | None, tenant_id: str, kind: str | None, limit: int, before: int | None, as_json: bool
-) -> int:
-    """List suppressed recipients, newest first.
-
-    \b
-    Examples:
-      dispatcher suppressions list --kind complaint
-      dispatcher suppressions list ann@example.org
-
-    \b
-    JSON: {"suppressions": [{"suppression_id": …, "masked": …, "reason": …, …}], "next_before": null}
-
-    In the JSON, `reason` is the kind of the entry, such as hard_bounce.
-    """
-    from dispatcher.ops.suppressions import find
-    from dispatcher.store.suppressions import list_suppressions
-
-    async def entries(session: AsyncSession) -> list[Suppression]:
-        if recipient is not None:
-            return await find(session, tenant_id, recipient)
-        reason = SuppressionReason(kind) if kind else None
-        return await list_suppressions(session, tenant_id, reason=reason, before=before, limit=limit)
-
-    found = run_with_session("suppressions", entries)
-    next_before = found[-1].suppression_id if recipient is None and len(found) == limit else None
-    if as_json:
-        documents = [{**asdict(entry), "address_hash": entry.address_hash.hex()} for entry in found]
-        print_json({"suppressions": documents, "next_before": next_before})
-    elif found:
-        table = Table("id", "recipient", "kind", "since", "until", "email", "note", right=[0])
-        for entry in found:
-            until = entry.expires_at or "for ever"
-            table.add(
-                entry.suppression_id,
-                entry.masked,
-                entry.reason.value,
-                entry.created_at,
-                until,
-                entry.source_email_id,
-                entry.note,
-                style="dim" if entry.expires_at and entry.expires_at < datetime.now(UTC) else "",
-            )
-        table.show()
-        if next_before:
-            say(f"Next page: --before {next_before}")
-    else:
-        say("No such recipient is suppressed." if recipient or kind else "No recipient is suppressed.")
-    return Exit.DONE
-
-
-@command.command("add")
-@recipients_argument
-@tenant_option
-@kind_option
-@_days_option
-@click.option("--note", metavar="TEXT", help="A note for operators, without addresses.")
-@audit_options()
-@click.option("--dry-run", is_flag=True, help="Only check the recipients; change nothing.")
-@json_option()
-def add(
-    recipients: tuple[Recipient, ...],
-    tenant_id: str,
-    kind: str,
-    days: int | None,
-    note: str | None,
-    act: Act,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
-    """Suppress addresses and domains. A domain does not include its subdomains.
-
-    \b
-    Examples:
-      dispatcher suppressions add ann@example.org --reason "closed account"
-      dispatcher suppressions add example.net --days 30 --reason "their server is broken"
-
-    A new entry replaces an existing entry that ends earlier. An existing entry that lasts at least as long as the new
-    entry is not changed. Workers apply a new entry within two seconds.
-    """
-    from dispatcher.ops import suppressions
-
-    if dry_run:
-        say(f"{counted(len(recipients), 'recipient')}. Nothing was changed.")
+    def change_or_check(dry_run: bool, **given: Any) -> Any:
+        if not dry_run:
+            return change(**given)
+        fields = {name: given[name] for name in actions.AddSuppressions.fields}
+        asked = face.read_options(actions.AddSuppressions, fields)
+        say(f"{counted(len(asked.recipients), 'recipient')}. Nothing was changed.")
         return Exit.DONE
-    added = run_with_session(
-        "suppressions",
-        lambda session: suppressions.add(
-            session,
-            tenant_id,
-            recipients,
-            act,
-            reason=SuppressionReason(kind),
-            note=note,
-            expires_at=_ends_after(days),
-        ),
-    )
-    if as_json:
-        print_json({"added": added})
-    say(f"Suppressed {counted(added, 'recipient')}" + already(len(recipients) - added))
-    return Exit.DONE
+
+    list_.params.insert(0, click.Argument(["recipient"], metavar="[ADDRESS|DOMAIN]", required=False))
+    list_.callback = page_or_look_up
+    add.params.append(click.Option(["--dry-run"], is_flag=True, help="Only check the recipients; change nothing."))
+    add.callback = change_or_check
+    about_replay = "Also send the emails that failed because of the suppression, each once."
+    about_dry_run = "Only show the entries, and the emails that failed because of them; change nothing."
+    about_yes = "With --replay: do not ask for confirmation; required without a terminal."
+    about_rate = "With --replay: emails per second.  [default: 50]"
+    remove.params += [
+        click.Option(["--replay"], is_flag=True, help=about_replay),
+        click.Option(["--rate"], type=Number(min=0.01), metavar="N", help=about_rate),
+        click.Option(["--dry-run"], is_flag=True, help=about_dry_run),
+        click.Option(["--yes"], is_flag=True, help=about_yes),
+    ]
+    remove.callback = _remove
+    remove.help = face.help_of(inspect.getdoc(_remove) or "", actions.RemoveSuppressions.examples)
+    return group
 
 
-def _ends_after(days: int | None) -> datetime | None:
-    return datetime.now(UTC) + timedelta(days=days) if days else None
-
-
-@command.command("remove")
-@recipients_argument
-@tenant_option
-@audit_options()
-@click.option("--replay", is_flag=True, help="Also send the emails that failed because of the suppression, each once.")
-@click.option("--rate", type=Number(min=0.01), metavar="N", help="With --replay: emails per second.  [default: 50]")
-@click.option(
-    "--dry-run", is_flag=True, help="Only show the entries, and the emails that failed because of them; change nothing."
-)
-@click.option("--yes", is_flag=True, help="With --replay: do not ask for confirmation; required without a terminal.")
-@json_option()
-def remove(
-    recipients: tuple[Recipient, ...],
-    tenant_id: str,
-    act: Act,
-    replay: bool,
-    rate: float | None,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
+def _remove(
+    *, actor: str | None, replay: bool, rate: float | None, dry_run: bool, yes: bool, as_json: bool, **given: Any
 ) -> int:
     """Let recipients get emails again.
-
-    \b
-    Examples:
-      dispatcher suppressions remove ann@example.org --dry-run --reason "mailbox works again"
-      dispatcher suppressions remove ann@example.org --reason "mailbox works again" --replay --yes
 
     Emails that failed because all their recipients were suppressed stay failed. With --replay, the command sends these
     emails like `dispatcher dlq replay`: each once, at a limited rate. The command is safe to repeat.
@@ -203,17 +85,22 @@ def remove(
     Exit codes: 0 done; 1 there was no entry and no email to send; 2 confirmation needs a terminal or --yes; 3 only some
     emails were replayed.
     """
-    from dispatcher.ops import suppressions
-
+    asked = face.read_options(actions.RemoveSuppressions, given)
     settings = load_settings("database_url", "amqp_url") if replay else load_settings("database_url")
+    from dispatcher.actions.runner import Face, Who, of_tenant, run
+    from dispatcher.ops.suppressions import find_stopped, hashes_of
+
+    who = Who(Face.COMMAND, actor)
 
     async def look(session: AsyncSession) -> tuple[list[Suppression], list[UUID]]:
-        entries = {
-            entry.suppression_id: entry
-            for recipient in recipients
-            for entry in await suppressions.find(session, tenant_id, recipient)
-        }
-        return list(entries.values()), await suppressions.find_stopped(session, tenant_id, recipients)
+        entries: dict[int, Suppression] = {}
+        for each in asked.recipients:
+            found = await run(session, actions.LookUp(recipient=each, tenant_id=asked.tenant_id), who)
+            entries |= {entry.id: entry for entry in found}
+        tenant_id = of_tenant(asked, who).tenant_id or ""
+        return list(entries.values()), await find_stopped(
+            session, tenant_id, await hashes_of(session, asked.recipients)
+        )
 
     entries, stopped = run_with_session("suppressions", look, settings)
     if dry_run:
@@ -222,29 +109,29 @@ def remove(
     if replay and stopped:
         _say_stopped(stopped)
         confirm(f"Remove the entries, and replay {counted(len(stopped), 'email')}?", yes=yes)
-    removed = run_with_session(
-        "suppressions", lambda session: suppressions.remove(session, tenant_id, recipients, act), settings
-    )
-    say(f"Removed {counted(removed, 'suppressed recipient')}.")
-    _warn_of_others(entries, recipients)
+    removed = run_with_session("suppressions", lambda session: run(session, asked, who), settings)
+    say(f"Removed {counted(removed.removed, 'suppressed recipient')}.")
+    for entry in entries:
+        if entry.is_domain and entry.recipient not in asked.recipients:
+            say(f"The domain {entry.recipient} is still suppressed, with all its addresses.")
     if replay and stopped:
-        return _replay(stopped, act, rate, as_json=as_json)
+        return _replay(stopped, actor, asked.reason, rate, as_json=as_json)
     if as_json:
-        print_json({"removed": removed, "stopped_email_ids": stopped})
+        print_json(removed)
     if stopped:
         _say_stopped(stopped)
         say("To send each of them once, repeat this command with --replay.")
-    return Exit.DONE if removed or stopped else Exit.FAILED
+    return Exit.DONE if removed.removed or stopped else Exit.FAILED
 
 
 def _show_removal(entries: list[Suppression], stopped: list[UUID], *, as_json: bool) -> None:
     if as_json:
-        print_json({"suppressions": [entry.suppression_id for entry in entries], "stopped_email_ids": stopped})
+        print_json({"suppressions": [entry.id for entry in entries], "stopped_email_ids": stopped})
         return
     for entry in entries:
-        say(f"{entry.masked}: {entry.reason}, since {entry.created_at:%Y-%m-%d %H:%M %Z}.")
+        say(f"{entry.recipient}: {entry.kind}, since {entry.created_at:%Y-%m-%d %H:%M %Z}.")
     if not entries:
-        say("No such recipient is suppressed.")
+        say(actions.LookUp.nothing)
     _say_stopped(stopped)
 
 
@@ -254,25 +141,86 @@ def _say_stopped(stopped: list[UUID]) -> None:
         say(f"{counted(len(stopped), 'email')} failed because the recipients were suppressed, such as {examples}.")
 
 
-def _warn_of_others(entries: list[Suppression], recipients: tuple[Recipient, ...]) -> None:
-    """Warns of each suppressed domain that contains one of the recipients, but is not to be removed."""
-    named = {recipient.masked for recipient in recipients if recipient.is_domain}
-    for entry in entries:
-        if entry.is_domain and entry.masked not in named:
-            say(f"The domain {entry.masked} is still suppressed, with all its addresses.")
+def _replay(stopped: list[UUID], actor: str | None, reason: str, rate: float | None, *, as_json: bool) -> int:
+    from dispatcher.cli.dlq_replay import replay_ids
+    from dispatcher.ops.acts import Act
+
+    return replay_ids(load_settings("database_url"), tuple(stopped), Act.of(actor, reason), rate, as_json=as_json)
 
 
-def _replay(stopped: list[UUID], act: Act, rate: float | None, *, as_json: bool) -> int:
-    from dispatcher.cli.dlq_replay import run_replay
-    from dispatcher.ops.replaying import DEFAULT_PER_SECOND, create
-    from dispatcher.store.failures import Selection
+command: Final = _commands()
 
-    settings = load_settings("database_url", "amqp_url")
-    made = run_with_session(
+
+@command.command("import", params=[_TENANT, _KIND])
+@click.argument("file", type=click.File("r", encoding="utf-8-sig", errors="replace"), metavar="FILE|-")
+@audit_options()
+@click.option("--dry-run", is_flag=True, help="Only check the file; change nothing.")
+@json_option()
+def import_(file: TextIO, tenant_id: str | None, kind: str | None, act: Act, dry_run: bool, as_json: bool) -> int:
+    """Suppress the recipients in a file.
+
+    \b
+    Examples:
+      dispatcher suppressions import bounces.csv --kind hard_bounce --reason "moved from another provider"
+      cut -f1 list.tsv | dispatcher suppressions import - --reason "customers who left"
+
+    The file has one address or domain per line, or it is CSV with a heading line. The CSV columns are recipient (which
+    may also be named address, email or domain), kind, note and expires_at. The output of `dispatcher suppressions
+    export` can be imported, too. The command reports each invalid line by its number, and adds all valid lines.
+
+    Exit codes: 0 done, 1 every line was refused, 3 some lines were refused.
+    """
+    asked = face.read_options(actions.ListSuppressions, {"tenant_id": tenant_id, "kind": kind})
+    from dispatcher.actions.runner import DEFAULT_TENANT
+    from dispatcher.ops.suppressions import import_lines
+
+    tenant_id, reason = asked.tenant_id or DEFAULT_TENANT, asked.kind or SuppressionReason.MANUAL
+    done = run_with_session(
         "suppressions",
-        lambda session: create(
-            session, Selection(email_ids=tuple(stopped)), act, per_second=rate or DEFAULT_PER_SECOND, source="ids"
-        ),
-        settings,
+        lambda session: import_lines(session, tenant_id, file, None if dry_run else act, reason=reason),
     )
-    return run_replay(settings, made.replay_id, as_json=as_json)
+    if as_json:
+        print_json(done)
+    for refusal in done.refused[:_REFUSALS_SHOWN]:
+        say(f"line {refusal.line}: {refusal.reason}")
+    if len(done.refused) > _REFUSALS_SHOWN:
+        say(f"{counted(len(done.refused) - _REFUSALS_SHOWN, 'more line')} refused.")
+    if dry_run:
+        say(f"{counted(done.valid, 'valid line')}. Nothing was changed.")
+    else:
+        say(AddedSuppressions(done.added, done.valid - done.added).describe())
+    return (Exit.PARTLY if done.valid else Exit.FAILED) if done.refused else Exit.DONE
+
+
+@command.command("export", params=[_TENANT])
+def export(tenant_id: str | None) -> int:
+    """Print all suppressed recipients as CSV.
+
+    \b
+    Example:
+      dispatcher suppressions export > suppressed.csv
+
+    The database does not store the addresses of suppressed recipients, so the file contains hashes and masked
+    addresses. Import the file only into the same database, or into a copy of it: in any other database, the hashes
+    match no address.
+    """
+    asked = face.read_options(actions.ListSuppressions, {"tenant_id": tenant_id})
+    from dispatcher.actions.runner import DEFAULT_TENANT
+    from dispatcher.ops import suppressions
+    from dispatcher.store.suppressions import Exported
+
+    async def write(session: AsyncSession) -> None:
+        print_data(_csv(Exported._fields))
+        async for entry in suppressions.export(session, asked.tenant_id or DEFAULT_TENANT):
+            if not print_data(_csv(entry)):
+                return
+
+    run_with_session("suppressions", write)
+    return Exit.DONE
+
+
+def _csv(cells: Iterable[object]) -> str:
+    line = io.StringIO()
+    texts = [cell.isoformat() if isinstance(cell, datetime) else "" if cell is None else str(cell) for cell in cells]
+    csv.writer(line, lineterminator="").writerow(texts)
+    return line.getvalue()

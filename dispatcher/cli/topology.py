@@ -14,7 +14,7 @@ from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_data, print_json
 
 if TYPE_CHECKING:
-    from dispatcher.broker.users import User
+    from dispatcher.broker.topology import User
     from dispatcher.store.grants import Role
 
 
@@ -47,8 +47,7 @@ def users(prefix: str, as_json: bool) -> int:
     run its output, `rabbitmqctl add_user` asks for each user's password.
     """
     from dispatcher.broker.connection import vhost_of
-    from dispatcher.broker.topology import Topology
-    from dispatcher.broker.users import users_of
+    from dispatcher.broker.topology import Topology, users_of
 
     settings = load_settings()
     vhost = vhost_of(settings.amqp_url) if settings.amqp_url else "/"

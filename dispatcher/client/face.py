@@ -31,7 +31,7 @@ def _parser(action: Action[R]) -> Callable[[ApiResponse], Any]:
         if not action.is_list:
             return msgspec.json.decode(response.body, type=action.row)
         whole = msgspec.json.decode(response.body, type=dict[str, msgspec.Raw])
-        rows = msgspec.json.decode(whole[action.subject()], type=list[action.row])  # type: ignore[name-defined]
+        rows = msgspec.json.decode(whole[action.plural or action.subject()], type=list[action.row])  # type: ignore[name-defined]
         return Page(rows, msgspec.json.decode(whole["next"], type=str | None)) if action.key else rows
 
     return parse

@@ -60,6 +60,10 @@ class Kind(Generic[T]):
     metavar: str = "TEXT"
     choices: Collection[str] = ()
 
+    @property
+    def is_list(self) -> bool:
+        return self.schema.get("type") == "array"
+
     def of_json(self, value: object) -> T:
         """The value of a JSON value; raises `Wrong` with all its mistakes."""
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Final
+from uuid import UUID
 
 from dispatcher.domain.phone import phone_number
 from dispatcher.domain.values import dataclass
@@ -67,6 +69,57 @@ class Recipient:
             return f"{self.text[:3]}•••{self.text[-2:]}"
         local, at, domain = self.text.lower().lstrip('"').rpartition("@")
         return f"{local[:1]}•••{at}{domain}" if at else domain
+
+
+@dataclass(frozen=True, slots=True)
+class Suppression:
+    """A suppressed address or domain of a tenant. An address is masked.
+
+    Attributes:
+        recipient: `j•••@example.com`, or the domain.
+        source_email_id: The email whose event suppressed the recipient; None if no event did: an operator, an
+            application or an import added the entry.
+    """
+
+    id: int
+    recipient: str
+    is_domain: bool
+    kind: SuppressionReason
+    created_at: datetime
+    expires_at: datetime | None
+    source_email_id: UUID | None
+    note: str | None
+    tenant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddedSuppressions:
+    """How many recipients are suppressed now, and how many were already suppressed for at least as long."""
+
+    added: int
+    unchanged: int
+
+    def describe(self) -> str:
+        """What was changed, in one sentence."""
+        same = f"; {_recipients(self.unchanged)} already suppressed for at least as long" if self.unchanged else ""
+        return f"Suppressed {_recipients(self.added)}{same}."
+
+
+def _recipients(count: int) -> str:
+    return f"{count:,} recipient{'' if count == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedSuppressions:
+    """How many entries were removed, and the failed emails that they had stopped.
+
+    Attributes:
+        stopped_email_ids: The oldest 1,000, in the order of their ids.
+    """
+
+    removed: int
+    stopped_count: int
+    stopped_email_ids: list[UUID]
 
 
 AUTOMATIC: Final = (SuppressionReason.HARD_BOUNCE, SuppressionReason.COMPLAINT, SuppressionReason.UNSUBSCRIBE)

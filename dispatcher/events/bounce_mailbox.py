@@ -30,8 +30,6 @@ _END_OF_HEADER: Final = re.compile(rb"\r?\n\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """The events that one returned message reports."""
-
     name: str
     events: Sequence[ProviderEvent]
 

@@ -110,8 +110,6 @@ _FIELDS: Final = _Fields()
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What a message says about one recipient."""
-
     kind: EventKind
     recipient: str | None = None
     is_sent_to: bool = False  # False if, for example, a server forwarded the email, and the address there was refused

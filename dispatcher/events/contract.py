@@ -71,7 +71,6 @@ class ParsedEvents:
     skipped: Counter[Skipped] = field(default_factory=Counter)
 
     def add(self, found: Sequence[ProviderEvent] | Skipped) -> None:
-        """Adds the events of one notice of the provider, or counts the notice as skipped."""
         if isinstance(found, Skipped):
             self.skipped[found] += 1
         else:

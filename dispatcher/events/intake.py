@@ -41,8 +41,6 @@ account."""
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What `EventIntake.store` did with a batch of events."""
-
     new: int = 0  # without impossible events
     duplicates: int = 0
     unknown: int = 0  # events whose email does not exist
@@ -149,7 +147,6 @@ def _proves_recipient(row: EventRow, recipients: Collection[bytes]) -> bool:
 
 
 def report_settled(settled: Iterable[SettledEmail]) -> None:
-    """Counts and logs emails whose status an event changed."""
     for email in settled:
         metrics.SETTLED.add(1, email.proven_by, email.previous_status, email.status)
         get_log().info(

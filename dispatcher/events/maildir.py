@@ -20,8 +20,6 @@ ASIDE: Final = ".Refused"
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """A message in the folder `new`."""
-
     name: str
     octets: bytes | None  # the beginning of the message; None if the entry is not a regular file
     received_at: datetime  # when the mail server wrote the file

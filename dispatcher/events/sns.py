@@ -49,8 +49,6 @@ _MAX_TOKEN_CHARACTERS: Final = 1024
 
 
 class MessageType(StrEnum):
-    """What an SNS message is for."""
-
     NOTIFICATION = "Notification"
     SUBSCRIPTION = "SubscriptionConfirmation"
     UNSUBSCRIPTION = "UnsubscribeConfirmation"

@@ -72,7 +72,6 @@ class Certificates:
         self._waiting = 0
 
     async def load(self) -> None:
-        """Reads the proven certificates from the database."""
         if self._source is not None:
             for url, pem in await list_sns_certificates(self._source, MAX_CERTIFICATES):
                 with suppress(EventsRefused, SourceUnavailable):  # of a damaged row: the certificate is fetched again

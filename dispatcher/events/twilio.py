@@ -48,8 +48,6 @@ class TwilioSignature:
 
 
 class TwilioVerifier:
-    """Verifies that Twilio signed a request."""
-
     def __init__(self, secrets: Sequence[str]) -> None:
         """`secrets`: the account's auth token, and the secrets of its shared keys for webhooks."""
         self._secrets = [secret.encode() for secret in secrets]
@@ -139,8 +137,6 @@ def _event(email_id: str, form: Mapping[str, str], now: datetime) -> tuple[Provi
 
 @dataclass(frozen=True, slots=True)
 class InboundSms:
-    """An SMS that a recipient sent to one of our numbers."""
-
     message_id: str  # Twilio's id of the SMS; a repeated request has the same id
     number: str  # in E.164; must not be logged
     reply: Reply | None  # None if the SMS is neither STOP nor START

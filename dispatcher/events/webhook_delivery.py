@@ -83,8 +83,6 @@ class Reaction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EventPost:
-    """An event that a round posts."""
-
     event: OutgoingEvent
     position: Position | None = None  # in the feed; None if this post repeats a refused event
     failed_at: datetime | None = None  # when the receiver first refused the event; None if this is its first post
@@ -214,7 +212,6 @@ class WebhookDelivery:
     async def _bodies(
         self, session: AsyncSession, webhook: DueWebhook, events: Sequence[OutgoingEvent]
     ) -> dict[UUID, bytes]:
-        """The request body for each event, by the event's id."""
         found = await find_recipients(session, {e.email_id for e in events}) if webhook.with_recipients else {}
         if found and self._hasher is None:
             self._hasher = await AddressHasher.open(session)

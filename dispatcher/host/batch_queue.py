@@ -85,7 +85,7 @@ class BatchQueue(Generic[T]):
         while True:
             await self._woken.wait()
             self._woken.clear()
-            while batch := take(self._items, room(), is_any_order):
+            while batch := self._next(room(), is_any_order):
                 await handle(batch)
                 if full is not None and (len(batch) >= max(full // BUSY_SHARE, 2) or not is_urgent()):
                     await self._linger(full, linger_seconds)
@@ -105,6 +105,9 @@ class BatchQueue(Generic[T]):
 
     async def finish(self) -> None:
         await self._idle.wait()
+
+    def _next(self, room: int, is_any_order: Callable[[], bool]) -> list[T]:
+        return take(self._items, room, is_any_order)
 
 
 def take(items: deque[T], room: int, is_any_order: Callable[[], bool]) -> list[T]:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.domain.values import dataclass
-from dispatcher.ops.dead_letters import classify, scan
+from dispatcher.monitor.dead_letters import classify, scan
 from dispatcher.ops.safe_text import json_value
 from dispatcher.store.connections import AsyncSession
 

@@ -15,7 +15,7 @@ from dispatcher.broker.outgoing import Outgoing
 from dispatcher.domain.poison_id import poison_id
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
-from dispatcher.ops.dead_letters import classify, remove, scan
+from dispatcher.monitor.dead_letters import classify, remove, scan
 from dispatcher.ops.safe_text import json_value, safe_text
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit, find_dead_letter_emails

@@ -14,8 +14,8 @@ from uuid import UUID
 
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.domain.poison_id import poison_id
+from dispatcher.monitor.dead_letters import MAX_PASSES, DlqEntry, classify, scan
 from dispatcher.ops.acts import Act
-from dispatcher.ops.dead_letters import MAX_PASSES, DlqEntry, classify, scan
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit, audit_orphans, find_dead_lettered, republish_dead_letters
 
@@ -87,7 +87,10 @@ async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None
         await republish_dead_letters(session, {email_id: announced[email_id] for email_id in found.missing})
         # Write orphans (dead letters without an email) to the audit log before their removal: without the email's row,
         # a removed orphan cannot be published again.
-        await audit_orphans(session, Counter(found.orphans), actor=act.actor, reason=act.reason)
+        orphans = Counter(found.orphans)
+        await audit_orphans(
+            session, email_ids=list(orphans), counts=list(orphans.values()), actor=act.actor, reason=act.reason
+        )
         counts = {
             "missing": len(found.missing),
             "stale": len(found.stale),

@@ -5,45 +5,46 @@
                        stop ▼ │ resume
                           stopped
 
-`create` stores the list of emails and changes no email. `run` replays the emails one by one. One commit makes an email
-pending and due and stores the outcome, so a later run continues exactly where an earlier run ended. If two replays
-include the same email, the replays overlap: the second replay finds the email pending or sending, and skips it.
-Overlapping replays share the lowest of their rates equally, except replays created with `force`. If another
-transaction has locked an email's row, the email is retried after all other emails. If the row stays locked, the run
-ends without this email and can be resumed. During the run, the stale dead letters of the replayed emails are removed
-from the DLQ.
+`create` stores the list of emails. If the list has one email, the same commit replays it, and the replay is done.
+Otherwise `create` changes no email, and `run` replays the emails one by one. One commit makes an email pending and due
+and stores the outcome, so a later run continues exactly where an earlier run ended. If two replays include the same
+email, the second replay finds the email pending or sending, and skips it. Overlapping replays share the lowest of their
+rates equally, except replays created with `force`. If another transaction has locked an email's row, the email is
+retried after all other emails. If the row stays locked, the run ends without this email and can be resumed. A monitor
+removes the stale dead letters of the replayed emails from the DLQ.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from dispatcher.broker.dlq import DeadLetterQueue
+import orjson
+
+from dispatcher.domain.failures import (
+    DEFAULT_PER_SECOND,
+    MIN_PER_SECOND,
+    ItemOutcome,
+    OverlappingReplay,
+    Replay,
+    Selection,
+)
 from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
-from dispatcher.ops.dead_letters import sweep
 from dispatcher.store import failures, replays
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession
-from dispatcher.store.failures import Selection
 from dispatcher.store.named_locks import named_lock
-from dispatcher.store.replays import ItemOutcome, OverlappingReplay, Replay
 
-DEFAULT_PER_SECOND: Final = 50.0
-MIN_PER_SECOND: Final = 0.01
-"""The lowest rate in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
 SAMPLE: Final = 5
-SWEEP_SECONDS: Final = 5.0
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _LONGEST_SLEEP_SECONDS: Final = 1.0
 _PACE_SECONDS: Final = 1.0
 """How often a replay reads its rate from the database, in seconds."""
 
-
-_Note = Callable[[UUID, ItemOutcome], Awaitable[None]]
+OnEmail = Callable[[UUID, ItemOutcome], None]
 
 
 class ReplayBusy(DispatcherError):
@@ -56,12 +57,7 @@ class SelectionGrown(DispatcherError):
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay would do now.
-
-    Attributes:
-        counts: How many emails would get each outcome.
-        samples: The ids of the first emails with each outcome.
-    """
+    """What a replay would do now: how many emails would get each outcome, and the ids of the first of them."""
 
     counts: dict[ItemOutcome, int]
     samples: dict[ItemOutcome, list[UUID]]
@@ -79,26 +75,16 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The result of one run of a replay.
-
-    Attributes:
-        replay: The replay's state after the run.
-        locked: The number of emails that were not replayed because other transactions have locked their rows.
-        dead_letters_removed: The number of dead letters removed from the DLQ.
-        dead_letters_fault: Why stale dead letters may remain on the DLQ; None if none remain.
-    """
+    """The replay after one run, and how many emails are left because other transactions have locked their rows."""
 
     replay: Replay
     locked: int
-    dead_letters_removed: int
-    dead_letters_fault: str | None
 
 
 async def preview(session: AsyncSession, selection: Selection, *, include_held: bool = False) -> Preview:
     """The dry run of a replay; changes nothing. Leaves out ids of emails that are no longer failed or held."""
     found = await failures.preview_dead(session, selection, include_held=include_held, sample=SAMPLE)
-    counts = {ItemOutcome(outcome): count for outcome, (count, _) in found.items()}
-    return Preview(counts, {ItemOutcome(outcome): ids for outcome, (_, ids) in found.items()})
+    return Preview({each.outcome: each.emails for each in found}, {each.outcome: each.sample for each in found})
 
 
 async def create(
@@ -112,7 +98,7 @@ async def create(
     force: bool = False,
     at_most: int | None = None,
 ) -> Replay:
-    """Creates a replay with its list of emails, audited. Changes no email.
+    """Creates a replay with its list of emails, audited. A list of one email is replayed at once.
 
     If the selection has ids and no filter, all ids are included, whatever their emails' status. For each email that the
     replay skips, it records the reason.
@@ -135,17 +121,18 @@ async def create(
     is_listed = source != "filter" and not selection.filters
     replay_id = await replays.create_replay(
         session,
-        ids,
+        email_ids=ids,
         source=source,
-        selection={"ids": len(ids)} if is_listed else selection.filters,
+        selection=orjson.dumps({"ids": len(ids)} if is_listed else selection.filters).decode(),
         include_held=include_held,
         per_second=per_second,
         actor=act.actor,
         reason=act.reason,
         force=force,
     )
-    await replays.save_overlaps(session, replay_id)
-    return await _found(session, replay_id)
+    if len(ids) > 1:
+        await replays.save_overlaps(session, replay_id=replay_id)
+    return await find(session, replay_id)
 
 
 async def _ids(session: AsyncSession, selection: Selection) -> Sequence[UUID]:
@@ -156,25 +143,25 @@ async def _ids(session: AsyncSession, selection: Selection) -> Sequence[UUID]:
 
 async def overlaps(session: AsyncSession, selection: Selection) -> list[OverlappingReplay]:
     """The running replays that include some of the selected emails."""
-    if not await replays.has_running_replay(session):
-        return []
-    return await replays.find_overlaps(session, email_ids=await _ids(session, selection))
+    return await replays.find_overlaps(session, email_ids=await _ids(session, selection), replay_id=None)
 
 
-async def overlaps_of(session: AsyncSession, replay_id: int) -> list[OverlappingReplay]:
-    """All other running replays that include some of this replay's remaining emails."""
-    return await replays.find_overlaps(session, replay_id=replay_id)
+async def find(session: AsyncSession, replay_id: int) -> Replay:
+    """The current state of a replay.
+
+    Raises:
+        DispatcherError: there is no such replay.
+    """
+    replay = await replays.find_replay(session, replay_id)
+    if replay is None:
+        raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists all replays.")
+    return replay
 
 
-async def find(session: AsyncSession, replay_id: int) -> Replay | None:
-    """The current state of a replay; None if there is no replay with this id."""
-    return await replays.find_replay(session, replay_id)
-
-
-async def stop(session: AsyncSession, replay_id: int, act: Act) -> Replay | None:
-    """Stops a replay after its current email; returns its state, or None if there is no such replay. Idempotent."""
-    await replays.stop_replay(session, replay_id, actor=act.actor, reason=act.reason)
-    return await replays.find_replay(session, replay_id)
+async def stop(session: AsyncSession, replay_id: int, act: Act) -> Replay:
+    """Stops a replay after its current email; returns its state. Idempotent. Raises the error of `find`."""
+    await replays.stop_replay(session, replay_id=replay_id, actor=act.actor, reason=act.reason)
+    return await find(session, replay_id)
 
 
 async def resume(
@@ -185,35 +172,34 @@ async def resume(
     reason: str | None = None,
     per_second: float | None = None,
     force: bool = False,
-) -> Replay | None:
-    """Lets the next call of `run` (below) continue a stopped or interrupted replay.
+) -> Replay:
+    """Lets the next call of `run` (below) continue a stopped or interrupted replay; returns its state.
 
-    Returns the replay's state; None if there is no such replay. Idempotent. Has no effect on a replay that is done.
+    Idempotent. Has no effect on a replay that is done. Raises the error of `find`.
 
     Args:
         per_second: The new rate; None keeps the rate.
         force: See `create`.
     """
-    await replays.resume_replay(session, replay_id, per_second=per_second, actor=actor, reason=reason, force=force)
-    return await replays.find_replay(session, replay_id)
+    await replays.resume_replay(
+        session, replay_id=replay_id, per_second=per_second, actor=actor, reason=reason, force=force
+    )
+    return await find(session, replay_id)
 
 
 async def run(
     session: AsyncSession,
-    dlq: DeadLetterQueue | None,
     replay_id: int,
     *,
-    on_email: Callable[[UUID, ItemOutcome], None] | None = None,
+    on_email: OnEmail | None = None,
     lock_seconds: float = BATCH_LOCK_SECONDS,
 ) -> Ended:
     """Replays the remaining emails at the replay's rate.
 
-    Returns when the replay is stopped, or when no emails are left except locked emails.
-
-    May be cancelled at any time without loss.
+    Returns when the replay is stopped, or when no emails are left except locked emails. May be cancelled at any time
+    without loss.
 
     Args:
-        dlq: If None, or while RabbitMQ is unreachable, stale dead letters stay on the DLQ until a later sweep.
         on_email: Called after each email with its outcome.
         lock_seconds: How long to wait for locked emails after all other emails are done.
 
@@ -225,27 +211,17 @@ async def run(
         if not is_ours:
             raise ReplayBusy(f"Another process is running replay {replay_id}.")
         # Save the overlaps again, because other replays may have begun since `create` saved them.
-        await replays.save_overlaps(session, replay_id)
-        sweeper = _Sweeper(session, dlq)
-
-        async def note(email_id: UUID, outcome: ItemOutcome) -> None:
-            if on_email:
-                on_email(email_id, outcome)
-            await sweeper.note(outcome)
-
-        try:
-            locked = await _replay_all(session, await _found(session, replay_id), note, lock_seconds)
-        finally:
-            await sweeper.finish()
-    return Ended(await _found(session, replay_id), locked, sweeper.removed, sweeper.fault)
+        await replays.save_overlaps(session, replay_id=replay_id)
+        locked = await _replay_all(session, await find(session, replay_id), on_email, lock_seconds)
+    return Ended(await find(session, replay_id), locked)
 
 
-async def _replay_all(session: AsyncSession, replay: Replay, note: _Note, lock_seconds: float) -> int:
+async def _replay_all(session: AsyncSession, replay: Replay, on_email: OnEmail | None, lock_seconds: float) -> int:
     """Replays emails until none is left, or until all remaining emails stay locked; returns how many stayed locked."""
     loop = asyncio.get_running_loop()
     give_up_at = None
     while True:
-        settled, locked = await _replay_free(session, replay, note)
+        settled, locked = await _replay_free(session, replay.id, on_email)
         if not locked:
             break
         if settled or give_up_at is None:
@@ -253,28 +229,29 @@ async def _replay_all(session: AsyncSession, replay: Replay, note: _Note, lock_s
         elif loop.time() > give_up_at:
             break
         await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # PostgreSQL does not notify when a lock is released
-    await replays.finish_replay(session, replay.replay_id)
+    await replays.finish_replay(session, replay_id=replay.id)
     return locked
 
 
-async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tuple[int, int]:
+async def _replay_free(session: AsyncSession, replay_id: int, on_email: OnEmail | None) -> tuple[int, int]:
     """Tries each remaining email once; returns how many got an outcome, and how many were locked."""
     loop = asyncio.get_running_loop()
-    pace = _Pace(session, replay.replay_id)
+    pace = _Pace(session, replay_id)
     next_at = loop.time()
     settled = locked = 0
     email_id: UUID | None = None
-    while found := await replays.replay_next(session, replay.replay_id, after=email_id):
+    while found := await replays.replay_next(session, replay_id=replay_id, after=email_id):
         email_id, outcome = found
         if outcome is None:
             locked += 1
             continue
         settled += 1
-        await note(email_id, outcome)
+        if on_email:
+            on_email(email_id, ItemOutcome(outcome))
         if seconds := await pace.seconds():
-            # If a sweep has delayed the replay, do not catch up, because that would cause a burst.
+            # Do not catch up after a delay, because that would cause a burst.
             next_at = max(next_at + seconds, loop.time() - seconds)
-            await _sleep_until(next_at, session, replay.replay_id)
+            await _sleep_until(next_at, session, replay_id)
     return settled, locked
 
 
@@ -283,7 +260,7 @@ async def _sleep_until(until: float, session: AsyncSession, replay_id: int) -> N
     loop = asyncio.get_running_loop()
     while (seconds := until - loop.time()) > _LONGEST_SLEEP_SECONDS:
         await asyncio.sleep(_LONGEST_SLEEP_SECONDS)
-        if not await replays.has_emails_left(session, replay_id):
+        if not await replays.has_emails_left(session, replay_id=replay_id):
             return
     await asyncio.sleep(max(0.0, seconds))
 
@@ -302,47 +279,6 @@ class _Pace:
         now = asyncio.get_running_loop().time()
         if now >= self._look_at:
             self._look_at = now + _PACE_SECONDS
-            per_second = await replays.find_pace(self._session, self._replay_id)
+            per_second = await replays.find_pace(self._session, replay_id=self._replay_id)
             self._seconds = 1 / max(per_second, MIN_PER_SECOND) if per_second else 0.0
         return self._seconds
-
-
-class _Sweeper:
-    """Removes stale dead letters from the DLQ while a replay runs: every few seconds, and at the end."""
-
-    def __init__(self, session: AsyncSession, dlq: DeadLetterQueue | None) -> None:
-        self._session = session
-        self._dlq = dlq
-        self._replayed = 0
-        self.removed = 0
-        self.fault: str | None = None
-        self._due_at = asyncio.get_running_loop().time() + SWEEP_SECONDS
-
-    async def note(self, outcome: ItemOutcome) -> None:
-        self._replayed += outcome is ItemOutcome.REPLAYED
-        if self._replayed and asyncio.get_running_loop().time() >= self._due_at:
-            await self._sweep()
-
-    async def finish(self) -> None:
-        if self._replayed:
-            await self._sweep()
-
-    async def _sweep(self) -> None:
-        self._due_at = asyncio.get_running_loop().time() + SWEEP_SECONDS
-        if self._dlq is None:
-            self.fault = "RabbitMQ was not contacted."
-            return
-        try:
-            self.removed += await sweep(self._session, self._dlq)
-            self._replayed, self.fault = 0, None
-        except DispatcherError as error:
-            self.fault = error.message
-
-
-async def _found(session: AsyncSession, replay_id: int) -> Replay:
-    replay = await replays.find_replay(session, replay_id)
-    if replay is None:
-        raise DispatcherError(
-            f"There is no replay {replay_id}.", remedy="Run `dispatcher dlq replays` to see all replays."
-        )
-    return replay

@@ -1,12 +1,12 @@
-"""For operators: adds, removes, imports and exports suppressions, and finds the emails that suppressions stopped."""
+"""Imports and exports suppressions, finds the emails that they stopped, and suppresses who unsubscribes."""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Final
 from uuid import UUID
 
@@ -15,17 +15,14 @@ from dispatcher.domain.scrub import scrub
 from dispatcher.domain.suppression import Recipient, SuppressionReason
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops.acts import Act
-from dispatcher.store import operators_lists, suppressions
+from dispatcher.store import suppressions
 from dispatcher.store.address_hashes import HASH_OCTETS, AddressHasher
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.operators_lists import Cursor, ListPage
 from dispatcher.store.recipients import find_recipients
 from dispatcher.store.statements import Source
-from dispatcher.store.suppressions import Entry, Suppression, hash_of
+from dispatcher.store.suppressions import Entry, Exported, hash_of
 
 BATCH: Final = 1000
-COLUMNS: Final = ("recipient", "kind", "note", "expires_at", "created_at", "source_email_id", "is_domain", "hash")
-"""The columns of an export. An import reads `recipient`, `kind`, `note`, `expires_at`, `is_domain` and `hash`."""
 _MASKED: Final = re.compile(r"[^@]?•••(?:@[^@ ]{1,255})?")
 """The masked form of an address; see `Recipient.masked`."""
 _NAMES: Final = ("recipient", "address", "email", "domain")
@@ -44,44 +41,24 @@ class RefusedLine:
     reason: str
 
 
-async def add(
-    session: AsyncSession,
-    tenant_id: str,
-    recipients: Iterable[Recipient],
-    act: Act,
-    *,
-    reason: SuppressionReason = SuppressionReason.MANUAL,
-    note: str | None = None,
-    expires_at: datetime | None = None,
-) -> int:
-    """Suppresses recipients. Returns how many entries are new or changed. Idempotent.
+@dataclass(slots=True)
+class Imported:
+    """What an import has done: the numbers of valid lines and of new or changed entries, and the refused lines."""
+
+    valid: int = 0
+    added: int = 0
+    refused: list[RefusedLine] = field(default_factory=list)
+
+
+async def hashes_of(source: Source, recipients: Iterable[str], *, with_domains: bool = False) -> list[bytes]:
+    """The hashes under which recipients are stored.
 
     Args:
-        note: A note for operators, from which addresses are removed.
-        expires_at: When the entries end; None for never.
+        with_domains: Whether to add the hashes of the domains of addresses: all entries that suppress the recipients.
     """
-    hasher = await AddressHasher.open(session)
-    kept = scrub(note) or None if note else None
-    return await add_entries(
-        session, tenant_id, [Entry.of(each, hasher, reason, kept, expires_at) for each in recipients], act
-    )
-
-
-async def add_entries(session: AsyncSession, tenant_id: str, entries: Iterable[Entry], act: Act) -> int:
-    """Like `add`, for values of the type `Entry`, such as those that `read_entries` returns."""
-    unique = list({entry.address_hash: entry for entry in entries}.values())
-    added = 0
-    for start in range(0, len(unique), BATCH):
-        part = unique[start : start + BATCH]
-        added += await suppressions.insert_suppressions(session, tenant_id, part, actor=act.actor, reason=act.reason)
-    return added
-
-
-async def remove(session: AsyncSession, tenant_id: str, recipients: Sequence[Recipient], act: Act) -> int:
-    """Removes recipients' entries; returns how many it removed. The recipients get later emails again. Idempotent."""
-    hasher = await AddressHasher.open(session)
-    hashes = [hash_of(each, hasher) for each in recipients]
-    return len(await suppressions.delete_suppressions(session, tenant_id, hashes, actor=act.actor, reason=act.reason))
+    hasher = await AddressHasher.open(source)
+    hashes = [hash_of(Recipient.parse(each), hasher) for each in recipients]
+    return [*hashes, *map(hasher.hash_domain, recipients)] if with_domains else hashes
 
 
 async def unsubscribe(session: AsyncSession, token: str) -> bool:
@@ -124,68 +101,68 @@ async def opt_in(source: Source, number: str, message_id: str) -> None:
     await suppressions.opt_in(source, (await AddressHasher.open(source)).hash(number), message_id)
 
 
-async def find(session: AsyncSession, tenant_id: str, recipient: Recipient) -> list[Suppression]:
-    """The entries that suppress a recipient: the recipient's own entry; for an address, also its domain's entry."""
-    hasher = await AddressHasher.open(session)
-    hashes = [hash_of(recipient, hasher), hasher.hash_domain(recipient.text)]
-    return await suppressions.list_suppressions(session, tenant_id, address_hashes=hashes, limit=len(hashes))
-
-
-async def list_entries(
-    session: AsyncSession,
-    tenant_id: str,
-    *,
-    reason: SuppressionReason | None = None,
-    since: datetime | None = None,
-    before: Cursor | None = None,
-    limit: int,
-) -> ListPage[Suppression]:
-    """A page of a tenant's entries, newest first. A page may be empty although more entries follow (`next` is set).
-
-    Raises:
-        ValueError: `before` is the cursor of another list. The error's text is a predicate, such as `must be …`.
-    """
-    return await operators_lists.list_suppressions(
-        session, tenant_id, reason=reason, since=since, before=before, limit=limit
-    )
-
-
-async def export(session: AsyncSession, tenant_id: str) -> AsyncIterator[Suppression]:
+async def export(session: AsyncSession, tenant_id: str) -> AsyncIterator[Exported]:
     """All entries of a tenant, newest first."""
     before: int | None = None
-    while page := await suppressions.list_suppressions(session, tenant_id, before=before, limit=BATCH):
-        for entry in page:
+    while page := await suppressions.export_suppressions(session, tenant_id, before=before, limit=BATCH):
+        for entry in page.values():
             yield entry
-        before = page[-1].suppression_id
+        before = min(page)
 
 
-async def find_stopped(session: AsyncSession, tenant_id: str, recipients: Sequence[Recipient]) -> list[UUID]:
-    """The emails that failed because all their recipients were suppressed, and that have one of these recipients.
+async def find_stopped(source: Source, tenant_id: str, hashes: Collection[bytes]) -> list[UUID]:
+    """The emails that failed because all their recipients were suppressed, and that have a recipient with one of the
+    hashes (see `hashes_of`).
 
     Oldest first. Each of these emails can be replayed. An email that was sent to some of its recipients is not
     included.
     """
-    hasher = await AddressHasher.open(session)
-    wanted = {hash_of(each, hasher) for each in recipients}
+    hasher, wanted = await AddressHasher.open(source), set(hashes)
     found: list[UUID] = []
     after: UUID | None = None
-    while page := await suppressions.list_stopped(session, tenant_id, after=after, limit=BATCH):
-        for email_id, addresses in page:
-            hashes = {each for text in addresses for each in (hasher.hash(text), hasher.hash_domain(text))}
-            if not wanted.isdisjoint(hashes):
+    while page := await suppressions.list_stopped(source, tenant_id, after=after, limit=BATCH):
+        for email_id, lists in page:
+            addresses = chain.from_iterable(lists.get(name, ()) for name in ("to", "cc", "bcc"))
+            if not wanted.isdisjoint(
+                each for text in addresses for each in (hasher.hash(text), hasher.hash_domain(text))
+            ):
                 found.append(email_id)
         after = page[-1][0]
     return found
 
 
-def read_entries(
-    lines: Iterable[str], hasher: AddressHasher, *, reason: SuppressionReason = SuppressionReason.MANUAL
-) -> Iterator[Entry | RefusedLine]:
-    """Reads a CSV file with a heading, or one address or domain per line. Ignores blank lines.
+async def import_lines(
+    source: Source,
+    tenant_id: str,
+    lines: Iterable[str],
+    act: Act | None,
+    *,
+    reason: SuppressionReason = SuppressionReason.MANUAL,
+) -> Imported:
+    """Suppresses the recipients in a CSV file with a heading, or in a file with one address or domain per line.
 
     Args:
+        act: Who imports, and why; None for a dry run, which only checks the lines.
         reason: The reason of entries without a value in the column `kind`.
     """
+    done = Imported()
+    read = read_entries(lines, await AddressHasher.open(source), reason)
+    while part := list(islice(read, BATCH)):
+        entries = [each for each in part if isinstance(each, Entry)]
+        done.valid += len(entries)
+        done.refused += [each for each in part if isinstance(each, RefusedLine)]
+        if act is not None and entries:
+            added = await suppressions.insert_suppressions(
+                source, tenant_id, entries, actor=act.actor, reason=act.reason
+            )
+            done.added += added.added
+    return done
+
+
+def read_entries(
+    lines: Iterable[str], hasher: AddressHasher, reason: SuppressionReason
+) -> Iterator[Entry | RefusedLine]:
+    """The entry of each line, or why the line is refused. Ignores blank lines."""
     reader = csv.reader(lines)
     names: list[str] | None = None
     for cells in _rows(reader):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import datetime
-from enum import StrEnum
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -29,9 +28,6 @@ from dispatcher.store.suppressions import SuppressionReader
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
-MAX_DEAD_LETTER_REPLAYS: Final = 3
-"""How many times, at most, an email is replayed because its dead letter was moved back to the send queue. The limit
-stops a program that moves messages back and forth."""
 MAX_OCTETS: Final = 64 * 1024
 """`lease` returns the content of an email only if the content is at most this large and has no attachments. Nearly all
 emails are far smaller."""
@@ -126,17 +122,6 @@ class UnleasedEmail:
     status: Status
     our_token: int | None
     is_left_out: bool
-
-
-class DeadLetterVerdict(StrEnum):
-    """What a worker did with an email whose dead letter an operator had moved from the DLQ to the send queue."""
-
-    REPLAYED = "replayed"
-    """The email is pending and due."""
-    REFUSED = "refused"
-    """The email may have arrived, has no content, or was replayed too often: an operator must use a command."""
-    STALE = "stale"
-    """The dead letter is outdated: the email's status has changed, or the email failed again."""
 
 
 class Result(NamedTuple):
@@ -357,25 +342,6 @@ class LeaseStore:
             email_ids, lambda free: self._ids("put_back", {**ids_within(free), **named})
         )
         return set().union(*outcome.answers)
-
-    async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
-        """Replays emails whose dead letters an operator has moved from the DLQ to the send queue.
-
-        Args:
-            attempts: The number of attempts that each dead letter names, by email id.
-
-        Returns:
-            A verdict per email. If an email is missing, another transaction has locked the row: call again later.
-        """
-        if not attempts:
-            return {}
-        parameters = {
-            **ids_with("attempts", attempts),
-            "most_times": MAX_DEAD_LETTER_REPLAYS,
-            "worker": self._worker,
-        }
-        rows = await fetch(self._pool, "replay_dead_letters", parameters)
-        return {email_id: DeadLetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
         """Extends leases.

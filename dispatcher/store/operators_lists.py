@@ -10,10 +10,8 @@ from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
 
 from dispatcher.domain.provider_event import EventKind
-from dispatcher.domain.suppression import SuppressionReason
 from dispatcher.store.statement import statement
 from dispatcher.store.statements import Row, Source, fetch, from_rows
-from dispatcher.store.suppressions import Suppression
 
 T = TypeVar("T")
 
@@ -190,34 +188,6 @@ async def list_audit(source: Source, wanted: AuditFilter, *, before: Cursor | No
     else:
         rows = await fetch(source, "list_audit_of_email", {**parameters, "of_email_id": wanted.email_id})
     return _page(AuditEntry, rows, 2, limit, lambda row: str(row[0]), at=1)
-
-
-async def list_suppressions(
-    source: Source,
-    tenant_id: str,
-    *,
-    reason: SuppressionReason | None,
-    since: datetime | None,
-    before: Cursor | None,
-    limit: int,
-) -> ListPage[Suppression]:
-    """A page of a tenant's suppressions, newest first, including expired ones. A filter that is None does not filter.
-
-    Raises:
-        ValueError: The cursor belongs to another list. The error's text begins with "must be".
-    """
-    at, suppression_id = _below(before, _number, _LARGEST_ID)
-    parameters = {
-        "tenant_id": tenant_id,
-        "at": at,
-        "suppression_id": suppression_id,
-        "since": since or _EPOCH,
-        "reason": reason and reason.value,
-        "limit": limit,
-        "examined": EXAMINED_ROWS,
-    }
-    rows = await fetch(source, "page_suppressions", parameters)
-    return _page(Suppression, rows, 2, limit, lambda row: str(row[0]), at=7)
 
 
 def _below(before: Cursor | None, read: Callable[[str], T], highest: T) -> tuple[datetime | str, T]:

@@ -6,18 +6,16 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from sys import byteorder
-from typing import Final
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from dispatcher.domain.suppression import Recipient, SuppressionReason
-from dispatcher.domain.values import dataclass, field
+from dispatcher.domain.suppression import AddedSuppressions, Recipient, SuppressionReason
+from dispatcher.domain.values import dataclass
 from dispatcher.store.address_hashes import AddressHasher
-from dispatcher.store.connections import AsyncSession, Pool
+from dispatcher.store.connections import Pool
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statement import statement
 from dispatcher.store.statements import Row, Source, fetch
-
-_LISTS: Final = ("to", "cc", "bcc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,51 +140,39 @@ def hash_of(recipient: Recipient, hasher: AddressHasher) -> bytes:
     return hasher.hash_domain(recipient.text) if recipient.is_domain else hasher.hash(recipient.text)
 
 
-@dataclass(frozen=True, slots=True)
-class Suppression:
-    """A suppressed address or domain of a tenant. An address is masked.
+class Exported(NamedTuple):
+    """A line of an export. The names of its fields are the heading."""
 
-    Attributes:
-        masked: `j•••@example.com`, or the domain.
-        source_email_id: The email whose event suppressed the recipient; None if no event did: an operator, an
-            application or an import added the entry.
-    """
-
-    suppression_id: int
-    tenant_id: str
-    masked: str
-    is_domain: bool
-    reason: SuppressionReason
-    source_email_id: UUID | None
+    recipient: str
+    kind: SuppressionReason
     note: str | None
-    created_at: datetime
     expires_at: datetime | None
-    address_hash: bytes = field(repr=False)
+    created_at: datetime
+    source_email_id: UUID | None
+    is_domain: str
+    hash: str
+
+
+def parameters_of(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The parameters of `insert_suppressions` for entries; of several entries for a recipient, only the last one."""
+    unique = {entry.address_hash: entry for entry in entries}.values()
+    return {
+        "address_hashes": [entry.address_hash for entry in unique],
+        "are_domains": [entry.is_domain for entry in unique],
+        "masked": [entry.masked for entry in unique],
+        "reasons": [entry.reason.value for entry in unique],
+        "notes": [entry.note for entry in unique],
+        "expire_ats": [entry.expires_at for entry in unique],
+    }
 
 
 async def insert_suppressions(
-    session: AsyncSession, tenant_id: str, entries: Sequence[Entry], *, actor: str, reason: str
-) -> int:
-    """Adds entries, and an audit record. Returns how many entries are new or changed.
-
-    If a recipient already has an entry, the new entry replaces it only if the new entry lasts longer.
-
-    Args:
-        entries: Each hash may occur only once.
-    """
-    parameters = {
-        "tenant_id": tenant_id,
-        "address_hashes": [entry.address_hash for entry in entries],
-        "are_domains": [entry.is_domain for entry in entries],
-        "masked": [entry.masked for entry in entries],
-        "reasons": [entry.reason.value for entry in entries],
-        "notes": [entry.note for entry in entries],
-        "expire_ats": [entry.expires_at for entry in entries],
-        "actor": actor,
-        "reason": reason,
-    }
-    ((count,),) = await fetch(session, "insert_suppressions", parameters)
-    return int(count)
+    source: Source, tenant_id: str, entries: Sequence[Entry], *, actor: str, reason: str
+) -> AddedSuppressions:
+    """Adds entries, and an audit record. A new entry replaces an old entry only if the new entry lasts longer."""
+    who = {"tenant_id": tenant_id, "actor": actor, "reason": reason}
+    (added,) = await fetch(source, "insert_suppressions", {**parameters_of(entries), **who}, into=AddedSuppressions)
+    return added
 
 
 @statement
@@ -198,22 +184,12 @@ async def opt_in(source: Source, address_hash: bytes, message_id: str) -> None: 
 @statement
 async def delete_suppressions(
     source: Source, tenant_id: str, address_hashes: Sequence[bytes], *, actor: str, reason: str
-) -> list[tuple[int, str]]: ...
+) -> list[int]: ...
 @statement
-async def list_suppressions(
-    source: Source,
-    tenant_id: str,
-    *,
-    reason: SuppressionReason | None = None,
-    address_hashes: Sequence[bytes] | None = None,
-    before: int | None = None,
-    limit: int,
-) -> list[Suppression]: ...
-
-
+async def export_suppressions(
+    source: Source, tenant_id: str, *, before: int | None, limit: int
+) -> dict[int, Exported]: ...
+@statement
 async def list_stopped(
-    session: AsyncSession, tenant_id: str, *, after: UUID | None, limit: int
-) -> list[tuple[UUID, list[str]]]:
-    """A tenant's emails that failed because all their recipients are suppressed, and these recipients; oldest first."""
-    rows = await fetch(session, "list_stopped", {"tenant_id": tenant_id, "after": after, "limit": limit})
-    return [(email_id, [each for name in _LISTS for each in lists.get(name, ())]) for email_id, lists in rows]
+    source: Source, tenant_id: str, *, after: UUID | None, limit: int
+) -> list[tuple[UUID, dict[str, list[str]]]]: ...

@@ -21,7 +21,8 @@ from dispatcher.monitor.alert_channels import LogChannel, channels_of
 from dispatcher.monitor.alert_checks import AlertChecks
 from dispatcher.monitor.alert_sender import AlertSender
 from dispatcher.monitor.alert_state import AlertState
-from dispatcher.monitor.dlq_depth import depth_of_dlq
+from dispatcher.monitor.dead_letters import DlqSweep
+from dispatcher.monitor.dlq_depth import Depth, depth_of_dlq
 from dispatcher.monitor.message_polling import MessagePolling
 from dispatcher.monitor.pages import pages_of, poll_of_queues
 from dispatcher.monitor.samples import HostReporting, MinuteSampling
@@ -81,7 +82,8 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             allow_private=settings.webhooks_allow_private,
             context=trusting_context(settings.ca_file),
         )
-        alerting = _alerting(settings, alert_store)
+        depth = depth_of_dlq(settings)
+        alerting = [Periodic(DlqSweep(settings, depth)), *_alerting(settings, alert_store, depth)]
         queues, processes = poll_of_queues(settings), context.process_table
         reporting = [
             Periodic(MinuteSampling(pool, settings, lambda: queues.found)),
@@ -120,12 +122,12 @@ def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
             yield MessagePolling(settings.database_url, provider, EventIntake(pool, suppression_rules(settings)))
 
 
-def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
+def _alerting(settings: Settings, store: AlertStore, depth: Depth) -> Sequence[Task]:
     """The tasks for alerts: one checks what can raise an alert, and one per channel sends the alerts."""
     state = AlertState(store)
     checks = AlertChecks(
         settings.dlq,
-        depth_of_dlq(settings),
+        depth,
         store,
         state,
         host=settings.host_name,

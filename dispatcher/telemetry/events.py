@@ -42,9 +42,8 @@ EVENTS: Final = MappingProxyType(
         "email_id, correlation_id, previous_status, reason (expired).",
         "message.duplicated": "A worker acknowledged a message without sending its email, because the email was "
         "already finished, not due, or leased by another worker. Fields: email_id, status (of the email).",
-        "message.returned": "A worker received a dead letter that an operator had moved to the send queue. Fields: "
-        "email_id, verdict (replayed: the email is due again; refused: the dead letter goes back to the DLQ; stale: "
-        "the dead letter is about an earlier failure, and is removed).",
+        "message.returned": "A worker received a dead letter that an operator had moved to a send queue, and returned "
+        "it to the DLQ. Fields: email_id, remedy (the command that sends the email again).",
         "message.rejected": "A worker rejected a message that points to no email, and RabbitMQ moved the message to "
         "the DLQ. Fields: reason, and octets (the size of an unreadable message) or email_id.",
         # Events about RabbitMQ, PostgreSQL, providers and operators' controls.
@@ -103,6 +102,8 @@ EVENTS: Final = MappingProxyType(
         "emails): sent, released.",
         "topology.unverified": "The process could not check the bindings, arguments and policies of the queues. Field: "
         "reason.",
+        "dlq.swept": "A monitor removed dead letters from the DLQ that are not about their email's current failure, "
+        "such as the dead letters of replayed emails. Field: count.",
         "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP. AMQP does not count messages that a "
         "consumer has received but not acked, so the depth can be too low. Field: reason.",
         "host.name_shared": "Several hosts have used the same DISPATCHER_HOST_NAME for a while. Each host needs its "

@@ -86,7 +86,9 @@ class HttpTransport:
         kind: type[HttpConnection] = HttpConnection,
     ) -> None:
         """`connections`: the most concurrent calls; further calls wait. `ca_file`: certificates to trust in addition to
-        the system's; `trusted`: instead of the system's. Raises OSError if a certificate file cannot be used."""
+        the system's; `trusted`: instead of the system's; `context`: instead of both. `connect` opens the sockets, for
+        example only to checked addresses. `kind` has the limits of a response. Raises OSError if a certificate file
+        cannot be used."""
         self._slots = _Slots(connections)
         self._connect_seconds = connect_seconds
         self._tls = context or http_context(ca_file, trusted)

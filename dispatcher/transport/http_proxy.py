@@ -77,7 +77,11 @@ async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, por
 async def _asked(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> bytes:
     """Sends CONNECT. Returns the head of the response, unchecked, and incomplete if the proxy closes the connection."""
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(connected, _request(proxy, host, port))
+    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    lines = [f"CONNECT {authority} HTTP/1.1", f"Host: {authority}"]
+    if proxy.login is not None:
+        lines.append(f"Proxy-Authorization: Basic {b64encode(proxy.login.encode()).decode()}")
+    await loop.sock_sendall(connected, "\r\n".join((*lines, "", "")).encode("ascii"))
     answer = b""
     while _END not in answer and len(answer) < MAX_HEAD_OCTETS:
         octets = await loop.sock_recv(connected, MAX_HEAD_OCTETS)
@@ -85,11 +89,3 @@ async def _asked(proxy: HttpProxy, connected: socket.socket, host: str, port: in
             break
         answer += octets
     return answer
-
-
-def _request(proxy: HttpProxy, host: str, port: int) -> bytes:
-    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    lines = [f"CONNECT {authority} HTTP/1.1", f"Host: {authority}"]
-    if proxy.login is not None:
-        lines.append(f"Proxy-Authorization: Basic {b64encode(proxy.login.encode()).decode()}")
-    return "\r\n".join((*lines, "", "")).encode("ascii")

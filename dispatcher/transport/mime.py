@@ -39,11 +39,11 @@ from dispatcher.transport.mime_headers import (
     ascii_domain,
     ascii_spec,
     checked_text,
-    checked_type,
     encoded_words,
     header_field,
     quoted,
     text_field,
+    type_in_base64,
 )
 
 LARGE_OCTETS: Final = 64 * 1024
@@ -169,7 +169,8 @@ def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:
 
 def _other_fields(email: OutgoingEmail, domain: str) -> Iterator[str]:
     yield text_field("Subject", email.subject)
-    yield f"Date: {_date(int(_utc(email.created_at).timestamp()))}\r\n"
+    created_at = email.created_at if email.created_at.tzinfo else email.created_at.replace(tzinfo=UTC)
+    yield f"Date: {_date(int(created_at.timestamp()))}\r\n"
     yield f"Message-ID: <{email.email_id}@{ascii_domain(domain)}>\r\n"
     for name, value in email.headers.items():
         yield header_field(name, value)
@@ -179,10 +180,6 @@ def _other_fields(email: OutgoingEmail, domain: str) -> Iterator[str]:
 def _date(second: int) -> str:
     """The second since 1970 as a date of RFC 5322, kept because many emails are created in the same second."""
     return format_datetime(datetime.fromtimestamp(second, UTC))
-
-
-def _utc(instant: datetime) -> datetime:
-    return instant.astimezone(UTC) if instant.tzinfo else instant.replace(tzinfo=UTC)
 
 
 def _body(email: OutgoingEmail) -> bytes:
@@ -242,36 +239,22 @@ def _with_line_ends(text: str) -> str:
 
 def _encoded(text: str, octets: bytes) -> tuple[str, str, bytes]:
     """The charset, the transfer encoding and the encoded text, which no server changes, and without a MIME boundary."""
-    if text.isascii() and "--=_" not in text and _is_clean(octets) and not _has_long_line(octets):
+    is_clean = text.isascii() and "--=_" not in text and len(octets.translate(None, _CONTROLS)) == len(octets)
+    if is_clean and max(map(len, octets.split(b"\r\n"))) <= MAX_LINE_OCTETS:
         return "us-ascii", "7bit", octets
     # Choose the shorter encoding. Quoted-printable triples each octet that is not ASCII. Base64 makes the whole text
     # longer by a third.
     if (len(octets) - len(text)) * 12 <= len(octets):
-        return "utf-8", "quoted-printable", _quoted_printable(octets).encode()
+        # A longer line could exceed 76 characters (RFC 2045, section 6.7) when its first character is encoded.
+        lines = quoprimime.body_encode(octets.decode("latin-1"), maxlinelen=74, eol="\r\n")
+        # No line begins with a dot or `From `, which some servers and mailboxes change.
+        lines = _CHANGED_BY_SERVERS.sub(lambda first: f"={ord(first[0]):02X}", lines)
+        return "utf-8", "quoted-printable", lines.encode()
     return "utf-8", "base64", base64mime.body_encode(octets, eol="\r\n").encode()
 
 
-def _quoted_printable(octets: bytes) -> str:
-    """No line begins with a dot or `From `, which some servers and mailboxes change."""
-    # A longer line could exceed 76 characters (RFC 2045, section 6.7) when its first character is encoded.
-    lines = quoprimime.body_encode(octets.decode("latin-1"), maxlinelen=74, eol="\r\n")
-    return _CHANGED_BY_SERVERS.sub(lambda first: f"={ord(first[0]):02X}", lines)
-
-
-def _is_clean(octets: bytes) -> bool:
-    return len(octets.translate(None, _CONTROLS)) == len(octets)
-
-
-def _has_long_line(octets: bytes) -> bool:
-    return max(map(len, octets.split(b"\r\n"))) > MAX_LINE_OCTETS
-
-
 def _attachment_head(file: OutgoingAttachment) -> str:
-    content_type = checked_type(file.content_type)
-    # Base64 protects the bytes from changes by servers. But RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for
-    # multipart/* and message/*, so send such an attachment as application/octet-stream.
-    if content_type.lower().startswith(("message/", "multipart/")):
-        content_type = "application/octet-stream"
+    content_type = type_in_base64(file.content_type)
     name, filename = _filename(checked_text("an attachment's filename", file.filename))
     return (
         f"Content-Type: {content_type}{name}\r\n"

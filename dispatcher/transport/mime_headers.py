@@ -96,6 +96,13 @@ def checked_type(content_type: str) -> str:
     return content_type
 
 
+def type_in_base64(content_type: str) -> str:
+    """The type of an attachment that is sent as Base64; raises UnrenderableEmail as `checked_type` does."""
+    # RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for message/* and multipart/*.
+    is_composite = checked_type(content_type).lower().startswith(("message/", "multipart/"))
+    return "application/octet-stream" if is_composite else content_type
+
+
 def addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
     """Parses a field's addresses. Raises UnrenderableEmail with the given reason if a header cannot contain one."""
     found = []

@@ -167,7 +167,7 @@ class SmtpProtocol(asyncio.Protocol):
         # counts as written only when the kernel has accepted it.
         self._transport.set_write_buffer_limits(high=0)
         try:
-            while self._is_writing():
+            while self.awaits_reply and self._transport.get_write_buffer_size() > 0:
                 self._flushed = self._loop.create_future()
                 await self._flushed
         finally:
@@ -226,9 +226,6 @@ class SmtpProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         if self._flushed is not None and not self._flushed.done():
             self._flushed.set_result(None)
-
-    def _is_writing(self) -> bool:
-        return self.awaits_reply and self._transport.get_write_buffer_size() > 0
 
     @property
     def _has_unread(self) -> bool:

@@ -204,8 +204,8 @@ def no_recipient_left(refused: Sequence[tuple[int, SmtpReply]]) -> Outcome:
     outcome = next((each for each in outcomes if not isinstance(each, Rejected)), outcomes[0])
     if len(refused) == 1 or isinstance(outcome, Accepted | Uncertain):
         return outcome
-    detail = f"{_listed(refused)}; {outcome.detail}"
-    return replace(outcome, detail=detail)
+    listed = refused_recipients({position: reply.codes for position, reply in refused})
+    return replace(outcome, detail=f"{listed}; {outcome.detail}")
 
 
 def _judged(refused: Sequence[tuple[int, SmtpReply]]) -> list[tuple[int, SmtpReply, Outcome]]:
@@ -227,10 +227,6 @@ def _judged(refused: Sequence[tuple[int, SmtpReply]]) -> list[tuple[int, SmtpRep
                 by_codes[reply.codes] = found
         judged.append((position, *found))
     return judged
-
-
-def _listed(refused: Sequence[tuple[int, SmtpReply]]) -> str:
-    return refused_recipients({position: reply.codes for position, reply in refused})
 
 
 def _cause(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Concern | None, AccountFault | None]:

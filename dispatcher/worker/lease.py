@@ -2,7 +2,7 @@
 
 message ─▶ pointers ─▶ lease (batched; commits before anything is sent) ─▶ leased
              │ no such email: rejected, and        └ no lease: ack, requeue or reject, by the row's status;
-             └ RabbitMQ moves it to the DLQ          a dead letter that an operator moved back: replayed
+             └ RabbitMQ moves it to the DLQ          a dead letter that an operator moved here: rejected
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.dead_letter import decode
-from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.pointer import decode as pointers_in
 from dispatcher.config import Settings
-from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.store.bisection import bisect_batch, report_refused
 from dispatcher.store.controls import READ_SECONDS
-from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, UnleasedEmail
+from dispatcher.store.leases import Lease, LeaseStore, UnleasedEmail
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.controls import OperatorControls
@@ -248,7 +246,6 @@ class LeaseStage:
                 await self._store.release_unlocked(orphans)
                 unleased |= {i: replace(unleased[i], status=Status.PENDING) for i in orphans}
             put_back = await self._put_back(unleased)
-            arrivals = await self._replay_dead_letters(arrivals, unleased)
         except StoreUnavailable as error:
             await self._outage.wait(error)
             for delivery, _ in arrivals:
@@ -263,29 +260,6 @@ class LeaseStage:
         pending = [i for i, found in unleased.items() if found.status is Status.PENDING and not found.is_left_out]
         return await self._store.put_back(pending, tenants, PUT_BACK_SECONDS) if tenants and pending else set()
 
-    async def _replay_dead_letters(
-        self, arrivals: Sequence[Arrival], unleased: dict[UUID, UnleasedEmail]
-    ) -> Sequence[Arrival]:
-        """Replays dead letters that an operator moved to the send queue; returns the other messages."""
-        dead = [(d, p) for d, p in arrivals if _is_dead(unleased.get(p.email_id), p)]
-        dead_letters = [(delivery, found) for delivery, _ in dead if (found := _dead_letter_in(delivery))]
-        if not dead_letters:
-            return arrivals
-        attempts = {dead_letter.email_id: dead_letter.attempts for _, dead_letter in dead_letters}
-        verdicts = await self._store.replay_dead_letters(attempts)
-        for delivery, dead_letter in dead_letters:
-            verdict = verdicts.get(dead_letter.email_id)
-            if verdict is None:
-                self._requeue_later(delivery)
-                continue
-            self._log.info("message.returned", email_id=str(dead_letter.email_id), verdict=verdict)
-            if verdict is DeadLetterVerdict.REFUSED:
-                self._broker.reject(delivery)  # back to the DLQ
-            else:
-                self._broker.ack([delivery])
-        settled = {delivery.tag for delivery, _ in dead_letters}
-        return [arrival for arrival in arrivals if arrival.delivery.tag not in settled]
-
     def _is_done(self, arrival: Arrival, unleased: dict[UUID, UnleasedEmail], put_back: set[UUID]) -> bool:
         """Returns whether to ack the message. If not, requeues or rejects the message."""
         delivery, pointer = arrival
@@ -298,6 +272,12 @@ class LeaseStage:
             return False
         if pointer.email_id in put_back:
             return True
+        if found.status in (Status.FAILED, Status.HELD) and _is_dead_letter(delivery):
+            # Only an operator can have moved it to a send queue.
+            remedy = f'Run `dispatcher dlq replay {pointer.email_id} --reason "…"` to send the email again.'
+            self._log.warning("message.returned", email_id=str(pointer.email_id), remedy=remedy)
+            self._broker.reject(delivery)
+            return False
         if found.status is Status.PENDING and not found.is_left_out:
             # The email was released between the two queries, so a worker can lease it at the next delivery. Requeue the
             # message: at once, or after REQUEUE_SECONDS if this worker has no reply yet to its release statement, or if
@@ -318,16 +298,9 @@ class LeaseStage:
         asyncio.get_running_loop().call_later(REQUEUE_SECONDS, self._broker.requeue, delivery)
 
 
-def _is_dead(found: UnleasedEmail | None, pointer: Pointer) -> bool:
-    return (
-        found is not None and found.message_key == pointer.message_key and found.status in (Status.FAILED, Status.HELD)
-    )
-
-
-def _dead_letter_in(delivery: Delivery) -> DeadLetter | None:
-    """The dead letter in a message; None if the message contains pointers. Only an operator can have moved a dead
-    letter to a send queue."""
+def _is_dead_letter(delivery: Delivery) -> bool:
     try:
-        return decode(delivery.body)
+        decode(delivery.body)
     except InvalidPointer:
-        return None
+        return False
+    return True

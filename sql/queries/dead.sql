@@ -1,95 +1,51 @@
+-- part: dead_emails
+-- The failed and held emails that a filter selects; see `Selection` in store/failures.py.
+(
+    select e.*
+    from dispatcher.email_log as e
+    where e.status in ('failed', 'held')
+        and (%(status)s::text is null or e.status = %(status)s)
+        and (%(error_type)s::text is null or e.error_type = %(error_type)s)
+        and (%(provider)s::text is null or e.provider = %(provider)s)
+        and (%(channel)s::text is null or coalesce(e.channel, 'email') = %(channel)s)
+        and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
+        and (%(text)s::text is null or position(lower(%(text)s) in lower(e.last_error)) > 0)
+        and (
+            %(tag)s::text is null
+            or (select c.tags ? %(tag)s from dispatcher.email_content as c where c.email_id = e.email_id)
+        )
+        and (
+            %(older_than_seconds)s::double precision is null
+            or e.created_at < now() - %(older_than_seconds)s * interval '1 second'
+        )
+        and (
+            %(newer_than_seconds)s::double precision is null
+            or e.created_at > now() - %(newer_than_seconds)s * interval '1 second'
+        )
+        and (%(discarded)s::boolean is null or (e.dead_letter_discarded_at is not null) = %(discarded)s)
+        and (%(email_ids)s::uuid[] is null or e.email_id = any(%(email_ids)s))
+) as e
+
 -- name: list_dead
--- A page of failed and held emails with ids below a given id, newest first, and how many emails match below this id.
-select
-    email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
-    created_at, dead_letter_due_at is not null, dead_letter_discarded_at, count(*) over ()
-from dispatcher.find_dead_emails(
-    %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
-)
-where %(before)s::uuid is null or email_id < %(before)s
-order by email_id desc
-limit %(limit)s;
-
--- name: count_dead
--- The number of failed and held emails per value of one property, most frequent value first.
-select
-    case %(by)s
-        when 'status' then status
-        when 'error_type' then coalesce(error_type, '-')
-        when 'provider' then coalesce(provider, '-')
-        when 'tenant' then tenant_id
-        when 'error' then coalesce(last_error, '-')
-        when 'domain' then coalesce(domain, '-')
-    end as value,
-    count(*),
-    min(created_at),
-    max(created_at)
-from dispatcher.find_dead_emails(
-    %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
-) as e
--- An email counts once for each domain of its recipients. A function finds the domains, because not every role may read
--- addresses.
-left join lateral unnest(
-    case when %(by)s = 'domain' then dispatcher.recipient_domains(e.email_id) end
-) as recipient (domain) on true
-group by value
-order by count(*) desc, value;
-
--- name: preview_dead
--- What a replay would do to the selected emails: for each outcome, the number of emails and the first ids. See
--- replay_next.
-select
-    case
-        when l.expires_at <= clock_timestamp() then 'expired'
-        when (e.status = 'held' or e.was_uncertain) and not %(include_held)s then 'may_have_arrived'
-        when c.email_id is null then 'content_pruned'
-        else 'replayed'
-    end as outcome,
-    count(*),
-    (array_agg(e.email_id order by e.email_id))[1:%(sample)s]
-from dispatcher.find_dead_emails(
-    %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
-) as e
-left join dispatcher.email_content as c using (email_id)
-left join dispatcher.email_log as l using (email_id)
-group by outcome
-order by outcome;
-
--- name: find_dead_ids
--- The ids of all selected emails, oldest first.
-select email_id
-from dispatcher.find_dead_emails(
-    %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
-)
-order by email_id;
-
--- name: list_dead_page
--- A page of failed and held emails with ids below a given id, newest first. Reads only the emails of this page, so it
+-- A page of failed and held emails with ids below `after_email_id`, newest first. Reads only the emails of this page, so it
 -- is fast however many emails match.
 select
-    e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.error_type, e.last_error, e.attempt_count,
-    e.provider, e.created_at, e.dead_letter_due_at is not null, e.dead_letter_discarded_at
-from dispatcher.find_dead_emails(
-    %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
-) as e
-where %(before)s::uuid is null or e.email_id < %(before)s
+    e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.error_type, e.last_error as error, e.attempt_count,
+    e.provider, e.created_at, e.dead_letter_due_at is not null as is_letter_due,
+    e.dead_letter_discarded_at as discarded_at
+from {dead_emails}
+where %(after_email_id)s::uuid is null or e.email_id < %(after_email_id)s
 order by e.email_id desc
 limit %(limit)s;
 
 -- name: group_dead
 -- Groups the newest failed and held emails, at most `limit`, by cause (error type and provider) or by one property.
--- Returns the largest groups, at most `groups`, largest first. The last column is the number of all grouped emails.
+-- Returns the largest groups, at most `groups`, largest first. An email counts once for each domain of its recipients: a
+-- function finds the domains, because not every role may read addresses. The last column is the number of all grouped
+-- emails.
 with selected as (
-    select e.email_id, e.tenant_id, e.status, e.error_type, e.provider, e.created_at
-    from dispatcher.find_dead_emails(
-        %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-        %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
-    ) as e
+    select e.email_id, e.tenant_id, e.status, e.error_type, e.last_error, e.provider, e.created_at
+    from {dead_emails}
     order by e.email_id desc
     limit %(limit)s
 ),
@@ -97,7 +53,11 @@ grouped as (
     select
         case %(by)s
             when 'cause' then array[e.error_type, e.provider]
+            when 'error_type' then array[e.error_type]
+            when 'provider' then array[e.provider]
             when 'tenant' then array[e.tenant_id]
+            when 'status' then array[e.status]
+            when 'error' then array[e.last_error]
             when 'domain' then array[recipient.domain]
         end as keys,
         count(*) as emails,
@@ -114,11 +74,36 @@ grouped as (
     limit %(groups)s
 )
 select
-    g.keys, g.emails, g.held, g.oldest_at, g.newest_at, g.sample_id, s.last_error,
-    (select count(*) from selected)
+    array_to_string(g.keys, ', ', '-') as value, g.emails, g.oldest_at, g.newest_at, g.keys, g.held, g.sample_id,
+    s.last_error as sample_error,
+    (select count(*) from selected) as emails_in_all
 from grouped as g
 left join dispatcher.email_log as s on s.email_id = g.sample_id
 order by g.emails desc, g.keys;
+
+-- name: preview_dead
+-- What a replay would do to the selected emails: for each outcome, the number of emails and the first ids. See
+-- replay_next.
+select
+    case
+        when e.expires_at <= clock_timestamp() then 'expired'
+        when (e.status = 'held' or e.was_uncertain) and not %(include_held)s then 'may_have_arrived'
+        when c.email_id is null then 'content_pruned'
+        else 'replayed'
+    end as outcome,
+    count(*) as emails,
+    (array_agg(e.email_id order by e.email_id))[1:%(sample)s] as sample
+from {dead_emails}
+left join dispatcher.email_content as c using (email_id)
+group by outcome
+order by outcome;
+
+-- name: find_dead_ids
+-- The ids of the selected emails, oldest first; at most `most`.
+select e.email_id
+from {dead_emails}
+order by e.email_id
+limit %(most)s;
 
 -- name: find_known_ids
 -- Those of the given ids that exist in email_log, with any status.
@@ -127,32 +112,67 @@ from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
+-- name: count_dead
+-- The selected emails by status: their number and the first ids. Counts at most `most` emails.
+select status, count(*) as emails, (array_agg(email_id order by email_id))[1:%(sample)s] as ids
+from (
+    select e.email_id, e.status
+    from {dead_emails}
+    order by e.email_id
+    limit %(most)s
+) as e
+group by status
+order by status;
+
 -- name: discard_dead
--- Records that an operator discards the dead letters of these emails. The emails keep their status. An id is missing
--- from the result if the email is not failed or held, or was already discarded.
-with discarded as (
-    update dispatcher.email_log
+-- Records that an operator discards the dead letters of failed and held emails. The emails keep their status. Waits for
+-- locked rows. Returns a row per email that exists: its verdict, and its status.
+with found as (
+    select
+        email_id,
+        status,
+        case
+            when status not in ('failed', 'held') then 'not_dead'
+            when dead_letter_discarded_at is not null then 'already_discarded'
+            else 'discarded'
+        end as verdict
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    order by email_id
+    for no key update
+),
+discarded as (
+    update dispatcher.email_log as e
     set
         dead_letter_discarded_at = clock_timestamp(),
         dead_letter_due_at = null
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
-        and status in ('failed', 'held')
-        and dead_letter_discarded_at is null
-    returning email_id, attempt_count
+    where e.email_id = any(array(select email_id from found where verdict = 'discarded'))
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    returning e.email_id, e.attempt_count
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select %(actor)s, 'discard', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
     from discarded
 )
-select email_id
-from discarded;
+select email_id, verdict, status
+from found;
 
 -- name: find_dead_lettered
 -- Failed and held emails whose dead letter must be on the DLQ: it was published, and no operator discarded it. An email
 -- that failed because its recipients are suppressed has no dead letter.
 select email_id, attempt_count
+from dispatcher.email_log
+where status in ('failed', 'held')
+    and error_type is distinct from 'suppressed'
+    and dead_letter_due_at is null
+    and dead_letter_discarded_at is null;
+
+-- name: count_dead_lettered
+-- How many emails must have a dead letter on the DLQ; see find_dead_lettered.
+select count(*)
 from dispatcher.email_log
 where status in ('failed', 'held')
     and error_type is distinct from 'suppressed'
@@ -177,6 +197,13 @@ where e.email_id = any(%(email_ids)s)
         and e.dead_letter_discarded_at is null
     ) is true
 returning e.email_id;
+
+-- name: find_dead_letter_emails
+-- The emails that these dead letters are about. If an id is missing in the result, the email does not exist.
+select email_id, message_key, status, attempt_count, dead_letter_discarded_at is not null
+from dispatcher.email_log
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: audit_orphans
 -- Audits that an operator discards dead letters whose emails no longer exist, with the number of dead letters per

@@ -1,37 +1,21 @@
 -- name: list_held
--- A page of held emails with ids above a given id, oldest first, and how many emails match above this id.
-select
-    email_id, tenant_id, message_key, correlation_id, provider, attempt_count, last_error, created_at,
-    count(*) over ()
-from dispatcher.find_dead_emails(
-    'held', %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
-)
-where %(after)s::uuid is null or email_id > %(after)s
-order by email_id
-limit %(limit)s;
-
--- name: list_held_page
--- A page of held emails with ids above a given id, oldest first, with everything that is known about each email. Reads
+-- A page of held emails with ids above `after_email_id`, oldest first, with everything that is known about each email. Reads
 -- only the emails of this page, so it is fast however many emails match.
 with page as (
     select
         e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.error_type, e.last_error, e.provider, e.attempt_count,
         e.created_at, e.dead_letter_discarded_at
-    from dispatcher.find_dead_emails(
-        'held', %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-        %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
-    ) as e
-    where %(after)s::uuid is null or e.email_id > %(after)s
+    from {dead_emails}
+    where %(after_email_id)s::uuid is null or e.email_id > %(after_email_id)s
     order by e.email_id
     limit %(limit)s
 )
 select
-    p.email_id, p.tenant_id, p.message_key, p.correlation_id, p.error_type, p.last_error, p.provider, p.attempt_count,
-    p.created_at, p.dead_letter_discarded_at, l.provider_message_id, l.expires_at,
-    exists (select from dispatcher.email_content as c where c.email_id = p.email_id),
+    p.email_id, p.tenant_id, p.message_key, p.correlation_id, p.error_type, p.last_error as error, p.provider, p.attempt_count,
+    p.created_at, p.dead_letter_discarded_at as discarded_at, l.provider_message_id, l.expires_at,
+    exists (select from dispatcher.email_content as c where c.email_id = p.email_id) as has_content,
     last.worker, last.started_at, last.finished_at, last.outcome, last.provider_code,
-    events.kinds
+    events.kinds as events
 from page as p
 left join dispatcher.email_log as l on l.email_id = p.email_id
 left join lateral (
@@ -50,25 +34,34 @@ left join lateral (
 order by p.email_id;
 
 -- name: confirm_held
--- Records that an operator confirms that a held email arrived. The email becomes `sent`, the email is counted, and the
--- confirmation is audited. Zero rows: the email is not held or does not exist; find_status
--- shows which.
-with confirmed as (
-    update dispatcher.email_log
+-- Records that an operator confirms that held emails arrived. They become `sent`, and are counted and audited. Waits for
+-- locked rows. Returns a row per email that exists: its verdict, and its previous status.
+with found as (
+    select email_id, status
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    order by email_id
+    for no key update
+),
+confirmed as (
+    update dispatcher.email_log as e
     set
         status = 'sent',
         sent_at = clock_timestamp(),
         locked_by = null,
         locked_until = 'epoch',
         dead_letter_due_at = null
-    where email_id = %(email_id)s
-        and status = 'held'
-    returning email_id, tenant_id, message_key, correlation_id, provider, attempt_count
+    where e.email_id = any(array(select email_id from found where status = 'held'))
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    returning e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.provider, e.attempt_count
 ),
 counted as (
     insert into dispatcher.email_hourly (hour, provider, outcome, slot, email_count)
-    select date_trunc('hour', now(), 'UTC'), coalesce(provider, 'unknown'), 'accepted', 'operator', 1
+    select date_trunc('hour', now(), 'UTC'), coalesce(provider, 'unknown'), 'accepted', 'operator', count(*)
     from confirmed
+    group by coalesce(provider, 'unknown')
     on conflict (hour, provider, outcome, slot) do update
     set email_count = email_hourly.email_count + excluded.email_count
 ),
@@ -83,45 +76,36 @@ announced as (
     from confirmed
     where (select is_on from dispatcher.outgoing_feed)
 )
-select email_id
-from confirmed;
+select
+    email_id,
+    case
+        when status = 'held' then 'confirmed'
+        when status = 'sent' then 'already_sent'
+        when status in ('pending', 'waiting', 'sending') then 'under_way'
+        else status
+    end as verdict,
+    status
+from found;
 
 -- name: release_held
--- Releases a held email for an operator. The email becomes pending and due. Only its later attempts count towards the
--- maximum. The release is audited. Zero rows: the email is not held, has no content, has expired, or does not exist;
--- find_status shows which.
-with released as (
-    update dispatcher.email_log as e
-    set
-        status = 'pending',
-        attempt_base = e.attempt_count,
-        due_since = clock_timestamp(),
-        redelivery_count = 0,
-        crash_count = 0,
-        locked_by = null,
-        locked_until = 'epoch',
-        published_at = null,
-        publish_due_at = clock_timestamp(),
-        dead_letter_due_at = null,
-        dead_letter_discarded_at = null
-    where e.email_id = %(email_id)s
-        and e.status = 'held'
-        and (e.expires_at is null or e.expires_at > clock_timestamp())
-        and exists (select from dispatcher.email_content as c where c.email_id = %(email_id)s)
-    returning e.email_id, e.attempt_count
+-- Releases held emails, although they may have arrived (see made_pending). Waits for locked rows. Returns a row per email
+-- that exists: its verdict, and its previous status.
+with item as (
+    select
+        email_id, status, true as is_of_held, true as include_held, 'infinity'::timestamptz as heeds_discards_from
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    order by email_id
+    for no key update
 ),
+{made_pending},
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select %(actor)s, 'release', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
-    from released
+    from made_pending
 )
-select
-    email_id,
-    case when not exists (select from dispatcher.relay_polls) then pg_notify('email_dispatcher_due', '') end
-from released;
-
--- name: find_status
--- The status of one email, and whether the email has expired. Zero rows: the email does not exist.
-select status, coalesce(expires_at <= clock_timestamp(), false)
-from dispatcher.email_log
-where email_id = %(email_id)s;
+select j.email_id, case j.outcome when 'replayed' then 'released' else j.outcome end as verdict, i.status
+from judged as j
+join item as i using (email_id);

@@ -96,39 +96,3 @@ where email_id = %(of_email_id)s
     and (%(action)s::text is null or action = %(action)s)
 order by acted_at desc, audit_id desc
 limit %(limit)s;
-
--- name: page_suppressions
--- A page of one tenant's suppressions, newest first, starting below a given entry. Includes expired entries. Reads at
--- most `examined` entries, whatever the filters. The last two columns identify the entry below which the next page
--- starts; null: this is the last page. These columns are returned even if no entry matches.
-with examined as (
-    select
-        suppression_id, tenant_id, masked, is_domain, reason, source_email_id, note, created_at, expires_at,
-        address_hash
-    from dispatcher.suppression
-    where tenant_id = %(tenant_id)s
-        and (created_at, suppression_id) < (%(at)s::timestamptz, %(suppression_id)s::bigint)
-        and created_at >= %(since)s::timestamptz
-    order by created_at desc, suppression_id desc
-    limit %(examined)s
-),
-wanted as (
-    select *
-    from examined
-    where (%(reason)s::text is null or reason = %(reason)s)
-    order by created_at desc, suppression_id desc
-    limit %(limit)s
-)
-select
-    w.suppression_id, w.tenant_id, w.masked, w.is_domain, w.reason, w.source_email_id, w.note, w.created_at,
-    w.expires_at, w.address_hash, bound.created_at, bound.suppression_id
-from (values (true)) as always
-left join lateral (
-    select created_at, suppression_id
-    from examined
-    where (select count(*) from examined) = %(examined)s
-    order by created_at, suppression_id
-    limit 1
-) as bound on true
-left join wanted as w on true
-order by w.created_at desc, w.suppression_id desc;

@@ -54,8 +54,8 @@ order by w.email_id, w.position, s.is_domain;
 
 -- name: insert_suppressions
 -- Suppresses recipients of one tenant for an operator, and audits this without addresses. If a recipient already has an
--- entry that lasts at least as long as the new entry, the old entry does not change. Returns the number of entries that
--- are new or changed. One row.
+-- entry that lasts at least as long as the new entry, the old entry does not change. Returns one row: the number of
+-- entries that are new or changed, and the number of the other recipients.
 with input as (
     select *
     from unnest(
@@ -90,11 +90,11 @@ audited as (
     from written
     having count(*) > 0
 )
-select count(*)::integer
+select count(*)::integer as added, ((select count(*) from input) - count(*))::integer as unchanged
 from written;
 
 -- name: delete_suppressions
--- Removes entries of one tenant for an operator, and audits this without addresses. Returns a row per removed entry.
+-- Removes entries of one tenant for an operator, and audits this without addresses. Returns the id of each removed entry.
 with removed as (
     delete from dispatcher.suppression
     where tenant_id = %(tenant_id)s
@@ -113,17 +113,66 @@ audited as (
         )
     from removed
 )
-select suppression_id, reason
+select suppression_id
 from removed;
 
+-- part: suppression
+-- An entry, as operators and applications see it: without the hash of the address.
+suppression_id as id, masked as recipient, is_domain, reason as kind, created_at, expires_at, source_email_id, note,
+tenant_id
+
 -- name: list_suppressions
--- A page of one tenant's entries with ids below a given id, newest first. Includes expired entries.
-select
-    suppression_id, tenant_id, masked, is_domain, reason, source_email_id, note, created_at, expires_at, address_hash
+-- A page of one tenant's entries, newest first. Includes entries that have ended. Reads at most `examined` entries,
+-- whatever the filters. If the search should continue, the last row is the last entry that was read, without recipient.
+with examined as (
+    select {suppression}
+    from dispatcher.suppression
+    where tenant_id = %(tenant_id)s
+        and (%(since)s::timestamptz is null or created_at >= %(since)s)
+        and (
+            %(after_id)s::bigint is null
+            or (created_at, suppression_id) < (%(after_created_at)s::timestamptz, %(after_id)s)
+        )
+    order by created_at desc, suppression_id desc
+    limit %(examined)s
+),
+wanted as (
+    select *
+    from examined
+    where %(kind)s::text is null or kind = %(kind)s
+    order by created_at desc, id desc
+    limit %(limit)s
+),
+bound as (
+    select *
+    from examined
+    where (select count(*) from examined) = %(examined)s
+        and (select count(*) from wanted) < %(limit)s
+    order by created_at, id
+    limit 1
+)
+select *
+from wanted
+union all
+select id, null, is_domain, kind, created_at, expires_at, source_email_id, note, tenant_id
+from bound
+order by created_at desc, id desc, recipient nulls last;
+
+-- name: find_suppressions
+-- The entries of one tenant with the given hashes, newest first.
+select {suppression}
 from dispatcher.suppression
 where tenant_id = %(tenant_id)s
-    and (%(reason)s::text is null or reason = %(reason)s)
-    and (%(address_hashes)s::bytea[] is null or address_hash = any(%(address_hashes)s))
+    and address_hash = any(%(address_hashes)s::bytea[])
+order by suppression_id desc;
+
+-- name: export_suppressions
+-- A page of one tenant's entries with ids below a given id, newest first: the id, and the cells of a line of an export.
+select
+    suppression_id, masked as recipient, reason as kind, note, expires_at, created_at, source_email_id,
+    is_domain::text as is_domain, encode(address_hash, 'hex') as hash
+from dispatcher.suppression
+where tenant_id = %(tenant_id)s
     and (%(before)s::bigint is null or suppression_id < %(before)s)
 order by suppression_id desc
 limit %(limit)s;

@@ -84,7 +84,7 @@ class Day:
     def replay(self, replay_id: int) -> dict[str, Any]:
         """The state of a replay."""
         found = self("dlq", "replays", "--json").json["replays"]
-        return next(dict(each) for each in found if each["replay_id"] == replay_id)
+        return next(dict(each) for each in found if each["id"] == replay_id)
 
     def replayed(self) -> int:
         """The number of finished replay items in the database."""
@@ -105,7 +105,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     day = Day(host, sizes)
     blocked, unknown, full, silent = sizes
     # More connections could mean more consecutive timeouts. Then the dispatcher would stop using the provider.
-    run = host.run(MAX_ATTEMPTS=1, SMTP_CONNECTIONS=256)
+    run = host.run(MAX_ATTEMPTS=1, SMTP_CONNECTIONS=256, DLQ_PROBE_SECONDS=0.5)
     day.go_wrong(run)
     total = sum(sizes) + len(POISON)
     day.await_depth(total)
@@ -117,7 +117,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     poison = day("dlq", "list", "--poison", "--json").json["poison"]
     dry = day("dlq", "replay", "--error-type", "invalid_content", "--dry-run", "--json").json
     assert {group["value"]: group["emails"] for group in groups} == {k: len(ids) for k, ids in day.failed.items()}
-    assert (page["total"], dry["emails"]) == (blocked, {"replayed": blocked})
+    assert (len(page["emails"]), dry["emails"]) == (5, {"replayed": blocked})
     assert (history["attempts"][0]["provider_code"], len(history["dlq"])) == ("554 5.6.0", 1)
     assert [each["x_death"][0]["reason"] for each in poison] == ["rejected", "rejected"]
     day.await_depth(total)
@@ -132,7 +132,6 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     assert (stopped.code, process.returncode, first["state"]) == (0, 3, "stopped")
     assert rate // 2 <= first["replayed"] < blocked
     assert first["replayed"] + first["waiting"] == blocked
-    assert first["dead_letters_removed"] == first["replayed"]
     day.await_depth(total - first["replayed"])
 
     # Resume the replay, while a second operator replays the same emails.
@@ -163,16 +162,15 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     total -= silent
     day.await_depth(total)
 
-    # Move a dead letter back to the send queue by hand, as any user of RabbitMQ's management page can.
+    # A dead letter that is moved to a send queue goes back to the DLQ. A replay sends its email.
     dead_letters = host.rabbit.read_all(host.topology.dlq)
     dead_letter = next(each for each in dead_letters if b"recipient_deferred" in each.body)
     host.rabbit.publish(host.topology.queue, dead_letter.body, exchange=host.topology.exchange)
+    run.await_events("message.returned", 1)
     (by_hand,) = announced_in([dead_letter])
+    assert day("dlq", "replay", str(by_hand), *WHY, "--yes").code == 0
     eventually(lambda: host.recipient.delivered()[by_hand] == 1, "the delivery of the moved email")
     eventually(lambda: host.rows()[by_hand].status == "sent", "the status sent in its row")
-    differing = day("dlq", "reconcile", "--json")
-    assert (differing.code, differing.json["stale"]) == (3, [str(by_hand)])
-    assert day("dlq", "reconcile", "--fix", *WHY).code == 0
     day.await_depth(total - 1)
 
     # Replay the remaining emails in the queue's order. Emails to unknown recipients fail again, each with a new dead

@@ -81,7 +81,7 @@ def test_a_bounced_address_is_suppressed_and_after_its_removal_the_stopped_email
     assert host.await_finished([first]).counts == {"sent": 1}
     report_bounce(host, first)
     (entry,) = command("suppressions", "list", "--json").json["suppressions"]
-    assert (entry["masked"], entry["reason"], entry["source_email_id"]) == (
+    assert (entry["recipient"], entry["kind"], entry["source_email_id"]) == (
         "a•••@example.org",
         "hard_bounce",
         str(first),

@@ -7,17 +7,8 @@ from typing import Any
 
 import psycopg
 
-from dispatcher.broker.connection import open_connection
-from dispatcher.broker.dlq import DeadLetterQueue
-from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
-from dispatcher.dev.servers import Servers
-from dispatcher.ops.messages import find_messages
-from dispatcher.store.connections import connect_async
-from tests.api.running_api import EMAIL, Api, make_key, running, settings_of
-from tests.broker.rabbit import Rabbit
-from tests.ops.dead_emails import DeadEmails
-from tests.store.books import Books
+from tests.api.running_api import EMAIL, Api, make_key, running
 from tests.waiting import until_answer
 
 REASON = {"reason": "The provider shows it."}
@@ -48,35 +39,11 @@ async def test_held_emails_are_confirmed_or_released(api: Api, connection: psyco
     unreasoned = await api.call("POST", f"/v1/held/{ids[0]}/confirm", body={"reason": " "})
     odd = await api.call("POST", f"/v1/held/{ids[0]}/confirm", body={"reason": "\U0003d8c8 is no character yet"})
 
-    assert (confirmed.json["verdict"], released.json["verdict"]) == ("confirmed", "released")
+    assert (confirmed.json, released.json["status"]) == ({"id": ids[0], "status": "sent"}, "pending")
     assert (neither.status, neither.code) == (409, "not-held")
     assert (unreasoned.status, unreasoned.pointers) == (422, ["#/reason"])
     assert odd.status == 409
     assert statuses(connection) == {"a": "sent", "b": "pending", "c": "pending"}
-
-
-async def test_the_dead_letters_of_decided_emails_are_removed_from_the_dlq(
-    servers: Servers, database_url: str, topology: Topology, connection: psycopg.Connection
-) -> None:
-    settings = settings_of(database_url, servers.amqp_url, topology)
-    async with (
-        running(settings) as api,
-        await connect_async(database_url, name="test") as session,
-        await open_connection(servers.amqp_url, name="test") as broker,
-    ):
-        dlq = DeadLetterQueue(broker, topology.dlq)
-        dead_emails = DeadEmails(Books(connection), Rabbit(broker), topology)
-        confirmed, released, left = dead_emails.create(3, status="held")
-        await dead_emails.publish_dead_letters([confirmed, left, released])
-
-        for email_id, decision in ((confirmed, "confirm"), (released, "release")):
-            assert (await api.call("POST", f"/v1/held/{email_id}/{decision}", body=REASON)).status == 200
-
-        async def are_removed() -> bool:
-            return not any([await find_messages(session, dlq, email_id) for email_id in (confirmed, released)])
-
-        await until_answer(are_removed)
-        assert len(await find_messages(session, dlq, left)) == 1
 
 
 async def test_a_replay_sends_the_tenants_failed_emails_again_and_reports_its_progress(
@@ -106,11 +73,15 @@ async def test_a_replay_can_be_stopped_only_by_its_tenant(api: Api, connection: 
     made = await api.call("POST", "/v1/replays", body={"per_second": 0.01, **REASON}, token=token)
     path = made.headers["location"]
 
-    foreign = [await api.call(method, path, token=other) for method in ("GET", "DELETE")]
-    stopped = await api.call("DELETE", path, token=token)
+    foreign = [await api.get(path, token=other), await api.call("DELETE", path, body=REASON, token=other)]
+    unreasoned = await api.call("DELETE", path, body={}, token=token)
+    stopped = await api.call("DELETE", path, body={"reason": "too fast"}, token=token)
 
     assert [answer.status for answer in foreign] == [404, 404]
-    assert (stopped.status, stopped.json["state"]) == (200, "stopped")
+    assert (unreasoned.status, unreasoned.pointers) == (422, ["#/reason"])
+    assert (stopped.status, stopped.json["state"]) in ((200, "stopping"), (200, "stopped"))
+    acts = connection.execute("select action, reason from operator_audit order by audit_id").fetchall()
+    assert acts == [("replay", REASON["reason"]), ("stop", "too fast")]
     assert list(statuses(connection).values()).count("failed") >= 2
 
 
@@ -159,7 +130,7 @@ async def test_another_process_resumes_an_interrupted_replay(
         done = await second.call("POST", f"{path}/resume", body=REASON)
         unknown = await second.call("POST", "/v1/replays/4711/resume", body=REASON)
 
-    assert (interrupted["state"], interrupted["is_active"], interrupted["waiting"]) == ("running", False, 2)
+    assert (interrupted["state"], interrupted["is_active"], interrupted["waiting"]) == ("interrupted", False, 2)
     assert [answer.status for answer in (resumed, again, done, unknown)] == [202, 202, 202, 404]
     assert set(statuses(connection).values()) == {"pending"}
 

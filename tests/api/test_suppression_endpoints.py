@@ -17,13 +17,13 @@ async def test_entries_are_added_listed_by_page_and_removed(api: Api, connection
     added = await api.call("POST", PATH, body={**WHY, "recipients": ["ann@example.org", "example.net"], "note": "n"})
     await api.call("POST", PATH, body={**WHY, "recipients": ["bob@example.org"], "kind": "complaint"})
     page = await api.call("GET", f"{PATH}?limit=2")
-    rest = await api.call("GET", f"{PATH}?limit=2&cursor={page.json['next']}")
+    rest = await api.call("GET", f"{PATH}?limit=2&after={page.json['next']}")
     complaints = await api.call("GET", f"{PATH}?kind=complaint")
     email_id = (await api.post("a", EMAIL | {"to": ["ann@example.org"]})).json["id"]
     connection.execute("update email_log set status = 'failed', error_type = 'suppressed', publish_due_at = null")
     removed = await api.call("DELETE", PATH, body={**WHY, "recipients": ["ann@example.org"]})
 
-    assert (first.status, first.json, added.json) == (200, {"added": 1}, {"added": 1})
+    assert (first.status, first.json, added.json) == (200, {"added": 1, "unchanged": 0}, {"added": 1, "unchanged": 1})
     listed = page.json["suppressions"] + rest.json["suppressions"]
     assert [(entry["recipient"], entry["kind"], entry["is_domain"]) for entry in listed] == [
         ("b•••@example.org", "complaint", False),
@@ -63,7 +63,7 @@ async def test_invalid_requests_are_refused_without_repeating_addresses(api: Api
         ["#/expires_at"],
     ]
     assert "bob" not in str(answers[3].json)
-    assert (await api.call("GET", f"{PATH}?cursor=x")).code == "invalid-parameter"
+    assert (await api.call("GET", f"{PATH}?after=x")).code == "invalid-parameter"
 
 
 async def test_a_key_sees_its_own_tenant_only_and_needs_the_scope(
@@ -74,7 +74,7 @@ async def test_a_key_sees_its_own_tenant_only_and_needs_the_scope(
     sender = make_key(connection, scopes=["send", "read"], tenant_id="shop")
     body = {**WHY, "recipients": ["ann@example.org"]}
     async with running(settings_of(database_url, servers.amqp_url, topology)) as api:
-        assert (await api.call("POST", PATH, body=body, token=operator)).json == {"added": 1}
+        assert (await api.call("POST", PATH, body=body, token=operator)).json == {"added": 1, "unchanged": 0}
         assert (
             await api.call("POST", PATH, body={**body, "tenant_id": "shop"}, token=other)
         ).code == "tenant-forbidden"

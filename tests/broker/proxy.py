@@ -14,6 +14,7 @@ class Proxy:
         url: The server's URL, through the proxy.
         connections: The number of connections so far.
         holds: Whether the frozen proxy has received bytes that it does not forward to the server.
+        received: All bytes of the clients.
     """
 
     def __init__(self, url: str) -> None:
@@ -27,6 +28,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
         self.holds = False
+        self.received = bytearray()
         self._changes = (b"", b"")
         self._cuts_after: int | None = None
         self.url = ""
@@ -105,6 +107,7 @@ class Proxy:
         back = asyncio.create_task(self._pass(above, writer))
         try:
             while data := await reader.read(65536):
+                self.received += data
                 self.holds = not self._flowing.is_set()
                 await self._flowing.wait()
                 below.write(data.replace(*self._changes) if self._changes[0] else data)

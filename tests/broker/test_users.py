@@ -21,8 +21,7 @@ from dispatcher.broker.faults import ACCESS_REFUSED, ChannelClosed
 from dispatcher.broker.inspection import find_faults
 from dispatcher.broker.management import Management
 from dispatcher.broker.publisher import Publisher
-from dispatcher.broker.topology import Topology, declare, depths, verify
-from dispatcher.broker.users import users_of
+from dispatcher.broker.topology import Topology, declare, depths, users_of, verify
 from dispatcher.dev.servers import Servers
 from tests.broker.rabbit import Operator, Rabbit
 from tests.waiting import DEADLINE_SECONDS, until_answer

@@ -12,17 +12,18 @@ from uuid import UUID
 
 import psycopg
 
+from dispatcher.actions.held import Release
 from dispatcher.domain.provider_event import EventKind
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import DispatcherError
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import connect_async
 from dispatcher.store.events import EventRow, store_events
-from dispatcher.store.failures import release_held
 from tests.acceptance.outages import POSTGRES
 from tests.chaos.action import BROKEN
 from tests.chaos.reporter import event_of
 from tests.chaos.stage import StormStage
+from tests.ops.decisions import decide
 
 MAX_RELEASED: Final = 20
 _HELD: Final = b"select email_id from dispatcher.email_log where status = 'held' limit 200"
@@ -58,6 +59,7 @@ async def _release(stage: StormStage, email_ids: Sequence[UUID]) -> None:
         hasher = AddressHasher(b"no recipient")
         for email_id in email_ids:
             async with session.transaction():
-                if await release_held(session, email_id, actor="chaos", reason="an event arrives before the lease"):
+                released = Release(reason="an event arrives before the lease")
+                if await decide(session, released, email_id, actor="chaos") == ["released"]:
                     event = event_of(email_id, EventKind.CLICKED, stage.provider_name, datetime.now(UTC))
                     await store_events(session, [EventRow.of(event, hasher)], SuppressionRules())

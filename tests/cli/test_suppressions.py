@@ -9,6 +9,7 @@ import orjson
 import psycopg
 import pytest
 
+from dispatcher.actions.suppressions import AddSuppressions
 from tests.cli.commandline import CommandLine
 from tests.store.books import Books, Row
 from tests.store.suppressing import hasher_of, suppress
@@ -46,13 +47,13 @@ def test_added_recipients_are_listed_masked_and_audited_without_addresses(prepar
     found = prepared("suppressions", "list", "ann@example.org", "--json").json["suppressions"]
     by_domain = prepared("suppressions", "list", "bob@example.net")
 
-    assert (done.code, done.stderr) == (0, "Suppressed 2 recipients.\n")
-    assert again.json == {"added": 0}
-    assert sorted((entry["masked"], entry["reason"], entry["note"]) for entry in listed) == [
+    assert (done.code, done.stderr) == (0, f"Suppressed 2 recipients.\n{AddSuppressions.done}\n")
+    assert again.json == {"added": 0, "unchanged": 1}
+    assert sorted((entry["recipient"], entry["kind"], entry["note"]) for entry in listed) == [
         ("a•••@example.org", "manual", "for <address>"),
         ("example.net", "manual", "for <address>"),
     ]
-    assert [entry["masked"] for entry in found] == ["a•••@example.org"]
+    assert [entry["recipient"] for entry in found] == ["a•••@example.org"]
     assert "example.net" in by_domain.stdout
     (audit,) = tables.select("select * from operator_audit where action = 'suppress'")
     assert (audit["reason"], audit["detail"]["tenant"], audit["detail"]["entries"]) == ("closed account", "default", 2)
@@ -72,11 +73,11 @@ def test_pages_and_kinds(prepared: CommandLine, tables: Books) -> None:
     prepared("suppressions", "add", "dan@example.org", "--kind", "complaint", "--days", "30", *WHY)
 
     page = prepared("suppressions", "list", "--limit", "2", "--json").json
-    rest = prepared("suppressions", "list", "--before", str(page["next_before"]), "--json").json
+    rest = prepared("suppressions", "list", "--after", page["next"], "--json").json
     complaints = prepared("suppressions", "list", "--kind", "complaint", "--json").json["suppressions"]
 
-    assert [entry["masked"][0] for entry in page["suppressions"] + rest["suppressions"]] == ["d", "c", "b", "a"]
-    assert [entry["masked"][0] for entry in complaints] == ["d"]
+    assert [entry["recipient"][0] for entry in page["suppressions"] + rest["suppressions"]] == ["d", "c", "b", "a"]
+    assert [entry["recipient"][0] for entry in complaints] == ["d"]
     assert complaints[0]["expires_at"] is not None
 
 
@@ -98,7 +99,7 @@ def test_a_removal_names_the_emails_that_the_entry_stopped_and_a_dry_run_changes
     assert done.code == 0
     assert "Removed 1 suppressed recipient." in done.stderr
     assert "--replay" in done.stderr
-    assert again.json == {"removed": 0, "stopped_email_ids": [str(email_id)]}
+    assert again.json == {"removed": 0, "stopped_count": 1, "stopped_email_ids": [str(email_id)]}
     assert [entry["masked"] for entry in entries(tables)] == ["b•••@example.org"]
     (audit,) = tables.select("select * from operator_audit where action = 'unsuppress'")
     assert (audit["reason"], audit["detail"]["was"]) == ("the mailbox works", "hard_bounce")

@@ -37,13 +37,7 @@ class Depth:
 
 @dataclass
 class RecordingChannel:
-    """A channel that records its notices.
-
-    Attributes:
-        failures: How many of the next notices the channel refuses.
-        accepted: The notices that the channel accepted.
-        refused: The notices that the channel refused.
-    """
+    """A channel that records its notices, and refuses the next `failures`."""
 
     name: str = "channel"
     failures: int = 0

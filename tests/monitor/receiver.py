@@ -54,15 +54,8 @@ class Posted:
 
 
 class Receiver(ThreadingHTTPServer):
-    """The https server.
-
-    Attributes:
-        posted: All requests so far, whatever the response was.
-        statuses: The HTTP statuses of the next responses; when the list is empty, see `status_of`.
-        status_of: Returns the HTTP status for a request; by default 204.
-        retry_after: The header Retry-After of all responses.
-        released: While this event is not set, the server does not answer.
-    """
+    """The https server. It answers with the next of `statuses`, then with `status_of` the request, and not until
+    `released`."""
 
     daemon_threads = True
 

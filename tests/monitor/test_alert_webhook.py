@@ -21,11 +21,7 @@ from tests.waiting import DEADLINE_SECONDS, Overtime, until
 
 
 class Resolver:
-    """A resolver that returns the given answers one after another, and then repeats the last answer.
-
-    Attributes:
-        asked: The number of calls.
-    """
+    """A resolver that returns the given answers one after another, and then repeats the last answer."""
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self._answers = list(answers)

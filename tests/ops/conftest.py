@@ -9,8 +9,10 @@ import pytest
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.broker.topology import Topology
+from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.store.connections import AsyncSession, connect_async
+from tests.api.running_api import settings_of
 from tests.broker.rabbit import Rabbit
 from tests.ops.dead_emails import DeadEmails
 from tests.store.books import Books
@@ -21,6 +23,12 @@ async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
     """An operator's session."""
     async with await connect_async(tables_url, name="operator") as opened:
         yield opened
+
+
+@pytest.fixture
+def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
+    """The settings of a process that uses this test's tables and queues."""
+    return settings_of(tables_url, servers.amqp_url, topology)
 
 
 @pytest.fixture

@@ -10,22 +10,25 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from dispatcher.actions.dlq import DiscardDead
 from dispatcher.broker.connection import Connection, open_connection
 from dispatcher.broker.dlq import DeadLetterQueue, DlqScan
 from dispatcher.broker.pointer import Pointer, encode_bundle
 from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, declare
+from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.poison_id import poison_id
 from dispatcher.errors import BrokerUnavailable, DispatcherError
+from dispatcher.monitor.dead_letters import DlqSweep, list_dead_letter_ids, remove, sweep
 from dispatcher.ops.acts import Act
-from dispatcher.ops.dead_letters import discard, list_dead_letter_ids, remove, sweep
 from dispatcher.ops.messages import find_messages
 from dispatcher.ops.poison import discard_poison, list_poison, repair_poison
 from dispatcher.ops.reconcile import reconcile
 from dispatcher.ops.safe_text import safe_text
 from dispatcher.store.connections import AsyncSession, connect_async
 from tests.ops.dead_emails import DeadEmails
+from tests.ops.decisions import decide
 from tests.waiting import until_answer
 
 ACT = Act.of("ann@ops-1", "tidying up")
@@ -107,6 +110,37 @@ async def test_two_concurrent_sweeps_run_one_after_the_other(
 
     assert sorted(removed) == [0, 15]
     assert len(await bodies(dlq)) == 15
+
+
+async def test_a_monitor_sweeps_the_dlq_only_if_there_are_new_surplus_messages(
+    settings: Settings, dlq: DeadLetterQueue, dead_emails: DeadEmails
+) -> None:
+    failed, held, replayed = (*dead_emails.create(1), *dead_emails.create(2, status="held"))
+    await dead_emails.publish_dead_letters([failed, held, replayed])
+    await dead_emails.publish(b"poison")
+    await until_answer(lambda: has(dlq, 4))
+    service = DlqSweep(settings, dlq.depth)
+
+    async def reads(depth: int) -> bool:
+        """Lets the service do its work; returns whether it has read the DLQ."""
+        before = await deliveries(dlq)
+        await service.run_once()
+        await until_answer(lambda: has(dlq, depth))
+        return await deliveries(dlq) > before + 1
+
+    assert await reads(4)  # it has not seen the poison message before
+    assert not await reads(4)
+    dead_emails.books.change(replayed, status="pending")
+    assert await reads(3)
+    assert not await reads(3)
+    assert [body for body in await bodies(dlq) if str(replayed).encode() in body] == []
+
+
+async def deliveries(dlq: DeadLetterQueue) -> int:
+    """How often RabbitMQ has delivered the first message before."""
+    async with dlq.scan() as look:
+        found = [found async for batch in look.batches() for found in batch]
+    return int((found[0].properties.headers or {}).get("x-delivery-count", 0))
 
 
 async def test_poison_messages_are_listed_and_discarded_by_their_id(
@@ -290,10 +324,10 @@ async def test_a_discarded_email_keeps_its_status_and_its_dead_letter_is_removed
     (email_id,) = dead_emails.create()
     await dead_emails.publish_dead_letters([email_id])
 
-    news = [await discard(session, [email_id], ACT) for _ in range(2)]
+    news = [await decide(session, DiscardDead(reason=ACT.reason), email_id) for _ in range(2)]
     removed = await sweep(session, dlq)
 
-    assert news == [{email_id}, set()]
+    assert news == [["discarded"], ["already_discarded"]]
     assert (removed, dead_emails.books.status(email_id)) == (1, "failed")
     assert (await reconcile(session, dlq)).count == 0
 
@@ -308,7 +342,7 @@ async def test_only_emails_with_a_current_dead_letter_are_listed(
     await dead_emails.publish_dead_letters([again], attempts=2)
     await dead_emails.publish(dead_emails.dead_letter(sent, status="failed"))
     await dead_emails.publish(dead_emails.dead_letter(failed, message_key="another"))
-    await discard(session, [discarded], ACT)
+    await decide(session, DiscardDead(reason=ACT.reason), discarded)
 
     assert await list_dead_letter_ids(session, dlq) == [held, failed]
 

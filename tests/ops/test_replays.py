@@ -12,15 +12,15 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.actions.dlq import DiscardDead
+from dispatcher.domain.failures import ItemOutcome, Replay, ReplayState, Selection
 from dispatcher.ops.acts import Act
-from dispatcher.ops.dead_letters import discard
 from dispatcher.ops.replaying import ReplayBusy, create, find, overlaps, preview, resume, run, stop
 from dispatcher.store.connections import AsyncSession, connect_async
-from dispatcher.store.failures import Selection
 from dispatcher.store.named_locks import named_lock
-from dispatcher.store.replays import ItemOutcome, Replay, ReplayState, find_pace, list_skipped
+from dispatcher.store.replays import find_pace, list_skipped
 from tests.ops.dead_emails import DeadEmails
+from tests.ops.decisions import decide
 from tests.waiting import DEADLINE_SECONDS, until_answer
 
 ACT = Act.of("ann@ops-1", "the provider is back")
@@ -43,27 +43,36 @@ async def test_the_dry_run_changes_nothing_and_reports_what_would_be_skipped(
     assert dead_emails.books.rows() == before
 
 
-async def test_each_email_becomes_pending_with_all_attempts_and_its_dead_letter_is_removed(
-    session: AsyncSession, dlq: DeadLetterQueue, dead_emails: DeadEmails
-) -> None:
+async def test_each_email_becomes_pending_with_all_attempts(session: AsyncSession, dead_emails: DeadEmails) -> None:
     long_ago = datetime(2026, 1, 1, tzinfo=UTC)
     chosen = dead_emails.create(3, due_since=long_ago, redelivery_count=4)
-    others = dead_emails.create(2, error_type="server_error")
-    await dead_emails.publish_dead_letters([others[0], *chosen, others[1]])
+    dead_emails.create(2, error_type="server_error")
     replay = await create(session, REJECTED, ACT, per_second=None)
 
-    ended = await run(session, dlq, replay.replay_id)
+    ended = await run(session, replay.id)
 
-    assert (ended.replay.state, ended.replay.replayed, ended.dead_letters_removed) == (ReplayState.DONE, 3, 3)
+    assert (ended.replay.state, ended.replay.replayed) == (ReplayState.DONE, 3)
     for email_id in chosen:
         row = dead_emails.books.row(email_id)
         assert (row["status"], row["attempt_count"], row["attempt_base"]) == ("pending", 3, 3)
         assert (row["redelivery_count"], row["due_since"] > long_ago) == (0, True)
         assert (row["dead_letter_due_at"], row["published_at"]) == (None, None)
         assert row["publish_due_at"] is not None
-    left = await dead_emails.rabbit.take_all(dead_emails.topology.dlq, 2)
-    assert [str(email_id).encode() in taken.body for email_id, taken in zip(others, left, strict=True)] == [True, True]
     assert [(act["action"], act["reason"]) for act in dead_emails.audit()] == [("replay", "the provider is back")]
+
+
+async def test_a_replay_of_one_email_is_done_at_once_unless_its_row_is_locked(
+    session: AsyncSession, dead_emails: DeadEmails, tables_url: str
+) -> None:
+    (locked,) = dead_emails.create()
+
+    with lock_holder(tables_url, locks=[locked]):
+        left = await create(session, Selection(email_ids=(locked,)), ACT)
+    again = await create(session, Selection(email_ids=(locked,)), ACT)
+
+    assert (left.state, left.waiting) == (ReplayState.INTERRUPTED, 1)
+    assert (again.state, again.outcomes) == (ReplayState.DONE, {"replayed": 1})
+    assert (await run(session, left.id)).replay.outcomes == {"under_way": 1}
 
 
 async def test_skipped_emails_are_listed_with_the_reason(session: AsyncSession, dead_emails: DeadEmails) -> None:
@@ -78,9 +87,9 @@ async def test_skipped_emails_are_listed_with_the_reason(session: AsyncSession, 
     ids = (*sent, *under_way, *pruned, *held, *failed, unknown)
 
     replay = await create(session, Selection(email_ids=ids), ACT, per_second=None)
-    ended = await run(session, None, replay.replay_id)
+    ended = await run(session, replay.id)
 
-    assert dict(await list_skipped(session, replay.replay_id, limit=10)) == {
+    assert (await list_skipped(session, replay_id=replay.id, limit=10)) == {
         sent[0]: ItemOutcome.ALREADY_SENT,
         under_way[0]: ItemOutcome.UNDER_WAY,
         pruned[0]: ItemOutcome.CONTENT_PRUNED,
@@ -88,7 +97,6 @@ async def test_skipped_emails_are_listed_with_the_reason(session: AsyncSession, 
         unknown: ItemOutcome.UNKNOWN,
     }
     assert (ended.replay.replayed, ended.replay.total) == (1, 6)
-    assert ended.dead_letters_fault is not None
 
 
 async def test_emails_that_expired_were_cancelled_or_wait_are_not_replayed(
@@ -107,9 +115,9 @@ async def test_emails_that_expired_were_cancelled_or_wait_are_not_replayed(
     }
 
     replay = await create(session, ids, ACT, include_held=True, per_second=None)
-    await run(session, None, replay.replay_id)
+    await run(session, replay.id)
 
-    assert dict(await list_skipped(session, replay.replay_id, limit=10)) == {
+    assert (await list_skipped(session, replay_id=replay.id, limit=10)) == {
         failed: ItemOutcome.EXPIRED,
         held: ItemOutcome.EXPIRED,
         cancelled: ItemOutcome.CANCELLED,
@@ -121,34 +129,34 @@ async def test_emails_that_expired_were_cancelled_or_wait_are_not_replayed(
 async def test_a_discarded_email_is_replayed_only_if_given_by_id_after_the_discard(
     session: AsyncSession, dead_emails: DeadEmails
 ) -> None:
-    before, since, by_filter, by_queue = dead_emails.create(4)
-    await discard(session, [before], ACT)
+    before, since, by_filter, by_queue, also = dead_emails.create(5)
+    await decide(session, DiscardDead(reason=ACT.reason), before)
     named = await create(session, Selection(email_ids=(before, since), discarded=None), ACT, per_second=None)
     filtered = await create(session, Selection(), ACT, per_second=None)
-    queued = await create(session, Selection(email_ids=(by_queue,)), ACT, per_second=None, source="queue")
-    await discard(session, [since, by_filter, by_queue], ACT)
+    queued = await create(session, Selection(email_ids=(by_queue, also)), ACT, per_second=None, source="queue")
+    await decide(session, DiscardDead(reason=ACT.reason), since, by_filter, by_queue, also)
 
     for replay in (named, filtered, queued):
-        await run(session, None, replay.replay_id)
+        await run(session, replay.id)
 
-    skipped = [dict(await list_skipped(session, each.replay_id, limit=10)) for each in (named, filtered, queued)]
+    skipped = [(await list_skipped(session, replay_id=each.id, limit=10)) for each in (named, filtered, queued)]
     assert skipped == [
         {since: ItemOutcome.DISCARDED},
-        dict.fromkeys((since, by_filter, by_queue), ItemOutcome.DISCARDED),
-        {by_queue: ItemOutcome.DISCARDED},
+        dict.fromkeys((since, by_filter, by_queue, also), ItemOutcome.DISCARDED),
+        dict.fromkeys((by_queue, also), ItemOutcome.DISCARDED),
     ]
     assert dead_emails.books.status(before) == "pending"
-    assert dead_emails.books.statuses() == {"pending": 1, "failed": 3}
+    assert dead_emails.books.statuses() == {"pending": 1, "failed": 4}
 
 
 async def test_discarded_emails_are_replayed_if_the_filter_selects_them(
     session: AsyncSession, dead_emails: DeadEmails
 ) -> None:
     email_id, _ = dead_emails.create(2)
-    await discard(session, [email_id], ACT)
+    await decide(session, DiscardDead(reason=ACT.reason), email_id)
 
     replay = await create(session, Selection(discarded=True), ACT, per_second=None)
-    ended = await run(session, None, replay.replay_id)
+    ended = await run(session, replay.id)
 
     assert (ended.replay.replayed, ended.replay.total) == (1, 1)
     assert dead_emails.books.status(email_id) == "pending"
@@ -158,7 +166,7 @@ async def test_held_emails_are_replayed_only_with_include_held(session: AsyncSes
     held = dead_emails.create(2, status="held")
 
     replay = await create(session, Selection(), ACT, include_held=True, per_second=None)
-    ended = await run(session, None, replay.replay_id)
+    ended = await run(session, replay.id)
 
     assert ended.replay.replayed == 2
     assert {dead_emails.books.status(email_id) for email_id in held} == {"pending"}
@@ -170,13 +178,12 @@ async def test_a_stopped_replay_continues_where_it_ended(
     dead_emails.create(10)
     replay = await create(session, REJECTED, ACT, per_second=None)
 
-    ended = await run(session, None, replay.replay_id, on_email=stop_after(4, tables_url, replay.replay_id))
-    resumed = await resume(session, replay.replay_id, actor="bob")
+    ended = await run(session, replay.id, on_email=stop_after(4, tables_url, replay.id))
+    resumed = await resume(session, replay.id, actor="bob")
 
     assert (ended.replay.state, ended.replay.replayed, ended.replay.waiting) == (ReplayState.STOPPED, 4, 6)
-    assert resumed is not None
-    assert resumed.state is ReplayState.RUNNING
-    assert (await run(session, None, replay.replay_id)).replay.replayed == 10
+    assert resumed.state is ReplayState.INTERRUPTED  # no session runs it yet
+    assert (await run(session, replay.id)).replay.replayed == 10
     assert dead_emails.books.statuses() == {"pending": 10}
     assert [act["action"] for act in dead_emails.audit()] == ["replay", "stop", "resume"]
 
@@ -213,17 +220,17 @@ async def test_a_replay_whose_process_dies_loses_nothing(
         raise RuntimeError("kill -9")
 
     with pytest.raises(RuntimeError):
-        await run(doomed, None, replay.replay_id, on_email=die)
+        await run(doomed, replay.id, on_email=die)
     await doomed.close()
 
     async def interrupted() -> Replay | None:
-        found = await find(session, replay.replay_id)
-        return None if found is None or found.is_active else found
+        found = await find(session, replay.id)
+        return None if found.is_active else found
 
     left = await until_answer(interrupted)  # PostgreSQL notices a closed session a moment later
     assert left is not None
-    assert (left.state, left.replayed, left.waiting) == (ReplayState.RUNNING, 1, 5)
-    assert (await run(session, None, replay.replay_id)).replay.replayed == 6
+    assert (left.state, left.replayed, left.waiting) == (ReplayState.INTERRUPTED, 1, 5)
+    assert (await run(session, replay.id)).replay.replayed == 6
 
 
 async def test_two_concurrent_replays_replay_each_email_once(
@@ -233,7 +240,7 @@ async def test_two_concurrent_replays_replay_each_email_once(
     first, second = [await create(session, REJECTED, ACT, per_second=None) for _ in range(2)]
 
     async with await connect_async(tables_url, name="second") as other:
-        ended = await asyncio.gather(run(session, None, first.replay_id), run(other, None, second.replay_id))
+        ended = await asyncio.gather(run(session, first.id), run(other, second.id))
 
     assert sum(each.replay.replayed for each in ended) == 40
     assert sum(each.replay.outcomes.get(ItemOutcome.UNDER_WAY, 0) for each in ended) == 40
@@ -253,19 +260,17 @@ async def test_replays_of_the_same_emails_share_the_slower_pace_unless_forced(
     apart = await create(session, Selection(provider="ses"), ACT, per_second=1)
 
     async def paces() -> list[float | None]:
-        return [await find_pace(session, each.replay_id) for each in (slow, fast, forced, apart)]
+        return [await find_pace(session, replay_id=each.id) for each in (slow, fast, forced, apart)]
 
-    assert [(each.replay_id, each.actor, each.per_second, each.emails) for each in met] == [
-        (slow.replay_id, ACT.actor, 20, 3)
-    ]
-    assert [list(each.paced_with) for each in (slow, fast, forced, apart)] == [[], [slow.replay_id], [], []]
+    assert [(each.id, each.actor, each.per_second, each.emails) for each in met] == [(slow.id, ACT.actor, 20, 3)]
+    assert [list(each.paced_with) for each in (slow, fast, forced, apart)] == [[], [slow.id], [], []]
     assert await paces() == [20, 50, 40, 1]  # no session runs any of the replays
     async with AsyncExitStack() as attended:
         for each in (slow, fast, forced, apart):
             other = await attended.enter_async_context(await connect_async(tables_url, name="other"))
-            await attended.enter_async_context(named_lock(other, f"replay {each.replay_id}"))
+            await attended.enter_async_context(named_lock(other, f"replay {each.id}"))
         assert await paces() == [10, 10, 40, 1]
-        await stop(session, slow.replay_id, ACT)
+        await stop(session, slow.id, ACT)
         assert (await paces())[1] == 50
     assert [act["detail"].get("force") for act in dead_emails.audit() if act["action"] == "replay"] == [
         None, None, True, None
@@ -280,13 +285,11 @@ async def test_a_replay_slows_down_for_a_slower_replay_of_the_same_emails(
     fast = await create(session, REJECTED, ACT, per_second=None)
     has_begun = asyncio.Event()
 
-    async with await connect_async(tables_url, name="other") as other, named_lock(other, f"replay {slow.replay_id}"):
-        running = asyncio.create_task(
-            run(session, None, fast.replay_id, on_email=lambda _email_id, _outcome: has_begun.set())
-        )
+    async with await connect_async(tables_url, name="other") as other, named_lock(other, f"replay {slow.id}"):
+        running = asyncio.create_task(run(session, fast.id, on_email=lambda _email_id, _outcome: has_begun.set()))
         await has_begun.wait()
         async with await connect_async(tables_url, name="elsewhere") as elsewhere:
-            await stop(elsewhere, fast.replay_id, ACT)
+            await stop(elsewhere, fast.id, ACT)
         ended = await running
 
     assert (ended.replay.replayed, ended.replay.waiting) == (1, 2)
@@ -295,16 +298,15 @@ async def test_a_replay_slows_down_for_a_slower_replay_of_the_same_emails(
 async def test_a_replay_can_be_run_by_one_session_only(
     session: AsyncSession, tables_url: str, dead_emails: DeadEmails
 ) -> None:
-    dead_emails.create(1)
+    dead_emails.create(2)
     replay = await create(session, REJECTED, ACT)
 
-    async with await connect_async(tables_url, name="second") as other, named_lock(other, f"replay {replay.replay_id}"):
-        attended = await find(session, replay.replay_id)
+    async with await connect_async(tables_url, name="second") as other, named_lock(other, f"replay {replay.id}"):
+        attended = await find(session, replay.id)
         with pytest.raises(ReplayBusy):
-            await run(session, None, replay.replay_id)
+            await run(session, replay.id)
 
-    assert attended is not None
-    assert attended.is_active
+    assert (attended.state, attended.is_active) == (ReplayState.RUNNING, True)
 
 
 async def test_a_locked_email_is_skipped_and_the_replay_can_be_resumed(
@@ -315,14 +317,14 @@ async def test_a_locked_email_is_skipped_and_the_replay_can_be_resumed(
     replay = await create(session, Selection(email_ids=(*email_ids, unknown)), ACT, per_second=None)
 
     with lock_holder(tables_url, locks=[email_ids[0], email_ids[2]]):
-        left = await run(session, None, replay.replay_id, lock_seconds=0.0)
-        again = await run(session, None, replay.replay_id, lock_seconds=0.0)
+        left = await run(session, replay.id, lock_seconds=0.0)
+        again = await run(session, replay.id, lock_seconds=0.0)
     statuses = dead_emails.books.statuses()
-    resumed = await run(session, None, replay.replay_id)
+    resumed = await run(session, replay.id)
 
     assert (left.locked, left.replay.replayed, left.replay.waiting) == (2, 3, 2)
     assert left.replay.outcomes[ItemOutcome.UNKNOWN] == 1
-    assert (left.replay.state, left.replay.is_active) == (ReplayState.RUNNING, False)
+    assert (left.replay.state, left.replay.is_active) == (ReplayState.INTERRUPTED, False)
     assert (again.locked, again.replay) == (2, left.replay)
     assert statuses == {"pending": 3, "failed": 2}
     assert (resumed.locked, resumed.replay.replayed, resumed.replay.state) == (0, 5, ReplayState.DONE)
@@ -343,7 +345,7 @@ async def test_a_briefly_locked_email_is_replayed_after_the_others(
             if len(order) == 2:
                 locking.close()
 
-        ended = await run(session, None, replay.replay_id, on_email=note, lock_seconds=DEADLINE_SECONDS)
+        ended = await run(session, replay.id, on_email=note, lock_seconds=DEADLINE_SECONDS)
 
     assert order == [*email_ids[1:], email_ids[0]]
     assert (ended.locked, ended.replay.state) == (0, ReplayState.DONE)
@@ -352,7 +354,7 @@ async def test_a_briefly_locked_email_is_replayed_after_the_others(
 async def test_a_replay_that_waits_for_a_locked_email_ends_when_it_is_stopped(
     session: AsyncSession, dead_emails: DeadEmails, tables_url: str
 ) -> None:
-    (email_id,) = dead_emails.create(1)
+    _, email_id = dead_emails.create(2)
     replay = await create(session, REJECTED, ACT, per_second=None)
 
     async def is_polled() -> bool:
@@ -360,10 +362,10 @@ async def test_a_replay_that_waits_for_a_locked_email_ends_when_it_is_stopped(
         return "email_replay_item" in runner["query"] and runner["state"] == "idle"
 
     with lock_holder(tables_url, locks=[email_id]):
-        running = asyncio.create_task(run(session, None, replay.replay_id, lock_seconds=DEADLINE_SECONDS))
+        running = asyncio.create_task(run(session, replay.id, lock_seconds=DEADLINE_SECONDS))
         await until_answer(is_polled)
         async with await connect_async(tables_url, name="elsewhere") as elsewhere:
-            await stop(elsewhere, replay.replay_id, ACT)
+            await stop(elsewhere, replay.id, ACT)
         async with asyncio.timeout(DEADLINE_SECONDS / 2):
             ended = await running
 
@@ -377,12 +379,10 @@ async def test_a_replay_that_waits_for_its_pace_ends_soon_after_it_is_stopped(
     replay = await create(session, REJECTED, ACT, per_second=1e-9)
     has_begun = asyncio.Event()
 
-    running = asyncio.create_task(
-        run(session, None, replay.replay_id, on_email=lambda _email_id, _outcome: has_begun.set())
-    )
+    running = asyncio.create_task(run(session, replay.id, on_email=lambda _email_id, _outcome: has_begun.set()))
     await has_begun.wait()
     async with await connect_async(tables_url, name="elsewhere") as elsewhere:
-        await stop(elsewhere, replay.replay_id, ACT)
+        await stop(elsewhere, replay.id, ACT)
     async with asyncio.timeout(DEADLINE_SECONDS / 2):
         ended = await running
 
@@ -403,7 +403,7 @@ async def test_the_pace_is_kept(session: AsyncSession, dead_emails: DeadEmails) 
     replay = await create(session, REJECTED, ACT, per_second=50)
     began = asyncio.get_running_loop().time()
 
-    await run(session, None, replay.replay_id)
+    await run(session, replay.id)
 
     assert asyncio.get_running_loop().time() - began > 9 / 50
 
@@ -415,8 +415,8 @@ async def test_a_failed_email_that_may_have_arrived_is_treated_like_a_held_one(
 
     for include_held in (False, True):
         replay = await create(session, Selection(), ACT, include_held=include_held, per_second=None)
-        await run(session, None, replay.replay_id)
-        found = await find(session, replay.replay_id)
+        await run(session, replay.id)
+        found = await find(session, replay.id)
         assert found is not None
         assert found.replayed == include_held
 

@@ -6,15 +6,16 @@ from uuid import UUID
 
 import pytest
 
+from dispatcher.actions.held import Confirm
 from dispatcher.actions.runner import Face, Who, run_batch
 from dispatcher.actions.unsent import Cancel
 from dispatcher.domain.status import Status
 from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import find_history
-from dispatcher.ops.verdicts import confirm
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
+from tests.ops.decisions import decide
 from tests.store.books import Books
 from tests.store.results import result
 
@@ -66,7 +67,7 @@ async def test_a_decision_has_its_actor_and_reason(session: AsyncSession, books:
     await store.record([result(lease, Status.HELD, error_type="outcome_unknown")])
     held_since = books.row(email_id)["settled_at"]
     before = await words(session, email_id)
-    await confirm(session, email_id, ACT)
+    await decide(session, Confirm(reason=ACT.reason), email_id, actor=ACT.actor)
     history = await find_history(session, email_id)
 
     assert held_since is not None

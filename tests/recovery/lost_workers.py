@@ -65,11 +65,8 @@ def die(
     boot: str | None = None,
     database_id: UUID | None = DATABASE_ID,
 ) -> None:
-    """Runs these steps in a worker process that is then killed with SIGKILL.
-
-    Args:
-        database_id: The id in the ledger; None for a ledger of the previous format, which does not contain the id.
-    """
+    """Runs these steps in a worker process that is then killed with SIGKILL. The previous format has no
+    `database_id`."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -29,11 +29,7 @@ COMMITTING = 4
 
 
 class Server(Outbox):
-    """The leader's outbox, which listens. Its commits take COMMIT_SECONDS.
-
-    Attributes:
-        is_delayed: Whether a commit that notifies waits for another one.
-    """
+    """The leader's outbox, which listens. Its commits take COMMIT_SECONDS. `is_delayed`: one waits for another one."""
 
     is_delayed = False
 

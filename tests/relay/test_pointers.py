@@ -60,14 +60,8 @@ class CountingOutbox(Outbox):
 
 
 class Queue:
-    """A fake queue with unlimited room that counts messages per email.
-
-    Attributes:
-        order: The emails in the order of their messages.
-        room: How many more emails the queue takes.
-        refuses: How many of the next batches the queue refuses. `breaks`: How many of the next batches break the
-            connection.
-    """
+    """A fake queue with unlimited room that counts messages per email. It refuses the next `refuses` batches, and the
+    connection breaks at the next `breaks`."""
 
     wait_seconds = 0.0
 

@@ -206,11 +206,7 @@ def waits_for_a_lock(connection: psycopg.Connection) -> bool:
 
 
 class Bucket(ProviderStore):
-    """A fake token bucket that returns scripted replies. The reply None simulates an outage of PostgreSQL.
-
-    Attributes:
-        looks: Time and burst of each query.
-    """
+    """A fake token bucket that returns scripted replies. The reply None simulates an outage of PostgreSQL."""
 
     def __init__(self, *answers: tuple[int, float] | None) -> None:
         self._answers = list(answers)

@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.failures import ItemOutcome
 from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.provider_event import EventKind
 from dispatcher.domain.status import FINISHED, OnUncertain, Status
-from dispatcher.store.leases import MAX_DEAD_LETTER_REPLAYS, DeadLetterVerdict, Lease
-from dispatcher.store.replays import ItemOutcome
+from dispatcher.store.leases import Lease
 
 MORTUARY: Final = (Status.FAILED, Status.HELD)
 
@@ -50,7 +50,6 @@ class Known:
     attempts: int = 0
     attempt_base: int = 0
     crashes: int = 0
-    letter_replays: int = 0
     owner: str | None = None
     expired_at: datetime | None = None
     expiries: int = 0
@@ -229,12 +228,3 @@ class Known:
         if (self.status is Status.HELD or self.was_uncertain) and not include_held:
             return ItemOutcome.MAY_HAVE_ARRIVED
         return ItemOutcome.REPLAYED
-
-    def dead_letter_verdict(self, attempts: int) -> DeadLetterVerdict:
-        """The expected verdict if a dead letter with `attempts` is moved back to the send queue."""
-        if not self.is_dead or attempts != self.attempts:
-            return DeadLetterVerdict.STALE
-        may_have_arrived = self.status is Status.HELD or self.was_uncertain
-        if may_have_arrived or self.is_over or self.letter_replays >= MAX_DEAD_LETTER_REPLAYS:
-            return DeadLetterVerdict.REFUSED
-        return DeadLetterVerdict.REPLAYED

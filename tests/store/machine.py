@@ -22,7 +22,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from psycopg_pool import AsyncConnectionPool
 
 from dispatcher import enqueue
-from dispatcher.actions.batch import Judged
+from dispatcher.actions.batch import Batch, Judged
+from dispatcher.actions.dlq import DiscardDead
+from dispatcher.actions.held import Confirm, Release
+from dispatcher.domain.failures import ItemOutcome
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.provider_event import EventKind, ProviderEvent
@@ -34,16 +37,13 @@ from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.events import EventRow, store_events
 from dispatcher.store.failures import (
-    confirm_held,
-    discard_dead,
     find_dead_lettered,
-    release_held,
     republish_dead_letters,
 )
-from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore
+from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.queries import ids_within
-from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
+from dispatcher.store.replays import create_replay, find_replay, replay_next
 from dispatcher.store.settlement import (
     FoundLease,
     find_expiring,
@@ -53,6 +53,7 @@ from dispatcher.store.settlement import (
     release_found,
 )
 from dispatcher.store.statements import fetch
+from tests.ops.decisions import decide
 from tests.store.altered import Mutant, connection_class
 from tests.store.books import Books, email
 from tests.store.known import Known
@@ -415,10 +416,16 @@ class Machine(RuleBasedStateMachine):
     # Statements of an operator.
 
     def _replay(self, known: Known, *, include_held: bool) -> None:
-        way: dict[str, Any] = {"source": "ids", "selection": {}, "per_second": None, "force": False, **PERSON}
-        replay_id = self.run(create_replay(self.relay, [known.email_id], include_held=include_held, **way))
+        way: dict[str, Any] = {"source": "ids", "selection": "{}", "per_second": None, "force": False, **PERSON}
+        # A list of one email is replayed at once; the emails of a longer list, one by one.
+        ids = [known.email_id] if include_held else [known.email_id, UUID(int=2**128 - 1)]
+        replay_id = self.run(create_replay(self.relay, email_ids=ids, include_held=include_held, **way))
         outcome = known.replay_outcome(include_held=include_held)
-        assert self.run(replay_next(self.relay, replay_id)) == (known.email_id, outcome)
+        if len(ids) > 1:
+            assert self.run(replay_next(self.relay, replay_id=replay_id, after=None)) == (known.email_id, outcome)
+        replay = self.run(find_replay(self.relay, replay_id))
+        assert replay is not None
+        assert replay.outcomes == {outcome: 1}
         if outcome is ItemOutcome.REPLAYED:
             known.replay(self._now())
 
@@ -624,10 +631,6 @@ class Machine(RuleBasedStateMachine):
         self.publish(1 - number, is_late=False)
         if known.is_dead:
             self._replay(known, include_held=include_held)
-            attempts = known.attempts
-            verdict = known.dead_letter_verdict(attempts)
-            moved = self.run(self.stores[WORKERS[0]].replay_dead_letters({known.email_id: attempts}))
-            assert moved == {known.email_id: verdict}
         if is_cancelled:
             self._cancel_expired()
         if known.leases:
@@ -773,12 +776,13 @@ class Machine(RuleBasedStateMachine):
         for known in gone:
             known.due_since = self._now()
 
-    @rule(number=NUMBER, status=STATUS, decide=st.sampled_from([confirm_held, release_held]))
-    def decide_on_a_held_email(self, number: int, status: Status, decide: Callable[..., Any]) -> None:
+    @rule(number=NUMBER, status=STATUS, decision=st.sampled_from([Confirm, Release]))
+    def decide_on_a_held_email(self, number: int, status: Status, decision: type[Batch]) -> None:
         known = self._prepared(number, status)
-        decided = self.run(decide(self.relay, known.email_id, **PERSON))
+        (verdict,) = self.run(decide(self.relay, decision(reason=PERSON["reason"]), known.email_id))
+        decided = verdict in ("confirmed", "released")
         assert decided == (known.status is Status.HELD)
-        if decided and decide is confirm_held:
+        if decided and decision is Confirm:
             self.counted["accepted"] += 1
             known.close(Status.SENT, self._now())
         elif decided:
@@ -795,18 +799,6 @@ class Machine(RuleBasedStateMachine):
     def replay(self, number: int, status: Status, is_in_doubt: bool, include_held: bool) -> None:
         self._replay(self._prepared_after_doubt(number, status, is_in_doubt), include_held=include_held)
 
-    @rule(number=NUMBER, status=STATUS, is_in_doubt=st.booleans(), fewer=st.sampled_from([0, 0, 1]))
-    def move_a_dead_letter_back(self, number: int, status: Status, is_in_doubt: bool, fewer: int) -> None:
-        known = self._prepared_after_doubt(number, status, is_in_doubt)
-        attempts = known.attempts - fewer
-        verdict = known.dead_letter_verdict(attempts)
-        assert self.run(self.stores[WORKERS[0]].replay_dead_letters({known.email_id: attempts})) == {
-            known.email_id: verdict
-        }
-        if verdict is DeadLetterVerdict.REPLAYED:
-            known.letter_replays += 1
-            known.replay(self._now())
-
     @rule(number=NUMBER, status=STATUS)
     def discard_a_dead_letter(self, number: int, status: Status) -> None:
         known = self._prepared(number, status)
@@ -814,8 +806,9 @@ class Machine(RuleBasedStateMachine):
             self._discard(known)
 
     def _discard(self, known: Known) -> None:
-        discarded = self.run(discard_dead(self.relay, [known.email_id], **PERSON))
-        assert bool(discarded) == (known.is_dead and not known.is_discarded)
+        (verdict,) = self.run(decide(self.relay, DiscardDead(reason=PERSON["reason"]), known.email_id))
+        discarded = verdict == "discarded"
+        assert discarded == (known.is_dead and not known.is_discarded)
         if discarded:
             known.is_discarded, known.dead_letter_since = True, None
 

@@ -66,9 +66,6 @@ MUTANTS: Final = {
     "wake_that_is_not_due": Mutant("wake", "publish_due_at = clock_timestamp()", "publish_due_at = null"),
     "expiry_that_keeps_the_due_mark": Mutant("cancel_expired", "        publish_due_at = null,\n"),
     "replay_after_the_expiry": Mutant("replay_next", "            when s.is_expired then 'expired'\n"),
-    "dead_letter_moved_back_after_the_expiry": Mutant(
-        "replay_dead_letters", "may_have_arrived or is_expired", "may_have_arrived"
-    ),
     "settlement_that_leaves_cancelled_emails": Mutant("find_proven", "'held', 'cancelled'", "'held'"),
     "lease_of_a_proven_email": Mutant("lease", "        and e.proven_by is null\n"),
     "record_that_retries_a_proven_email": Mutant(
@@ -217,11 +214,15 @@ MUTANTS: Final = {
     "crash_of_another_worker": Mutant("note_crashes", "'sending', %(worker)s::text", "'sending', locked_by"),
     "crash_with_the_same_token": Mutant("note_crashes", "e.lease_token + 1", "e.lease_token"),
     "lost_immediately_after_publishing": Mutant("find_lost_message_ids", "%(age_seconds)s *", "0 * %(age_seconds)s *"),
-    "confirmation_of_an_email_that_is_not_held": Mutant("confirm_held", "\n        and status = 'held'"),
+    "confirmation_of_an_email_that_is_not_held": Mutant(
+        "confirm_held", "select email_id from found where status = 'held'", "select email_id from found"
+    ),
     "confirmation_that_keeps_the_dead_letter": Mutant(
         "confirm_held", "dead_letter_due_at = null", "dead_letter_due_at = dead_letter_due_at"
     ),
-    "release_of_an_email_that_is_not_held": Mutant("release_held", "        and e.status = 'held'\n"),
+    "release_of_an_email_that_is_not_held": Mutant(
+        "release_held", "when s.status = 'failed' and i.is_of_held then 'failed'\n"
+    ),
     "replay_of_an_email_that_may_have_arrived": Mutant(
         "replay_next", "s.may_have_arrived and not i.include_held", "false"
     ),
@@ -229,22 +230,12 @@ MUTANTS: Final = {
         "replay_next", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"
     ),
     "replay_that_counts_old_attempts": Mutant("replay_next", "        attempt_base = e.attempt_count,\n"),
-    "dead_letter_of_an_older_failure": Mutant(
-        "replay_dead_letters",
-        "(e.email_id, e.attempt_count) in (\n            select w.email_id, w.attempts",
-        "(e.email_id) in (\n            select w.email_id",
+    "discard_of_an_email_that_is_not_dead": Mutant(
+        "discard_dead", "            when status not in ('failed', 'held') then 'not_dead'\n"
     ),
-    "dead_letter_of_an_email_that_is_not_dead": Mutant(
-        "replay_dead_letters", "\n        and e.status in ('failed', 'held')"
+    "discard_twice": Mutant(
+        "discard_dead", "            when dead_letter_discarded_at is not null then 'already_discarded'\n"
     ),
-    "dead_letter_of_an_email_that_may_have_arrived": Mutant(
-        "replay_dead_letters", "may_have_arrived or is_expired", "is_expired"
-    ),
-    "dead_letter_of_a_failed_uncertain_email": Mutant(
-        "replay_dead_letters", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"
-    ),
-    "discard_of_an_email_that_is_not_dead": Mutant("discard_dead", "        and status in ('failed', 'held')\n"),
-    "discard_twice": Mutant("discard_dead", "\n        and dead_letter_discarded_at is null"),
     "republished_after_a_change": Mutant(
         "republish_dead_letters",
         "(e.email_id, e.attempt_count) in (\n            select w.email_id, w.attempt_count",

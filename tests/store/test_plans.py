@@ -81,7 +81,6 @@ async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
     await store.find_paused(ids, ["acme"], ["bulk"])
     await store.put_back(ids, ["acme"], 2.0)
     await store.locked.find_locked(ids, is_busy=True)
-    await store.replay_dead_letters(dict.fromkeys(ids, 1))
     leases = await store.lease(keys, 60) or [Lease(email_id, None, 1, 1, None, None) for email_id in ids]
     results = [result(lease, Status.SENT) for lease in leases]
     recorded = await store.record(results)

@@ -27,11 +27,8 @@ class ParentStarter:
         by: Sequence[str] = (),
         hang_seconds: float = 0,
     ) -> Program:
-        """Start a parent with these fake roles (see `fake_roles`). The parent's first `failing_forks` forks fail.
-
-        Args:
-            by: A command that gets the parent's command line as arguments, and executes it.
-        """
+        """Start a parent with these fake roles (see `fake_roles`), whose first `failing_forks` forks fail. `by` is a
+        command that executes the parent's command line."""
         argv = [*by, sys.executable, "-m", "tests.supervisor.fake_roles", str(self._folder), str(drain_seconds), *roles]
         env = {"PATH": os.defpath, FAILING_FORKS: str(failing_forks), HANG_SECONDS: str(hang_seconds)}
         program = Program(argv, self._folder, f"parent-{len(self._programs)}", env=env, stdout=stdout)

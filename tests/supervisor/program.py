@@ -77,22 +77,12 @@ def is_alive(pid: int) -> bool:
 
 
 class Program:
-    """A started process and all of its descendants.
-
-    Attributes:
-        pid: The process id, which is also the session id.
-    """
+    """A started process and all of its descendants."""
 
     def __init__(
         self, argv: Sequence[str], folder: Path, name: str, *, env: Mapping[str, str], stdout: Path | None = None
     ) -> None:
-        """Start the program.
-
-        Args:
-            folder: The folder for the program's output: `name.log` and `name.err`.
-            env: The whole environment.
-            stdout: A file or pipe for the program's log. If given, `events` finds nothing.
-        """
+        """Start the program. Its output is in `folder`. If `stdout` is given, `events` finds nothing."""
         self._log_path = folder / f"{name}.log"
         self._words_path = folder / f"{name}.err"
         self._read_octets = 0

@@ -40,11 +40,7 @@ class Process:
 
 @contextmanager
 def counting(folder: Path, slot: str = "w0", *, file_octets: int | None = None) -> Iterator[Process]:
-    """Runs a process that writes metrics to a folder during the block.
-
-    Args:
-        file_octets: The maximum size of a file that the process may write, in octets. It simulates a full disk.
-    """
+    """Runs a process that writes metrics during the block. Beyond `file_octets`, writing fails, as on a full disk."""
     limit = [] if file_octets is None else [str(file_octets)]
     command = [sys.executable, "-m", "tests.telemetry.counting", str(folder), slot, *limit]
     pipe = subprocess.PIPE

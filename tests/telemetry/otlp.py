@@ -13,13 +13,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @dataclass(frozen=True, slots=True)
 class SeenSpan:
-    """A received span.
-
-    Attributes:
-        parent: The parent's span id; empty if it has none.
-        started_at: Unix seconds.
-    """
-
     name: str
     trace: str
     span: str
@@ -34,13 +27,7 @@ class SeenSpan:
 
 @dataclass
 class Collector:
-    """The spans and requests that a server received.
-
-    Attributes:
-        url: The server's URL, as a value for OTEL_EXPORTER_OTLP_ENDPOINT.
-        bodies: The bodies of all requests.
-        released: While this event is not set, the server does not answer.
-    """
+    """The spans and requests that a server received, which does not answer until `released`."""
 
     url: str
     bodies: list[bytes] = field(default_factory=list)

@@ -41,12 +41,8 @@ SLOT_OCTETS = 512
 
 @dataclass
 class Worker:
-    """A running worker.
-
-    Attributes:
-        name: The worker's name in `locked_by`, and the name of its database sessions.
-        connection_name: The connection's name in RabbitMQ's management UI.
-    """
+    """A running worker: its name in `locked_by` and of its sessions, and its connection's name in RabbitMQ's management
+    UI."""
 
     name: str
     ledger: Path
@@ -76,13 +72,8 @@ class Worker:
 
 
 class Bench:
-    """The workers, tables and queues of one test.
-
-    Attributes:
-        books: Direct access to the test's tables.
-        rabbit: A RabbitMQ client that is separate from the workers'.
-        provider: The provider of workers that start without a list of providers.
-    """
+    """The workers, tables and queues of one test. `provider` is that of workers that start without a list of
+    providers."""
 
     def __init__(
         self, servers: Servers, tables_url: str, topology: Topology, run_dir: Path, books: Books, rabbit: Rabbit
@@ -121,12 +112,7 @@ class Bench:
         lock_seconds: float = LOCK_SECONDS,
         **given: str,
     ) -> Worker:
-        """Starts a worker. `given` overrides settings, as in `settings`.
-
-        Args:
-            ceiling: Emails per second for each provider.
-            lock_seconds: The lock timeout of the worker's statements.
-        """
+        """Starts a worker. `given` overrides settings. `ceiling`: emails per second for each provider."""
         settings = self.settings(**given)
         identity = WorkerIdentity("test:w0", f"test:w0:{uuid4()}")
         pool = make_pool(
@@ -179,11 +165,7 @@ class Bench:
         assert all(await self._publisher.publish(messages * times))
 
     async def deliver_together(self, email_ids: Iterable[UUID], *, unknown_at: int | None = None) -> None:
-        """Publishes one message that points to all emails.
-
-        Args:
-            unknown_at: The position of an additional pointer to an unknown email.
-        """
+        """Publishes one message that points to all emails, and at `unknown_at` to an unknown one."""
         ids = list(email_ids)
         keys = self.books.keys(ids)
         pointers = [Pointer(each, keys[each]) for each in ids]

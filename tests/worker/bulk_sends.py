@@ -23,13 +23,7 @@ def templated(number: int, **changes: Any) -> OutgoingEmail:
 
 @dataclass
 class BulkSend:
-    """An email, its attempt, and the adapter's reports about it.
-
-    Attributes:
-        left: How often the adapter called `mark_on_wire`.
-        back: How often the adapter called `mark_not_sent`.
-        refusal: The exception that `mark_on_wire` raises, if any.
-    """
+    """An email, its attempt, and how often the adapter marked it on the wire (`left`), and as not sent (`back`)."""
 
     email: OutgoingEmail
     left: int = 0

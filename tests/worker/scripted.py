@@ -17,16 +17,8 @@ Act = Callable[["ScriptedProvider", OutgoingEmail, Attempt], Awaitable[Outcome]]
 
 
 class ScriptedProvider:
-    """Implements the contract of `providers.contract.Provider`.
-
-    Attributes:
-        script: What the provider does in the next calls with an email, in order. When the list is empty, it does
-            `always`.
-        calls: The email id of each call, in order.
-        accepted: The number of times that each email was accepted. More than one is a duplicate.
-        waiting: Emails whose call waits for `let_go`.
-        most_at_once: The highest number of concurrent calls so far.
-    """
+    """Does with each email what `script` says next, and then `always`. An email `accepted` twice is a duplicate. Emails
+    whose call waits for `let_go` are `waiting`."""
 
     def __init__(self, name: str = "scripted", capabilities: Capabilities = ANYTHING) -> None:
         self._name = name

@@ -35,7 +35,7 @@ from dispatcher.routing.breaker import FAILURES_IN_A_ROW, CircuitBreaker
 from dispatcher.routing.gate import Gate
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.address_hashes import AddressHasher
-from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, Result, UnleasedEmail
+from dispatcher.store.leases import Lease, LeaseStore, Result, UnleasedEmail
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.providers import ProviderStore
 from dispatcher.store.statements import Source
@@ -76,12 +76,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @dataclass
 class Row:
-    """An email's row.
-
-    Attributes:
-        ours: Whether this worker has the lease.
-    """
-
     status: Status = Status.PENDING
     token: int = 0
     attempts: int = 0
@@ -123,11 +117,9 @@ class NobodySuppressed(SuppressionReader):
 class FakeStore(LeaseStore):
     """Executes the worker's statements on a dictionary.
 
-    Attributes:
-        lose: For each statement name, the next calls whose reply is lost. True means that the statement commits first.
-        refused: Emails whose results PostgreSQL refuses.
-        events: The committed changes, in order.
-        batches: The outcomes that each call of `record` committed, sorted.
+    `lose`: for each statement, the next calls whose reply is lost; True: it commits first. `refused`: emails whose
+    results PostgreSQL refuses. `events`: the committed changes. `batches`: the outcomes of each call of `record`,
+    sorted.
     """
 
     def __init__(self) -> None:
@@ -195,9 +187,6 @@ class FakeStore(LeaseStore):
             }
 
         return dict(await self._statement("find_unleased", (), commit))
-
-    async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
-        return dict.fromkeys(attempts, DeadLetterVerdict.STALE)
 
     async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
         return self.emails.get(email_id)
@@ -344,12 +333,7 @@ def usual_settings() -> Settings:
 
 @dataclass
 class StageBench:
-    """A worker's pipeline with fakes.
-
-    Attributes:
-        faults: Exceptions of background tasks.
-        is_cut_short: Set if the drain timed out.
-    """
+    """A worker's pipeline with fakes. `is_cut_short`: the drain timed out."""
 
     folder: Path
     providers: Sequence[Provider]

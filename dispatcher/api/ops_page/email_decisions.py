@@ -14,18 +14,18 @@ from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.actions.batch import Batch
+from dispatcher.actions.dlq import OUTCOMES, DiscardDead
+from dispatcher.actions.held import Confirm, Release
 from dispatcher.actions.runner import Face, Who, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
+from dispatcher.domain.failures import DEAD, ItemOutcome, ReplayState, Selection
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
-from dispatcher.errors import DispatcherError, StoreBusy
-from dispatcher.ops import dead_letters, replaying, verdicts
+from dispatcher.errors import StoreBusy
+from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import EmailHistory
-from dispatcher.ops.verdicts import Verdict
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import Selection
-from dispatcher.store.replays import ItemOutcome
 
 Record = Mapping[str, Any]
 
@@ -46,7 +46,6 @@ class Decision:
         does: What the decision does. The page says this before the visitor confirms.
         is_final: Whether the decision cannot be undone.
         needs_time: Whether the form asks for a time.
-        makes_stale: Whether the decision makes the email's dead letter stale, so that it must be removed from the DLQ.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Decision:
     does: str
     is_final: bool = False
     needs_time: bool = False
-    makes_stale: bool = True
 
 
 DECISIONS: Final[Mapping[str, Decision]] = {
@@ -91,7 +89,6 @@ DECISIONS: Final[Mapping[str, Decision]] = {
             frozenset({Status.PENDING, Status.WAITING}),
             "Sends the email at another time, or at once if that time has passed.",
             needs_time=True,
-            makes_stale=False,
         ),
         Decision(
             "cancel",
@@ -100,7 +97,6 @@ DECISIONS: Final[Mapping[str, Decision]] = {
             frozenset({Status.PENDING, Status.WAITING}),
             "The email is never sent. To send it after all, enqueue it again with another message key.",
             is_final=True,
-            makes_stale=False,
         ),
         Decision(
             "discard",
@@ -164,7 +160,7 @@ async def find_choices(session: AsyncSession, email: Record) -> Choices:
     status = Status(email["status"])
     if status in _NO_CHOICE:
         return Choices((), (_NO_CHOICE[status],))
-    outcome = await _replay_outcome(session, email["email_id"]) if status in dead_letters.DEAD else None
+    outcome = await _replay_outcome(session, email["email_id"]) if status in DEAD else None
     notes = [_NOT_REPLAYABLE[outcome]] if outcome is not None and outcome in _NOT_REPLAYABLE else []
     offers = []
     for decision in DECISIONS.values():
@@ -216,25 +212,6 @@ class Result:
         return self.why is None
 
 
-_VERDICTS: Final[Mapping[Verdict, str]] = {
-    Verdict.ALREADY_SENT: "The email is already sent.",
-    Verdict.UNDER_WAY: "The email is no longer held: it is pending, waiting or being sent.",
-    Verdict.CANCELLED: "The email is cancelled, and is never sent.",
-    Verdict.EXPIRED: "The email has expired, and is never sent.",
-    Verdict.FAILED: "The email is no longer held: it failed.",
-    Verdict.CONTENT_PRUNED: "The email's content was deleted, so it cannot be sent again.",
-    Verdict.UNKNOWN: "The email no longer exists.",
-}
-_OUTCOMES: Final[Mapping[ItemOutcome, str]] = {
-    ItemOutcome.ALREADY_SENT: "The email is already sent.",
-    ItemOutcome.UNDER_WAY: "The email is already pending, waiting or being sent.",
-    ItemOutcome.CANCELLED: "The email is cancelled, and is never sent.",
-    ItemOutcome.EXPIRED: "The email has expired, and is never sent.",
-    ItemOutcome.DISCARDED: "The email's dead letter has been discarded.",
-    ItemOutcome.MAY_HAVE_ARRIVED: "The email may have arrived.",
-    ItemOutcome.CONTENT_PRUNED: "The email's content was deleted, so it cannot be sent again.",
-    ItemOutcome.UNKNOWN: "The email no longer exists.",
-}
 _LOCKED: Final = "Another transaction holds a lock on the email's row. Try again in a few seconds."
 
 
@@ -250,23 +227,19 @@ async def carry_out(
     email_id, tenant_id = email["email_id"], email["tenant_id"]
     try:
         match decision.name:
-            case "confirm" | "release":
-                decide = verdicts.confirm if decision.name == "confirm" else verdicts.release
-                return Result(_VERDICTS.get(await decide(session, email_id, act)))
             case "replay":
                 return await _replay(session, email_id, act)
+            case "confirm":
+                asked: Batch = Confirm(reason=act.reason)
+            case "release":
+                asked = Release(reason=act.reason)
             case "discard":
-                is_done = await dead_letters.discard(session, [email_id], act)
-                return Result(
-                    None
-                    if is_done
-                    else "The email is neither failed nor held, or its dead letter was discarded before."
-                )
+                asked = DiscardDead(reason=act.reason)
             case "cancel":
-                return await _change(session, Cancel(tenant_id=tenant_id, reason=act.reason), email_id, act)
+                asked = Cancel(reason=act.reason)
             case _:
-                asked = Reschedule(tenant_id=tenant_id, reason=act.reason, send_at=send_at)
-                return await _change(session, asked, email_id, act)
+                asked = Reschedule(reason=act.reason, send_at=send_at)
+        return await _change(session, asked.but(tenant_id=tenant_id), email_id, act)
     except StoreBusy:
         return Result(_LOCKED)
 
@@ -282,18 +255,14 @@ async def _change(session: AsyncSession, asked: Batch, email_id: UUID, act: Act)
 
 
 async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> Result:
-    """Replays one email immediately. Leaves the email's dead letter on the DLQ; the caller removes it."""
+    """Replays one email immediately."""
     selection = Selection(email_ids=(email_id,), discarded=None)
     replay = await replaying.create(session, selection, act, include_held=True, per_second=None, source="ids")
-    try:
-        ended = await replaying.run(session, None, replay.replay_id, lock_seconds=LOCK_SECONDS)
-    except DispatcherError:
-        await replaying.stop(session, replay.replay_id, act)
-        raise
-    if ended.locked:
-        await replaying.stop(session, replay.replay_id, act)
-        return Result(_LOCKED)
-    outcome = next(iter(ended.replay.outcomes), None)
-    if outcome is ItemOutcome.REPLAYED:
-        return Result()
-    return Result(_OUTCOMES[outcome] if outcome else "Another operator stopped the replay.")
+    if replay.state is not ReplayState.DONE:  # another transaction has locked the row
+        try:
+            replay = (await replaying.run(session, replay.id, lock_seconds=LOCK_SECONDS)).replay
+        finally:
+            await replaying.stop(session, replay.id, act)
+    for outcome in map(ItemOutcome, replay.outcomes):
+        return Result(None if outcome is ItemOutcome.REPLAYED else f"Nothing was changed: {OUTCOMES[outcome]}.")
+    return Result(_LOCKED)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.api.operator_endpoints import MAX_REASON_CHARACTERS
+from dispatcher.api.operation import MAX_REASON_CHARACTERS
 from dispatcher.api.ops_page import email_view
 from dispatcher.api.ops_page.email_decisions import DECISIONS, Choices, Decision, Result, carry_out, find_choices
 from dispatcher.api.ops_page.email_search import NAMES, By, SearchForm, as_id, read_form
@@ -269,10 +269,7 @@ class _EmailPages:
         email = history.email
         if form.get("attempts") != str(email["attempt_count"]):
             return Result("The email has changed since you opened the form: look at it again.")
-        result = await carry_out(session, decision, history, act, send_at=send_at)
-        if result.is_done and decision.makes_stale:
-            self._site.jobs.remove_dead_letters([email["email_id"]])
-        return result
+        return await carry_out(session, decision, history, act, send_at=send_at)
 
     async def _ask(
         self,

@@ -81,19 +81,27 @@ def pages(subject: ModuleType) -> Callable[[Site], list[Route]]:
 
 
 async def listed(
-    site: Site, listing: type[Action[Any]], request: Request, visitor: Visitor
+    site: Site,
+    listing: type[Action[Any]],
+    request: Request,
+    visitor: Visitor,
+    form: Mapping[str, str] | None = None,
 ) -> tuple[Page[Any], Mapping[str, str], Mistake | None]:
     """The rows that the filter in the URL selects, the filter as it was typed, and its mistakes if there are any.
 
     With a mistake there are no rows.
+
+    Args:
+        form: The filter, if it is not in the URL: addresses are only in the bodies of requests.
     """
-    filters = {name: text for name in listing.fields if (text := parameter(request, name))}
+    given = {name: parameter(request, name) if form is None else form.get(name, "") for name in listing.fields}
+    filters = {name: text for name, text in given.items() if text.strip()}
     try:
         asked = read(listing, {}, filters)
         async with site.session() as session:
             found = await _run(site, session, asked, visitor)
     except Mistakes as error:
-        return Page([], None), filters, Mistake(_words(error))
+        return Page([], None), filters, Mistake(words_of(error))
     return (found if isinstance(found, Page) else Page(found, None)), filters, None
 
 
@@ -123,13 +131,14 @@ def _handler(
             async with site.session() as session:
                 result = await _run(site, session, asked, visitor)
         except Mistakes as error:
-            return await page(request, visitor, form=form, mistake=Mistake(_words(error)))
+            return await page(request, visitor, form=form, mistake=Mistake(words_of(error)))
         except Refused as error:
             words = f"{error.message} {error.remedy or ''}".strip()
             return await page(request, visitor, form=form, mistake=Mistake(words))
         if action.secret:
             return await page(request, visitor, form=form, secret=getattr(result, action.secret))
-        return site.see_other(path.format_map(asked.values()), done=action.name)
+        tenant_id = None if action.reach is Reach.ALL_TENANTS else known.get("tenant_id")
+        return site.see_other(path.format_map(asked.values()), done=action.name, tenant_id=tenant_id)
 
     return handler
 
@@ -146,7 +155,8 @@ async def _run(site: Site, session: Any, asked: Action[R], visitor: Visitor) -> 
         raise
 
 
-def _words(error: Mistakes) -> str:
+def words_of(error: Mistakes) -> str:
+    """All mistakes, as sentences for the visitor."""
     return " ".join(f"{label(each.field) if each.field else 'This form'} {each.rule}." for each in error.mistakes)
 
 

@@ -15,7 +15,7 @@ This module rejects what Resend would refuse, and rewrites what Resend would mis
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
@@ -30,9 +30,9 @@ from dispatcher.transport.mime_headers import (
     addresses,
     ascii_spec,
     checked_text,
-    checked_type,
     header_value,
     quoted,
+    type_in_base64,
 )
 
 MAX_RECIPIENTS: Final = 50
@@ -61,10 +61,14 @@ def body_of(email: OutgoingEmail) -> bytes | Body:
 
 def document_of(email: OutgoingEmail) -> Document:
     """The request's JSON document as a Python object, without attachments."""
+    tags = [_NOT_IN_TAGS.sub("_", tag)[:MAX_TAG_CHARACTERS] for tag in dict.fromkeys(email.tags) if tag]
     document: Document = {
         "from": _mailboxes("from", (email.sender,), Reason.REJECTED_SENDER)[0],
         **_recipients(email),
-        "tags": [{"name": "email_id", "value": str(email.email_id)}, *_tags(email.tags)],
+        "tags": [
+            {"name": "email_id", "value": str(email.email_id)},
+            *({"name": f"tag_{number}", "value": value} for number, value in enumerate(tags[:MAX_TAGS], 1)),
+        ],
     }
     if email.reply_to:
         document["reply_to"] = _mailboxes("reply_to", email.reply_to, Reason.INVALID_CONTENT)
@@ -119,18 +123,10 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
         document |= {field: body for field, body in (("text", email.text), ("html", email.html)) if body}
 
 
-def _tags(tags: Iterable[str]) -> list[Document]:
-    values = [_NOT_IN_TAGS.sub("_", tag)[:MAX_TAG_CHARACTERS] for tag in dict.fromkeys(tags) if tag]
-    return [{"name": f"tag_{number}", "value": value} for number, value in enumerate(values[:MAX_TAGS], 1)]
-
-
 def _described(file: OutgoingAttachment) -> Document:
     """The fields of an attachment except its content."""
-    content_type = checked_type(file.content_type)
+    content_type = type_in_base64(file.content_type)
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which Resend refuses")
-    # Attachments are sent in Base64. RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for message/* and multipart/*, so
-    # such an attachment is sent as application/octet-stream.
-    is_composite = content_type.lower().startswith(("message/", "multipart/"))
-    return {"content_type": "application/octet-stream" if is_composite else content_type, "filename": filename}
+    return {"content_type": content_type, "filename": filename}

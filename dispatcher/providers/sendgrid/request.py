@@ -47,9 +47,9 @@ from dispatcher.transport.mime_headers import (
     ascii_domain,
     ascii_spec,
     checked_text,
-    checked_type,
     header_value,
     quoted,
+    type_in_base64,
 )
 
 LIMITS: Final = BulkLimits(emails=1000, recipients=1000, octets=4 * 1024 * 1024)
@@ -100,8 +100,11 @@ def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
     if email.reply_to:
         _add_reply_to(document, email.reply_to)
     _add_content(document, email)
-    if email.tags and (categories := _categories(email.tags)):
-        document["categories"] = categories
+    if email.tags:
+        tags = dict.fromkeys(email.tags)
+        fit = [tag for tag in tags if tag.isascii() and 0 < len(tag) <= MAX_CATEGORY_CHARACTERS]
+        if fit:
+            document["categories"] = fit[:MAX_CATEGORIES]
     if sandbox:
         document["mail_settings"] = {"sandbox_mode": {"enable": True}}
     return document
@@ -223,25 +226,13 @@ def headers_of(email: OutgoingEmail) -> dict[str, str]:
     return headers
 
 
-def _categories(tags: Iterable[str]) -> list[str]:
-    fit = [tag for tag in dict.fromkeys(tags) if tag.isascii() and 0 < len(tag) <= MAX_CATEGORY_CHARACTERS]
-    return fit[:MAX_CATEGORIES]
-
-
 def _described(file: OutgoingAttachment) -> Document:
     """The fields of an attachment except its content."""
-    content_type = checked_type(file.content_type)
+    content_type = type_in_base64(file.content_type)
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which SendGrid refuses")
-    # SendGrid encodes every attachment in Base64. RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for message/* and
-    # multipart/*, so such an attachment is sent as application/octet-stream.
-    is_composite = content_type.lower().startswith(("message/", "multipart/"))
-    return {
-        "type": "application/octet-stream" if is_composite else content_type,
-        "filename": filename,
-        "disposition": "attachment",
-    }
+    return {"type": content_type, "filename": filename, "disposition": "attachment"}
 
 
 class Personalized(NamedTuple):
@@ -258,7 +249,10 @@ def bulk_entry_of(email: OutgoingEmail, *, sandbox: bool) -> BulkEntry | None:
     try:
         common = _common(email.sender, email.reply_to, email.template_id, email.tags, sandbox)
         messages, addresses = personalizations_of(email)
-        own = _own(email)
+        # The email's own headers and subject are inside the personalization in a bulk call, otherwise outside.
+        own: Document = {"headers": headers_of(email)}
+        if email.subject:
+            own["subject"] = checked_text("subject", email.subject)
         personalizations = tuple([orjson.dumps(message | own) for message in messages])
     except (UnrenderableEmail, orjson.JSONEncodeError):
         return None
@@ -293,11 +287,3 @@ def _common(sender: str, reply_to: tuple[str, ...], template_id: str, tags: tupl
     document = document_of(pattern, sandbox=sandbox)
     del document["personalizations"], document["headers"]
     return orjson.dumps(document)
-
-
-def _own(email: OutgoingEmail) -> dict[str, object]:
-    """The email's own headers and subject: in a bulk call, they are inside the personalization, otherwise outside."""
-    own: dict[str, object] = {"headers": headers_of(email)}
-    if email.subject:
-        own["subject"] = checked_text("subject", email.subject)
-    return own

@@ -37,7 +37,7 @@ from dispatcher.domain.template_data import canonical_data
 from dispatcher.domain.text import body_fault
 from dispatcher.providers.contract import BulkEntry, BulkLimits
 from dispatcher.transport.body import Base64Body, Base64Content, Body
-from dispatcher.transport.mime import RenderedEmail, render
+from dispatcher.transport.mime import render
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     ascii_spec,
@@ -116,12 +116,14 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     checked_text("subject", email.subject)
     if email.template_id is not None:
         request["Content"] = {"Template": _template(email, files)}
-    elif _is_simple(email):
+    elif email.subject and (email.text or email.html) and not email.headers and not email.attachments:
         request["Content"] = {"Simple": _simple(email)}
     else:
         # For a raw email, SES takes the names of the sender and the recipients from the MIME message. The other fields
         # are only the envelope, which includes Bcc, so they contain addresses without names.
-        mime = _mime(email)
+        mime = render(email)
+        if len(mime.body) > MAX_OCTETS:
+            raise UnrenderableEmail(Reason.TOO_LARGE, f"SES accepts at most {MAX_OCTETS:,} octets per email")
         request |= {
             "Content": {"Raw": {"Data": _placeholder_for(Base64Body(mime.body), files)}},
             "FromEmailAddress": mime.sender,
@@ -196,10 +198,6 @@ def _tags(email: OutgoingEmail) -> list[dict[str, str]]:
     return tags
 
 
-def _is_simple(email: OutgoingEmail) -> bool:
-    return bool(email.subject and (email.text or email.html) and not email.headers and not email.attachments)
-
-
 def _simple(email: OutgoingEmail) -> Parameters:
     bodies = {"Text": ("text", email.text), "Html": ("html", email.html)}
     return {
@@ -212,13 +210,6 @@ def _text(field: str, text: str) -> dict[str, str]:
     if fault := body_fault(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"{field} {fault}")
     return {"Data": text, "Charset": "UTF-8"}
-
-
-def _mime(email: OutgoingEmail) -> RenderedEmail:
-    mime = render(email)
-    if len(mime.body) > MAX_OCTETS:
-        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES accepts at most {MAX_OCTETS:,} octets per email")
-    return mime
 
 
 def _template(email: OutgoingEmail, files: list[Base64Content | Base64Body]) -> Parameters:

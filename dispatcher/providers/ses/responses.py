@@ -156,20 +156,16 @@ def outcome_of(response: HttpResponse, *, has_template: bool, sender: str = "") 
 def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
     """The outcome of each email of a SendBulkEmail; all are uncertain if the response does not report on each."""
     if response.status >= 300:
-        return _bulk_refusal(refusal_of(response, has_template=True), count)
+        outcome = refusal_of(response, has_template=True)
+        is_common = not isinstance(outcome, Rejected) or outcome.reason is Reason.REJECTED_SENDER
+        if is_common or (isinstance(outcome, Rejected) and outcome.code in _OF_THE_CALL):
+            return [outcome] * count
+        return BulkCallRefused()
     results = response.document.get("BulkEmailEntryResults")
     if not isinstance(results, list) or len(results) != count or not all(isinstance(each, dict) for each in results):
         unknown: Outcome = Uncertain("the response does not report on each email", str(response.status))
         return [unknown] * count
     return [_entry_outcome(result) for result in results]
-
-
-def _bulk_refusal(outcome: Outcome, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
-    """The outcome of each email of a refused call; BulkCallRefused if some of the emails may be the cause."""
-    is_common = not isinstance(outcome, Rejected) or outcome.reason is Reason.REJECTED_SENDER
-    if is_common or (isinstance(outcome, Rejected) and outcome.code in _OF_THE_CALL):
-        return [outcome] * count
-    return BulkCallRefused()
 
 
 def _entry_outcome(result: Mapping[str, Any]) -> Outcome | ProviderFault:

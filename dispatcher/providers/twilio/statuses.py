@@ -49,6 +49,7 @@ def event_of(
     kind = EventKind.UNSUBSCRIBED if code == OPTED_OUT else KINDS.get(status)
     if kind is None:
         return None
+    bounce = Bounce.HARD if code in _HARD else Bounce.BLOCKED if code in _BLOCKED else Bounce.SOFT
     return ProviderEvent(
         email_id=email_id,
         provider=NAME,
@@ -56,14 +57,10 @@ def event_of(
         happened_at=now,
         is_dated=False,
         recipient=recipient if NUMBER.fullmatch(recipient) else None,
-        bounce=_bounce(code) if kind is EventKind.BOUNCED else None,
+        bounce=bounce if kind is EventKind.BOUNCED else None,
         code=code[:20] if code else None,
         detail=detail,
         # A replayed SMS has a new SID. The SID is part of the event's key, so that the events of the replayed SMS do
         # not count as repetitions of the events of the first SMS.
         distinction=sid,
     )
-
-
-def _bounce(code: str | None) -> Bounce:
-    return Bounce.HARD if code in _HARD else Bounce.BLOCKED if code in _BLOCKED else Bounce.SOFT

@@ -16,11 +16,13 @@ class FormOnPage:
 
     Attributes:
         fields: Name and value of each field, in order.
+        controls: The name of each control, also of those without a value.
     """
 
     action: str
     method: str
     fields: list[tuple[str, str]] = field(default_factory=list)
+    controls: list[str] = field(default_factory=list)
 
     def names(self) -> list[str]:
         """The fields' names."""
@@ -39,9 +41,11 @@ class _Forms(HTMLParser):
         given = {name: value or "" for name, value in attrs}
         if tag == "form":
             self.forms.append(FormOnPage(given.get("action", ""), given.get("method", "get")))
-        elif not self.forms:
+        if not self.forms:
             return
-        elif tag == "textarea":
+        if tag in ("input", "select", "textarea") and "name" in given:
+            self.forms[-1].controls.append(given["name"])
+        if tag == "textarea":
             self._textarea, self._text = given.get("name"), ""
         elif tag == "input" and "name" in given and given.get("type") not in ("checkbox", "radio", "submit"):
             self.forms[-1].fields.append((given["name"], given.get("value", "")))

@@ -12,11 +12,12 @@ import pytest
 from dispatcher import Email, enqueue
 from dispatcher.actions.pauses import PauseTenant
 from dispatcher.actions.runner import Face, Who, run
+from dispatcher.actions.suppressions import AddSuppressions, RemoveSuppressions
 from dispatcher.domain.controls import login_of
+from dispatcher.domain.failures import Selection
 from dispatcher.ops import replaying, webhooks
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import connect_async
-from dispatcher.store.failures import Selection
 from tests.api.ops_page.browsing import Browser
 from tests.api.running_api import Answer, Api, make_key
 from tests.waiting import until_answer
@@ -77,10 +78,10 @@ async def visitor_of_shop(connection: psycopg.Connection, ops_api: Api) -> Brows
 async def test_a_recipient_is_suppressed_looked_up_masked_and_removed(
     operator: Browser, connection: psycopg.Connection
 ) -> None:
-    await operator.get("/ops/suppressions?tenant=shop")
+    await operator.get("/ops/suppressions?tenant_id=shop")
     added = await operator.submit("/add", recipients="Ann@Example.org\nexample.net", reason="closed accounts")
     listed = await operator.follow()
-    assert (added.status, "Suppressed 2 recipients." in text_of(listed)) == (303, True)
+    assert (added.status, AddSuppressions.done in text_of(listed)) == (303, True)
     assert "a•••@example.org" in text_of(listed)
 
     found = await operator.submit("/look-up", recipient="ann@example.org")
@@ -89,7 +90,7 @@ async def test_a_recipient_is_suppressed_looked_up_masked_and_removed(
     assert "for ever" in text_of(found)
     removed = await operator.submit("/remove", reason="mailbox works again")
     assert "ann" not in removed.headers["location"]
-    assert "Removed 1 entry." in text_of(await operator.follow())
+    assert RemoveSuppressions.done in text_of(await operator.follow())
     again = await operator.submit("/look-up", recipient="ann@example.org")
     assert "not suppressed" in text_of(again)
 
@@ -105,7 +106,7 @@ async def test_a_wrong_recipient_is_refused_and_the_form_keeps_what_was_typed(op
     refused = await operator.submit("/add", recipients="ann@example.org, nothing", reason="typed carefully")
 
     assert refused.status == 400
-    assert "Recipient 2: the domain has no dot" in text_of(refused)
+    assert "Recipients has no dot; write an address" in text_of(refused)
     assert "typed carefully" in refused.body.decode()
 
 
@@ -117,15 +118,15 @@ async def test_suppressions_are_paged_and_filtered(operator: Browser, connection
         "from generate_series(1, 120) as n",
         [],
     )
-    first = await operator.get("/ops/suppressions?tenant=shop")
+    first = await operator.get("/ops/suppressions?tenant_id=shop")
     assert len(re.findall(r"d\d+\.example", text_of(first))) == 50
     older = re.search(r'rel="next" href="([^"]+)"', first.body.decode())
     assert older is not None
     second = await operator.get(unescape(older[1]))
     assert ("d51.example" in text_of(second), "d50.example" in text_of(second)) == (True, False)
-    complaints = text_of(await operator.get("/ops/suppressions?tenant=shop&kind=complaint&since=10h"))
+    complaints = text_of(await operator.get("/ops/suppressions?tenant_id=shop&kind=complaint&since=10h"))
     assert re.findall(r"d\d+\.example", complaints) == ["d2.example", "d4.example", "d6.example", "d8.example"]
-    assert (await operator.get("/ops/suppressions?before=1_x")).status == 400
+    assert (await operator.get("/ops/suppressions?after=1_x")).status == 400
 
 
 async def test_events_link_to_their_emails_and_hostile_texts_are_text(
@@ -349,7 +350,7 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
     for page in FOR_ALL_TENANTS:
         assert (await browser.get(f"/ops{page}")).status == 404, page
         assert f'href="/ops{page}"' not in (await browser.get("/ops/events")).body.decode()
-    for page in ("/keys/ed_abc", f"/webhooks/{other}", "/suppressions?tenant=acme"):
+    for page in ("/keys/ed_abc", f"/webhooks/{other}", "/suppressions?tenant_id=acme"):
         assert (await browser.get(f"/ops{page}")).status == 404, page
     events = text_of(await browser.get("/ops/events?tenant=acme"))
     assert ("own-key" in events, "other-key" in events) == (True, False)
@@ -363,9 +364,9 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
     for path, more in (
         (f"/webhooks/{other}/remove", {}),
         (f"/webhooks/{other}/test", {}),
-        ("/suppressions/add", {"tenant": "acme"}),
-        ("/suppressions/look-up", {"tenant": "acme"}),
-        ("/suppressions/remove", {"tenant": "acme"}),
+        ("/suppressions/add", {"tenant_id": "acme"}),
+        ("/suppressions/look-up", {"tenant_id": "acme"}),
+        ("/suppressions/remove", {"tenant_id": "acme"}),
         ("/pause/all", {}),
         ("/pause/tenant", {"tenant_id": "acme"}),
         ("/resume/lane", {"lane": "bulk"}),
@@ -390,8 +391,8 @@ async def test_a_tenant_sees_no_operators_host_and_an_operator_sees_it(
         await webhooks.disable(session, webhook_id, act)
         replay = await replaying.create(session, Selection(tenant_id="shop"), act)
     token = make_key(connection, scopes=["operate"])
-    pages = ("/", "/emails", "/pauses", "/webhooks", f"/webhooks/{webhook_id}", f"/replays/{replay.replay_id}")
-    paths = ("pauses", "webhooks", f"webhooks/{webhook_id}", f"replays/{replay.replay_id}")
+    pages = ("/", "/emails", "/pauses", "/webhooks", f"/webhooks/{webhook_id}", f"/replays/{replay.id}")
+    paths = ("pauses", "webhooks", f"webhooks/{webhook_id}", f"replays/{replay.id}")
 
     shown = [(await visitor_of_shop.get(f"/ops{page}")).body for page in pages]
     answers = [(await ops_api.get(f"/v1/{path}", token=token)).body for path in paths]

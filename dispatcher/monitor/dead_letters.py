@@ -1,34 +1,76 @@
-"""Compares the dead letters on the DLQ with their emails in the database, and removes stale dead letters.
+"""Removes stale dead letters from the DLQ, and compares the DLQ with the database for other readers.
 
 The database is the source of truth. A dead letter is about one failure of one email. The email's number of attempts
 identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed
 email. A dead letter is stale if its email is no longer failed or held, if the email has failed again, or if an operator
-discarded the dead letter.
+discarded the dead letter. So whoever replays, confirms, releases or discards an email needs no connection to RabbitMQ.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
+from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dead_letter import decode
 from dispatcher.broker.dlq import DeadLetterQueue, DlqMessage, DlqScan
+from dispatcher.config import Settings
 from dispatcher.domain.dead_letter import DeadLetter
-from dispatcher.domain.status import Status
-from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
-from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import DeadLetterEmail, discard_dead, find_dead_letter_emails
+from dispatcher.domain.failures import DEAD
+from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer, StoreUnavailable
+from dispatcher.monitor.dlq_depth import Depth
+from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.failures import DeadLetterEmail, count_dead_lettered, find_dead_letter_emails
 from dispatcher.store.named_locks import named_lock
-
-if TYPE_CHECKING:
-    from dispatcher.ops.acts import Act
+from dispatcher.telemetry.log import get_log
 
 LOCK_WAIT_SECONDS: Final = 10.0
 MAX_PASSES: Final = 100
 """The most passes over the DLQ. Each pass removes messages, so this limit is not reached in practice."""
-DEAD: Final = frozenset({Status.FAILED, Status.HELD})
+
+
+class DlqSweep:
+    """Removes stale dead letters from the DLQ. A service of monitors; one of them sweeps at a time.
+
+    It reads the DLQ only if there are more messages than emails that must have a dead letter, and more of these surplus
+    messages than the last sweep left: poison messages, and dead letters of emails that no longer exist.
+    """
+
+    def __init__(self, settings: Settings, depth: Depth) -> None:
+        self.interval_seconds = settings.dlq_probe_seconds
+        self._settings = settings
+        self._depth = depth
+        self._surplus = 0
+
+    async def run_once(self) -> None:
+        """Sweeps the DLQ if necessary. While RabbitMQ is unreachable, does nothing: an alert says so.
+
+        Raises:
+            StoreUnavailable: PostgreSQL cannot be reached, or the session was lost.
+        """
+        settings = self._settings
+        async with (
+            await connect_async(settings.database_url, name="dispatcher dlq sweep") as session,
+            named_lock(session, "dlq sweep") as is_ours,
+        ):
+            if not is_ours:
+                return
+            try:
+                surplus = await self._depth() - await count_dead_lettered(session)
+                if surplus > self._surplus:
+                    name = "dispatcher dlq sweep"
+                    async with await open_connection(settings.amqp_url, name=name, ca_file=settings.ca_file) as broker:
+                        removed = await sweep(session, DeadLetterQueue(broker, settings.dlq))
+                    surplus -= removed
+                    if removed:
+                        get_log().info("dlq.swept", count=removed)
+                self._surplus = surplus
+            except StoreUnavailable:
+                raise
+            except DispatcherError:
+                return  # the alert `probe_failed` reports it
 
 
 class DlqEntry(NamedTuple):
@@ -66,8 +108,8 @@ def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
 
 @asynccontextmanager
 async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
-    """Opens the DLQ for reading. Only one process of all hosts reads at a time. A second process would not find the
-    messages that the first process is reading.
+    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second one would not find the
+    messages that the first one is reading.
 
     Raises:
         DispatcherError: another process was still reading the DLQ after `LOCK_WAIT_SECONDS`.
@@ -83,47 +125,27 @@ async def _exclusively(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIter
     async with named_lock(session, name, within_seconds=LOCK_WAIT_SECONDS, for_readers=True) as is_ours:
         if not is_ours:
             raise DispatcherError(
-                f'Another command is reading the dead-letter queue "{dlq.queue}".',
-                remedy="Try again when that command has ended.",
+                f'Another process is reading the dead-letter queue "{dlq.queue}".',
+                remedy="Try again in a few seconds.",
             )
         yield
 
 
 async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[DlqEntry]:
     """Decodes messages and finds their emails' rows. The entries have the order of the messages."""
-    dead_letters = [decoded(found) for found in batch]
-    emails = await find_dead_letter_emails(
-        session, {dead_letter.email_id for dead_letter in dead_letters if dead_letter}
-    )
-    return [
-        DlqEntry(
-            found,
-            dead_letter,
-            _email_of(dead_letter, emails),
-            dead_letter is not None and dead_letter.email_id not in emails,
-        )
-        for found, dead_letter in zip(batch, dead_letters, strict=True)
-    ]
+    letters = [_decoded(found) for found in batch]
+    emails = await find_dead_letter_emails(session, {letter.email_id for letter in letters if letter})
+    entries = []
+    for found, letter in zip(batch, letters, strict=True):
+        email = emails.get(letter.email_id) if letter else None
+        is_own = letter is not None and email is not None and email.message_key == letter.message_key
+        entries.append(DlqEntry(found, letter, email if is_own else None, letter is not None and email is None))
+    return entries
 
 
-async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collection[UUID] | None = None) -> int:
-    """Removes stale dead letters from the DLQ; returns how many it removed.
-
-    Raises the errors of `scan`. The sweep may have removed some dead letters before the error; a later sweep removes
-    the others.
-
-    Args:
-        email_ids: Remove only the dead letters of these emails; None for all emails.
-    """
-    return await remove(
-        session,
-        dlq,
-        lambda each: (
-            each.dead_letter is not None
-            and each.is_stale
-            and (email_ids is None or each.dead_letter.email_id in email_ids)
-        ),
-    )
+async def sweep(session: AsyncSession, dlq: DeadLetterQueue) -> int:
+    """Removes stale dead letters from the DLQ; returns how many it removed. Raises the errors of `scan`."""
+    return await remove(session, dlq, lambda each: each.is_stale)
 
 
 async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> int:
@@ -154,17 +176,6 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Call
     return removed
 
 
-async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) -> set[UUID]:
-    """Discards the dead letters of failed and held emails: makes the dead letters stale. The emails keep their status.
-    A replay undoes the discard.
-
-    Returns:
-        The emails whose dead letters this call discarded. Leaves out emails that are not failed or held, and emails
-        whose dead letters were discarded before.
-    """
-    return await discard_dead(session, email_ids, actor=act.actor, reason=act.reason)
-
-
 async def list_dead_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> list[UUID]:
     """The ids of emails with a current dead letter on the DLQ, in the queue's order, each id once. Removes nothing."""
     async with scan(session, dlq) as opened:
@@ -177,14 +188,8 @@ async def list_dead_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> l
     return list(dict.fromkeys(ids))
 
 
-def decoded(found: DlqMessage) -> DeadLetter | None:
-    """The dead letter in a message; None if the message is not a dead letter."""
+def _decoded(found: DlqMessage) -> DeadLetter | None:
     try:
         return decode(found.body)
     except InvalidPointer:
         return None
-
-
-def _email_of(dead_letter: DeadLetter | None, emails: dict[UUID, DeadLetterEmail]) -> DeadLetterEmail | None:
-    found = emails.get(dead_letter.email_id) if dead_letter else None
-    return found if dead_letter and found and found.message_key == dead_letter.message_key else None

@@ -1,0 +1,190 @@
+"""Failed and held emails, their dead letters, and replays."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final, TypeVar
+from uuid import UUID
+
+from dispatcher.actions.action import Action, Change, Paged, Reach, Refusal, field
+from dispatcher.actions.batch import Batch, Verdict
+from dispatcher.domain.failures import (
+    DEFAULT_PER_SECOND,
+    MAX_PER_SECOND,
+    MIN_PER_SECOND,
+    DeadEmail,
+    ItemOutcome,
+    Replay,
+    Selection,
+)
+from dispatcher.domain.kinds import AGE, EMAIL_IDS, FILTER_TEXT, FLAG, TENANT, Kind, number, one_of, whole
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.status import Status
+from dispatcher.errors import InvalidEmail
+
+R = TypeVar("R")
+
+
+def _provider(value: object) -> str:
+    """The name of a provider. A misspelt name would select nothing, and look as if no email had failed."""
+    from dispatcher.config.plugins import provider_names
+
+    if value not in (known := provider_names()):
+        raise InvalidEmail("provider", f"must be one of: {', '.join(known)}")
+    return str(value)
+
+
+PROVIDER: Final = Kind(
+    "must be the name of a provider", {"type": "string", "minLength": 1, "maxLength": 255}, _provider, metavar="NAME"
+)
+OUTCOMES: Final = {
+    ItemOutcome.REPLAYED: "can be sent again",
+    ItemOutcome.ALREADY_SENT: "already sent",
+    ItemOutcome.UNDER_WAY: "already pending, waiting or being sent",
+    ItemOutcome.CANCELLED: "cancelled",
+    ItemOutcome.EXPIRED: "cannot be sent again: expired",
+    ItemOutcome.DISCARDED: "discarded; `dispatcher dlq replay ID` can still send a discarded email again",
+    ItemOutcome.MAY_HAVE_ARRIVED: "may have arrived: held, or an attempt got no answer; add --held to replay them, too",
+    ItemOutcome.CONTENT_PRUNED: "cannot be sent again: content was deleted",
+    ItemOutcome.UNKNOWN: "no such email",
+}
+"""What a replay says of an email, by the outcome."""
+REPLAY_ID: Final = whole(1, 2**63 - 1)
+ROWS: Final = whole(1, 10_000)
+
+
+class FailureFilter(Action[R]):
+    """Selects failed and held emails. Every face has these fields; `dead_emails` in dead.sql applies them."""
+
+    error_type: str | None = field(one_of(Reason), "Only this error type, such as outcome_unknown.", default=None)
+    provider: str | None = field(PROVIDER, "Only emails whose last attempt used this provider.", default=None)
+    channel: str | None = field(FILTER_TEXT, "Only this channel: `email` or `sms`.", default=None)
+    tenant_id: str | None = field(TENANT, "Only this tenant; with message keys: the tenant of the keys.", default=None)
+    text: str | None = field(
+        FILTER_TEXT, "Only emails whose last error contains this text; case does not matter.", default=None
+    )
+    tag: str | None = field(FILTER_TEXT, "Only emails with this tag whose content is not deleted yet.", default=None)
+    older_than_seconds: float | None = field(AGE, "Only emails enqueued longer ago than this.", default=None)
+    newer_than_seconds: float | None = field(AGE, "Only emails enqueued more recently than this.", default=None)
+
+    filters: ClassVar[tuple[str, ...]] = (
+        "error_type", "provider", "channel", "text", "tag", "older_than_seconds", "newer_than_seconds"
+    )  # fmt: skip
+
+    def selected(self, **more: Any) -> Selection:
+        """The filter as a selection, with more of its fields."""
+        given = {name: value for name, value in self.values().items() if name in Selection.__match_args__}
+        return Selection(**given | more)
+
+
+class DeadFilter(FailureFilter[R]):
+    """Selects failed emails, held emails, or both."""
+
+    status: Status | None = field(one_of(Status, "failed", "held"), "Only this status.", default=None)
+    discarded: bool = field(
+        FLAG, "Only emails whose dead letter was discarded. Otherwise, such emails are left out.", default=False
+    )
+
+    filters: ClassVar[tuple[str, ...]] = (*FailureFilter.filters, "status", "discarded")
+
+
+class ListDead(
+    DeadFilter[Any],
+    Paged[DeadEmail],
+    name="dlq list",
+    http="GET /v1/dead-letters",
+    query="list_dead",
+    reach=Reach.ANY_TENANT,
+):
+    """List failed and held emails, newest first."""
+
+    key: ClassVar = {"email_id": UUID}
+    limit: int = field(ROWS, "The most emails.", default=50)
+
+    constants: ClassVar = {"email_ids": None}
+    plural = "emails"
+    nothing = "No failed or held email matches."
+    examples = ("dlq list --error-type refused --newer-than 1d", 'dlq list --provider ses --text "not verified"')
+
+
+class DiscardDead(
+    DeadFilter[Any],
+    Batch,
+    name="dlq discard",
+    http="POST /v1/dead-letters/discard",
+    query="discard_dead",
+    reach=Reach.ANY_TENANT,
+):
+    """Discard the dead letters of failed and held emails. Nothing is sent.
+
+    Give the ids or message keys of the emails, select emails by a filter, or select all with --all. A monitor removes
+    their dead letters from the DLQ, and `dlq list` no longer lists the emails. The emails stay failed or held and keep
+    their content and history. `dispatcher show` still shows them, `dlq list --discarded` lists them, and `dlq replay
+    ID` can still send an email again.
+
+    A poison message (p-…) points to no email. If you discard a poison message, its bytes are deleted. To keep the
+    bytes, first run `dispatcher show p-… --export FILE`.
+
+    Exit codes: 0 done, or no email matches; 1 nothing was discarded; 2 confirmation needs a terminal or --yes; 3 only
+    some were discarded.
+    """
+
+    count, find = "count_dead", "find_dead_ids"
+    others = "not failed or held"
+    none_selected = "No failed or held email matches."
+    verdicts = (
+        Verdict("discarded", "its dead letter is discarded.", is_success=True),
+        Verdict("already_discarded", "not changed: its dead letter was discarded before.", is_success=True),
+        Verdict("not_dead", "not changed: the status is {status}, so it has no dead letter."),
+    )
+    examples = (
+        'dlq discard --error-type rejected_recipient --older-than 1w --reason "typos, customers informed"',
+        'dlq discard p-3fa9c1d2e0b4 --reason "a test message"',
+    )
+
+
+class CreateReplay(
+    DeadFilter[Replay], Change[Replay], name="dlq replay", http="POST /v1/replays", reach=Reach.ONE_TENANT
+):
+    """Send failed emails again. Selects the emails now, then replays them at `per_second`. Skips emails that are `sent`
+    by then. Replays emails that may have arrived only with `include_held`."""
+
+    email_ids: tuple[UUID, ...] | None = field(EMAIL_IDS, "Only these emails.", default=None)
+    include_held: bool = field(FLAG, "Also replay emails that may have arrived.", default=False)
+    per_second: float = field(number(MIN_PER_SECOND, MAX_PER_SECOND), "Emails per second.", default=DEFAULT_PER_SECOND)
+    force: bool = field(
+        FLAG, "Keep this replay's own rate even if a running replay includes some of the same emails.", default=False
+    )
+
+    examples = ('dlq replay --error-type refused --reason "The domain is verified now."',)
+
+
+class ListReplays(Paged[Replay], name="dlq replays", query="list_replays", reach=Reach.ANY_TENANT):
+    """List replays, newest first: state, progress, operator, reason.
+
+    The state `interrupted` means that some emails are not replayed yet, but no process runs the replay: for example,
+    because the process was killed, or because another transaction had locked the remaining emails. `dispatcher dlq
+    replay --resume REPLAY` continues the replay.
+    """
+
+    key: ClassVar = {"id": int}
+    tenant_id: str | None = field(TENANT, "Only replays whose filter names this tenant.", default=None)
+    limit: int = field(ROWS, "The most replays.", default=20)
+
+    constants: ClassVar = {"replay_id": None}
+    plural = "replays"
+    nothing = "There are no replays."
+    examples = ("dlq replays", "dlq replays --json | jq '.replays[] | select(.state == \"interrupted\")'")
+
+
+class DecideReplay(Change[Replay], name="dlq stop", http="DELETE /v1/replays/{replay_id}", reach=Reach.ONE_TENANT):
+    """Stop a replay after its current email, or resume it. Emails that were already replayed are still sent."""
+
+    replay_id: int = field(REPLAY_ID, "The replay's id.")
+    tenant_id: str | None = field(TENANT, "The tenant that the replay's filter names.", default=None)
+
+    refusals = (Refusal("unknown", "not-found", "The tenant has no replay with this id."),)
+    examples = ('dlq stop 7 --reason "the provider throttles us"',)
+
+
+ACTIONS = (ListDead, DiscardDead, ListReplays)
+"""A replay runs in the command, or in the background of the API. So its actions are carried out by hand."""

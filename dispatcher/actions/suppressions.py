@@ -1,0 +1,181 @@
+"""List, add, remove, import and export the recipients who get no email.
+
+A hard bounce, a complaint or an unsubscribe suppresses the recipient automatically (see DISPATCHER_SUPPRESS_ON).
+The database does not store the addresses of suppressed recipients, only keyed hashes and masked forms such as
+`a•••@example.org`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, Final
+
+from dispatcher.actions.action import Change, Listing, Mistake, Mistakes, Paged, Reach, field
+from dispatcher.domain.kinds import INSTANT, SINCE, TENANT, Kind, many, one_of, whole
+from dispatcher.domain.suppression import (
+    AddedSuppressions,
+    Recipient,
+    RemovedSuppressions,
+    Suppression,
+    SuppressionReason,
+)
+
+MAX_RECIPIENTS: Final = 1000
+MAX_STOPPED: Final = 1000
+"""The most ids of stopped emails in a response. `POST /v1/replays` accepts the same number of ids."""
+MAX_DAYS: Final = 36_500
+MAX_NOTE_CHARACTERS: Final = 500
+
+
+def _recipient(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return Recipient.parse(value).text
+
+
+def _note(value: object) -> str:
+    if not isinstance(value, str) or len(value) > MAX_NOTE_CHARACTERS or not value.isprintable():
+        raise ValueError
+    return value
+
+
+def _lines(text: str) -> list[str]:
+    return [each for each in re.split(r"[\n,]", text) if each.strip()]
+
+
+RECIPIENT: Final = Kind("must be an address or a domain", {"type": "string"}, _recipient, metavar="ADDRESS|DOMAIN")
+"""An address, a phone number or a domain. A value must not be logged, or be in a URL."""
+_MANY: Final = many(RECIPIENT, MAX_RECIPIENTS, "addresses or domains")
+RECIPIENTS: Final = Kind(_MANY.rule, _MANY.schema, _MANY.read, _lines, RECIPIENT.metavar)
+"""Recipients. In a text, each has a line, or commas separate them, because a display name may contain spaces."""
+KIND: Final = one_of(SuppressionReason)
+_NOTE: Final = Kind(
+    f"must be at most {MAX_NOTE_CHARACTERS} printable characters",
+    {"type": "string", "maxLength": MAX_NOTE_CHARACTERS},
+    _note,
+)
+_OWN: Final = "The tenant. Each tenant has its own suppressed recipients."
+
+
+class ListSuppressions(
+    Paged[Suppression],
+    name="suppressions list",
+    http="GET /v1/suppressions",
+    query="list_suppressions",
+    reach=Reach.ONE_TENANT,
+):
+    """List suppressed recipients, newest first. Addresses are masked. Entries that have ended are listed, too."""
+
+    key: ClassVar = {"created_at": datetime, "id": int}
+    stops = "recipient"
+    constants: ClassVar = {"examined": 20_000}
+    tenant_id: str | None = field(TENANT, _OWN, default=None)
+    kind: SuppressionReason | None = field(KIND, "Only entries of this kind.", default=None)
+    since: datetime | None = field(SINCE, "Only entries made since this time.", default=None)
+    limit: int = field(whole(1, 1000), "The most entries per page.", default=50)
+
+    nothing = "No such recipient is suppressed."
+    missing: ClassVar = {"expires_at": "for ever"}
+    examples = ("suppressions list --kind complaint", "suppressions list --tenant shop --since 3d")
+
+
+class LookUp(Listing[Suppression], name="suppressions look-up", query="find_suppressions", reach=Reach.ONE_TENANT):
+    """The entries that suppress a recipient: its own entry; for an address, also its domain's entry.
+
+    Has no HTTP operation, because an address must not be in a URL.
+    """
+
+    recipient: str = field(RECIPIENT, "An address or a domain.")
+    tenant_id: str | None = field(TENANT, _OWN, default=None)
+
+    arguments = ("recipient",)
+    nothing = ListSuppressions.nothing
+    missing: ClassVar = ListSuppressions.missing
+
+    async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
+        from dispatcher.ops.suppressions import hashes_of
+
+        del settings
+        return {"address_hashes": await hashes_of(source, [self.recipient], with_domains=True)}
+
+
+class AddSuppressions(
+    Change[AddedSuppressions],
+    name="suppressions add",
+    http="POST /v1/suppressions",
+    query="insert_suppressions",
+    reach=Reach.ONE_TENANT,
+):
+    """Suppress addresses and domains. A domain does not include its subdomains.
+
+    A new entry replaces an existing entry that ends earlier. An existing entry that lasts at least as long as the new
+    entry is not changed. Workers apply a new entry within two seconds. From then on, the tenant sends nothing to these
+    recipients, and an email that has no other recipient fails with the error `suppressed`.
+    """
+
+    recipients: tuple[str, ...] = field(RECIPIENTS, "Addresses, and domains such as example.org.")
+    tenant_id: str | None = field(TENANT, _OWN, default=None)
+    kind: SuppressionReason = field(
+        KIND, "Why the recipients get no email.  [default: manual]", default=SuppressionReason.MANUAL
+    )
+    days: int | None = field(whole(1, MAX_DAYS), "The entry ends after N days.  [default: never]", default=None)
+    expires_at: datetime | None = field(INSTANT, "The entry ends at this time.  [default: never]", default=None)
+    note: str | None = field(_NOTE, "A note for operators, without addresses.", default=None)
+
+    arguments = ("recipients",)
+    tells_row = True
+    done = "All hosts apply the change within two seconds."
+    examples = (
+        'suppressions add ann@example.org --reason "closed account"',
+        'suppressions add example.net --days 30 --reason "their server is broken"',
+    )
+
+    def check(self, settings: Any) -> None:
+        del settings
+        if self.days is not None and self.expires_at is not None:
+            raise Mistakes([Mistake("days", "must not be given together with expires_at")])
+
+    async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
+        from dispatcher.domain.scrub import scrub
+        from dispatcher.store.address_hashes import AddressHasher
+        from dispatcher.store.suppressions import Entry, parameters_of
+
+        del settings
+        hasher = await AddressHasher.open(source)
+        note = scrub(self.note) or None if self.note else None
+        ends = datetime.now(UTC) + timedelta(days=self.days) if self.days else self.expires_at
+        return parameters_of(
+            [Entry.of(Recipient.parse(each), hasher, self.kind, note, ends) for each in self.recipients]
+        )
+
+
+class RemoveSuppressions(
+    Change[RemovedSuppressions], name="suppressions remove", http="DELETE /v1/suppressions", reach=Reach.ONE_TENANT
+):
+    """Let recipients get emails again. The tenant's next emails go to them.
+
+    Emails that failed because all their recipients were suppressed stay failed, until you replay them. Their ids are
+    `stopped_email_ids`, oldest first: `POST /v1/replays` with these ids sends each of them once.
+    """
+
+    recipients: tuple[str, ...] = field(RECIPIENTS, "Addresses, and domains such as example.org.")
+    tenant_id: str | None = field(TENANT, _OWN, default=None)
+
+    arguments = ("recipients",)
+    done = "The next emails of the tenant go to the recipients again."
+    examples = ('suppressions remove ann@example.org --reason "mailbox works again"',)
+
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[RemovedSuppressions]:
+        from dispatcher.ops.suppressions import find_stopped, hashes_of
+        from dispatcher.store.suppressions import delete_suppressions
+
+        hashes = await hashes_of(source, self.recipients)
+        why = {name: parameters[name] for name in ("tenant_id", "actor", "reason")}
+        removed = await delete_suppressions(source, address_hashes=hashes, **why)
+        stopped = await find_stopped(source, parameters["tenant_id"], hashes)
+        return [RemovedSuppressions(len(removed), len(stopped), stopped[:MAX_STOPPED])]
+
+
+ACTIONS = (ListSuppressions, AddSuppressions, RemoveSuppressions)

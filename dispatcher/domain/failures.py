@@ -1,0 +1,215 @@
+"""Failed and held emails as operators see them: the filter that selects them, the rows of lists, and replays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+from uuid import UUID
+
+from dispatcher.domain.status import Status
+
+DEAD: Final = frozenset({Status.FAILED, Status.HELD})
+GROUPINGS: Final = ("cause", "error_type", "provider", "tenant", "status", "domain", "error")
+"""By what failed and held emails are grouped. A cause is an error type and a provider."""
+
+DEFAULT_PER_SECOND: Final = 50.0
+MIN_PER_SECOND: Final = 0.01
+"""The lowest rate in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
+MAX_PER_SECOND: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A filter for failed and held emails; a field that is None does not filter. `dead_emails` in dead.sql applies it.
+
+    Attributes:
+        discarded: True for emails whose dead letter an operator discarded, False for all others.
+    """
+
+    status: Status | None = None
+    error_type: str | None = None
+    provider: str | None = None
+    tenant_id: str | None = None
+    text: str | None = None
+    older_than_seconds: float | None = None
+    newer_than_seconds: float | None = None
+    email_ids: tuple[UUID, ...] | None = None
+    discarded: bool | None = False
+    tag: str | None = None
+    channel: str | None = None
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The filters that are set, by name, without `email_ids`."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name != "email_ids" and value is not None and (name, value) != ("discarded", False)
+        }
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of `dead_emails`."""
+        return {**asdict(self), "email_ids": None if self.email_ids is None else list(self.email_ids)}
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEmail:
+    """A failed or held email, without private data.
+
+    Attributes:
+        is_letter_due: Whether the relay must still publish the email's dead letter.
+        discarded_at: When an operator discarded the email's dead letter.
+    """
+
+    email_id: UUID
+    tenant_id: str
+    message_key: str
+    correlation_id: str | None
+    status: Status
+    error_type: str | None
+    error: str | None
+    attempt_count: int
+    provider: str | None
+    created_at: datetime
+    is_letter_due: bool
+    discarded_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Failed and held emails with the same cause, or with the same value of a property.
+
+    Attributes:
+        keys: In groups by cause, the error type and the provider; in others, the value. None: not known.
+        sample_id: The newest of these emails.
+        emails_in_all: How many emails were grouped, including those of groups that are not returned.
+    """
+
+    value: str
+    emails: int
+    oldest_at: datetime
+    newest_at: datetime
+    keys: Sequence[str | None]
+    held: int
+    sample_id: UUID
+    sample_error: str | None
+    emails_in_all: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldEmail:
+    """A held email with everything that can show whether it arrived, without private data.
+
+    Attributes:
+        discarded_at: When an operator discarded the email's dead letter.
+        has_content: Whether the email can be sent again.
+        worker: The worker of the last recorded attempt. None if the worker or its host was lost.
+        events: The kinds of events that providers reported about the email.
+    """
+
+    email_id: UUID
+    tenant_id: str
+    message_key: str
+    correlation_id: str | None
+    error_type: str | None
+    error: str | None
+    provider: str | None
+    attempt_count: int
+    created_at: datetime
+    discarded_at: datetime | None
+    provider_message_id: str | None
+    expires_at: datetime | None
+    has_content: bool
+    worker: str | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    outcome: str | None
+    provider_code: str | None
+    events: Sequence[str] | None
+
+
+class ReplayState(StrEnum):
+    """The state of a replay."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """An operator has stopped the replay; a process still runs it."""
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+    """Emails are left, and no process runs the replay. It can be resumed."""
+    DONE = "done"
+
+
+class ItemOutcome(StrEnum):
+    """What a replay did with one email. Only emails with the outcome `replayed` were changed."""
+
+    REPLAYED = "replayed"
+    ALREADY_SENT = "already_sent"
+    UNDER_WAY = "under_way"
+    """The email is already pending, waiting or sending, for example because of another replay."""
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    DISCARDED = "discarded"
+    """An operator discarded the dead letter: after the replay was created, or earlier if the replay excludes such
+    emails."""
+    MAY_HAVE_ARRIVED = "may_have_arrived"
+    """The email is held, or failed after an uncertain attempt, and the replay does not include such emails."""
+    CONTENT_PRUNED = "content_pruned"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replay: a list of emails that an operator sends again.
+
+    Attributes:
+        is_active: Whether a process runs the replay now.
+        outcomes: The number of emails by outcome, without the emails that still wait.
+        per_second: The rate in emails per second; None for no limit.
+        paced_with: Replays that were running when this replay began, and include some of the same emails. All of these
+            replays together send at the lowest of their rates.
+        source: How the emails were selected: `filter`, `ids` or `queue`.
+        selection: The filters by name, or the number of ids.
+        reason, actor: None if a tenant may not see them.
+    """
+
+    id: int
+    state: ReplayState
+    is_active: bool
+    total: int
+    waiting: int
+    outcomes: Mapping[str, int]
+    include_held: bool
+    per_second: float | None
+    paced_with: Sequence[int]
+    reason: str | None
+    created_at: datetime
+    changed_at: datetime
+    source: str
+    selection: Mapping[str, Any]
+    actor: str | None
+
+    @property
+    def replayed(self) -> int:
+        """The number of emails that were replayed."""
+        return self.outcomes.get(ItemOutcome.REPLAYED, 0)
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """The number of emails that were skipped, by outcome."""
+        return {each: self.outcomes[each] for each in ItemOutcome if each in self.outcomes and each != "replayed"}
+
+
+@dataclass(frozen=True, slots=True)
+class OverlappingReplay:
+    """Another running replay, in which `emails` of the same emails still wait."""
+
+    id: int
+    actor: str
+    reason: str
+    per_second: float | None
+    emails: int
