@@ -49,11 +49,6 @@ def login_of(actor: str) -> str:
     return _PRIVATE.sub("", actor)
 
 
-def subject_of(scope: PauseScope, name: str) -> str:
-    """What a pause stops, in words: `tenant acme`, or `everything`."""
-    return "everything" if scope is PauseScope.ALL else f"{scope} {name}"
-
-
 @dataclass(frozen=True, slots=True)
 class Pause:
     """A pause that an operator began.
@@ -74,8 +69,8 @@ class Pause:
 
     @property
     def subject(self) -> str:
-        """What is paused, such as `tenant acme`."""
-        return subject_of(self.scope, self.name)
+        """What is paused, in words: `tenant acme`, or `everything`."""
+        return "everything" if self.scope is PauseScope.ALL else f"{self.scope} {self.name}"
 
     @property
     def login(self) -> str:

@@ -155,21 +155,3 @@ def number_of(
         kind = "whole number" if is_whole else "number"
         raise Mistake(f"{label} must be a {kind} from {least:g} to {most:,.0f}.")
     return found
-
-
-def length_of(form: Mapping[str, str], name: str, label: str, *, most: float) -> float | None:
-    """A length of time in a form, such as `2h`, in seconds; None if the field is empty.
-
-    Raises:
-        Mistake: The text is not a length of time, or the length is above `most`.
-    """
-    text = form.get(name, "").strip()
-    if not text:
-        return None
-    try:
-        found = parse_length(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found <= most:
-        raise Mistake(f"{label} must be a length of time such as 30m, 2h or 3d, at most {most / 86_400:,.0f} days.")
-    return found

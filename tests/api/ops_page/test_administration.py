@@ -428,5 +428,5 @@ async def test_a_visitor_who_may_only_read_gets_no_form_and_can_send_none(
         answer = await browser.get(f"/ops{page}")
         assert answer.status == 200, page
         assert 'name="reason"' not in answer.body.decode(), page
-    for path in ("/pauses/pause", "/suppressions/add", f"/webhooks/{number}/remove", "/lanes/set", "/keys/x/revoke"):
+    for path in ("/pause/all", "/suppressions/add", f"/webhooks/{number}/remove", "/lanes/set", "/keys/x/revoke"):
         assert (await browser.post(f"/ops{path}", {"reason": "r"})).status == 403, path

@@ -356,7 +356,7 @@ async def test_a_visitor_without_a_mapped_claim_gets_a_page_that_names_the_claim
     issuer.claims = {"groups": "staff"}
     reader = visit(api)
     await sign_in(reader)
-    refused = await reader.post(f"{OPS}/pauses/pause", {"scope": "lane"})
+    refused = await reader.post(f"{OPS}/pause/all", {})
     refused_page = await reader.get(f"{OPS}/replays/new")
 
     assert (missing.status, unmapped.status) == (403, 403)
