@@ -250,7 +250,7 @@ async def _change(session: AsyncSession, asked: Batch, email_id: UUID, act: Act)
         if verdict.is_success and not verdict.words.startswith("not"):
             return Result()
         words = (verdict.detail or verdict.words).format(status=judged.status)
-        return Result(words if words.endswith(".") else f"{words}.", verdict.at)
+        return Result(words if words.endswith(".") else f"{words}.", verdict.at or None)
     raise AssertionError
 
 
