@@ -39,7 +39,6 @@ from benchmarks.preload import preload
 from benchmarks.rig import Case, Stage, bare_stage, database
 from dispatcher.dev.servers import private_servers
 from dispatcher.domain.api_key import Secret
-from dispatcher.store.api_keys import insert_key
 
 REFRESH_SECONDS: Final = 5.0
 _FILL: Final = (
@@ -112,19 +111,12 @@ def main() -> None:
 def _fill(database_url: str) -> str:
     """Adds unsent emails, hourly counts, samples, and an operator's key; returns the key."""
     secret = Secret.new()
-    columns = dict.fromkeys(("sender_domains", "sender_addresses", "requests_per_second", "recipients_per_day", "lane"))
     with psycopg.connect(database_url, autocommit=True) as connection:
         for statement in _FILL:
             connection.execute(statement.encode())
-        insert_key.sync(
-            connection,
-            **columns,
-            key_id=secret.key_id,
-            secret_hash=secret.hashed(),
-            tenant_id=None,
-            name="benchmark",
-            scopes=["read"],
-            allowed_lanes=[],
+        connection.execute(
+            "insert into dispatcher.api_key (key_id, secret_hash, name, scopes) values (%s, %s, 'benchmark', '{read}')",
+            [secret.key_id, secret.hashed()],
         )
     return secret.text()
 

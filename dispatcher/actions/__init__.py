@@ -7,7 +7,10 @@ from typing import Any, Final
 
 from dispatcher.actions.action import Action
 
-SUBJECTS: Final = ("lanes", "tenants", "domains", "pauses", "unsent", "suppressions", "held", "dlq")
+SUBJECTS: Final = (
+    *("emails", "lanes", "tenants", "domains", "pauses", "unsent", "suppressions", "held", "dlq", "keys", "webhooks"),
+    *("audit", "reported_events"),
+)
 """The modules with actions, in the order of the documentation."""
 
 

@@ -16,7 +16,6 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from enum import Enum
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar, dataclass_transform, overload
 
@@ -222,6 +221,7 @@ class Action(Generic[R_co]):
     fields: ClassVar[Mapping[str, Field]] = {}
     is_list: ClassVar[bool] = False
     key: ClassVar[Mapping[str, type[Any]]] = {}
+    page_type: ClassVar[type[Page[Any]]]
     refusals: ClassVar[tuple[Refusal, ...]] = ()
     some_of: ClassVar[tuple[str, ...]] = ()
     one_of: ClassVar[tuple[str, ...]] = ()
@@ -349,11 +349,13 @@ class Paged(Action[Page[T]]):
     """An action that reads rows in pages.
 
     Attributes:
+        page_type: A subclass of `Page` has more fields. They are in the document, too.
         key: The columns of the statement's order, with their types. The statement has the parameters `limit` and, for
             each column, `after_…`, such as `after_audit_id`. On the first page these are null.
     """
 
     is_list = True
+    page_type = Page
     after: str | None = field(cursor(()), "Continue after an earlier page: its `next`.", default=None)
     limit: int = field(PAGE_ROWS, "The most rows.", default=50)
 
@@ -388,7 +390,8 @@ class Change(Action[R_co]):
 def document(action: type[Action[Any]], result: Any) -> Any:
     """A result as the JSON document that HTTP and `--json` show: a row, or the rows under the subject's name."""
     if isinstance(result, Page):
-        return {action.plural or action.subject(): result.rows, "next": result.next}
+        more = {name: getattr(result, name) for name in result.__match_args__[1:]}
+        return {action.plural or action.subject(): result.rows, **more}
     return {action.plural or action.subject(): result} if action.is_list else result
 
 
@@ -415,6 +418,8 @@ def read(
     values: dict[str, Any] = {}
     known = action.fields if only is None else only
     for name in sorted((given.keys() | texts.keys()) - set(known)):
+        from difflib import get_close_matches  # here, because it takes as long as all records
+
         near = get_close_matches(name, known, 1)  # never repeat the name: it may be private
         hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
         mistakes.append(Mistake("", f"has an unknown field; {hint}"))

@@ -12,7 +12,6 @@ from dispatcher.actions.batch import SAMPLE, Batch, Group, Judged
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import StoreBusy
-from dispatcher.ops.acts import Act
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
 
@@ -115,6 +114,8 @@ async def run(source: Source, action: Action[R], who: Who, settings: object = No
     action.check(settings)
     parameters: dict[str, Any] = {**action.values(), **action.constants}
     if isinstance(action, Change):
+        from dispatcher.ops.acts import Act  # here, because a list needs no scrubbing
+
         act = Act.of(who.actor, action.reason or f"dispatcher {action.name}")
         parameters |= {"actor": act.actor, "reason": act.reason}
     if isinstance(action, Paged):
@@ -147,6 +148,8 @@ async def run_batch(
     source: Source, action: Batch, who: Who, ids: Sequence[UUID], settings: object = None
 ) -> AsyncIterator[list[Judged]]:
     """Changes emails in batches, each in one commit; yields the verdicts of each batch, in the order of the ids."""
+    from dispatcher.ops.acts import Act
+
     action.check(settings)
     act = Act.of(who.actor, action.reason)
     parameters = {**action.change(), **await action.prepare(source, settings), "actor": act.actor, "reason": act.reason}

@@ -56,7 +56,9 @@ _NOTE: Final = Kind(
     {"type": "string", "maxLength": MAX_NOTE_CHARACTERS},
     _note,
 )
-_OWN: Final = "The tenant. Each tenant has its own suppressed recipients."
+_OWN: Final = (
+    "The tenant; by default the tenant of the key, or `default`. Each tenant has its own suppressed recipients."
+)
 
 
 class ListSuppressions(
@@ -74,14 +76,14 @@ class ListSuppressions(
     tenant_id: str | None = field(TENANT, _OWN, default=None)
     kind: SuppressionReason | None = field(KIND, "Only entries of this kind.", default=None)
     since: datetime | None = field(SINCE, "Only entries made since this time.", default=None)
-    limit: int = field(whole(1, 1000), "The most entries per page.", default=50)
+    limit: int = field(whole(1, 1000), "The most entries per page.  [default: 50]", default=50)
 
     nothing = "No such recipient is suppressed."
     missing: ClassVar = {"expires_at": "for ever"}
     examples = ("suppressions list --kind complaint", "suppressions list --tenant shop --since 3d")
 
 
-class LookUp(Listing[Suppression], name="suppressions look-up", query="find_suppressions", reach=Reach.ONE_TENANT):
+class LookUp(Listing[Suppression], name="suppressions look-up", reach=Reach.ONE_TENANT):
     """The entries that suppress a recipient: its own entry; for an address, also its domain's entry.
 
     Has no HTTP operation, because an address must not be in a URL.
@@ -94,11 +96,12 @@ class LookUp(Listing[Suppression], name="suppressions look-up", query="find_supp
     nothing = ListSuppressions.nothing
     missing: ClassVar = ListSuppressions.missing
 
-    async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Suppression]:
         from dispatcher.ops.suppressions import hashes_of
+        from dispatcher.store.statements import fetch
 
-        del settings
-        return {"address_hashes": await hashes_of(source, [self.recipient], with_domains=True)}
+        hashes = await hashes_of(source, [self.recipient], with_domains=True)
+        return await fetch(source, "find_suppressions", {**parameters, "address_hashes": hashes}, into=Suppression)
 
 
 class AddSuppressions(

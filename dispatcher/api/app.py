@@ -22,7 +22,6 @@ from dispatcher.api import (
     openapi,
     operator_operations,
     status_operations,
-    webhook_operations,
 )
 from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
@@ -37,7 +36,8 @@ from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
-from dispatcher.api.webhook_endpoints import WebhookEndpoints
+from dispatcher.api.webhook_endpoints import TEST_WEBHOOK, WebhookEndpoints
+from dispatcher.config import Settings
 from dispatcher.store.connections import Pool
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def make_app(
     status: StatusEndpoints,
     operators: OperatorEndpoints,
     feed: FeedEndpoints,
-    webhooks: WebhookEndpoints,
+    settings: Settings,
     refusals: RefusalCounter,
     unsubscribe_sessions: Pool,
     events: EventEndpoints | None = None,
@@ -66,7 +66,7 @@ def make_app(
         events: None if no provider posts events.
         ops: The operators' page; None if it is off.
     """
-    actions = ActionEndpoints(access, operators.bodies, operators.sessions, webhooks.settings)
+    actions = ActionEndpoints(access, operators.bodies, operators.sessions, settings)
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
     enqueues: list[tuple[str, str, Endpoint, Operation]] = [
         ("POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE),
@@ -76,7 +76,6 @@ def make_app(
     posts = [("POST", path, endpoint, operation) for path, endpoint, operation in (events.routes if events else ())]
     described = [
         *enqueues,
-        ("GET", "/v1/emails", status.list, status_operations.LIST),
         ("GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY),
         ("GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET),
         ("POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY),
@@ -84,14 +83,7 @@ def make_app(
         ("POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operator_operations.RESUME_REPLAY),
         ("DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operator_operations.STOP_REPLAY),
         ("GET", "/v1/events", feed.list, feed_operations.LIST_EVENTS),
-        ("POST", "/v1/webhooks", webhooks.create, webhook_operations.CREATE_WEBHOOK),
-        ("GET", "/v1/webhooks", webhooks.list, webhook_operations.LIST_WEBHOOKS),
-        ("GET", "/v1/webhooks/{webhook_id}", webhooks.get, webhook_operations.GET_WEBHOOK),
-        ("DELETE", "/v1/webhooks/{webhook_id}", webhooks.remove, webhook_operations.REMOVE_WEBHOOK),
-        ("POST", "/v1/webhooks/{webhook_id}/test", webhooks.test, webhook_operations.TEST_WEBHOOK),
-        ("POST", "/v1/webhooks/{webhook_id}/rotate", webhooks.rotate, webhook_operations.ROTATE_WEBHOOK),
-        ("POST", "/v1/webhooks/{webhook_id}/enable", webhooks.enable, webhook_operations.ENABLE_WEBHOOK),
-        ("POST", "/v1/webhooks/{webhook_id}/replay", webhooks.replay, webhook_operations.REPLAY_WEBHOOK),
+        ("POST", "/v1/webhooks/{webhook_id}/test", WebhookEndpoints(actions).test, TEST_WEBHOOK),
         *batch_face.routes(actions),
         *actions.routes(),
         *posts,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -14,18 +14,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.actions import all_actions
-from dispatcher.actions.action import Action, Mistake, Mistakes, Refused, document, example, read
+from dispatcher.actions.action import Action, Mistake, Mistakes, Paged, Refused, document, example, read
 from dispatcher.actions.batch import Batch
 from dispatcher.actions.runner import Face, Who, check, run
 from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.body_reader import BodyReader, run_off_loop
-from dispatcher.api.fair_limiter import FairSessions
+from dispatcher.api.fair_limiter import FairSessions, FairTurns
 from dispatcher.api.large_json import parse
-from dispatcher.api.operation import BODY_PROBLEMS, Operation, nullable, object_schema, path_parameter, reference
+from dispatcher.api.operation import BODY_PROBLEMS, Operation, object_schema, path_parameter, reference
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
 
+CONCURRENT_LISTS: Final = 2
+"""The most concurrent list queries; one tenant has at most one. More could slow down enqueueing."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 _LOCATION: Final = {
     "Location": {"schema": {"type": "string"}, "description": "The path of what was created.", "required": True}
@@ -41,6 +43,7 @@ class ActionEndpoints:
     bodies: BodyReader
     sessions: FairSessions
     settings: Settings
+    lists: FairTurns = field(default_factory=lambda: FairTurns(CONCURRENT_LISTS))
 
     def routes(self) -> Iterator[tuple[str, str, Endpoint, Operation]]:
         """The method, the path, the endpoint and the description of each action."""
@@ -60,7 +63,7 @@ class ActionEndpoints:
 
         async def without_body(request: Request) -> Response:
             async with self.access.admit(request, action.scope) as caller:
-                return await self._run(action, caller, request, {}, _query(request))
+                return await self._run(action, caller, request, {}, query(request))
 
         return with_body if has_body else without_body
 
@@ -85,7 +88,8 @@ class ActionEndpoints:
         location = "parameter" if request.method == "GET" else "pointer"
         with problems(location, in_path):
             asked = read(action, given, {**texts, **in_path}, is_reason_required=True)
-            async with self.sessions.of(caller.share) as connection:
+            turn = self.lists.turn(caller.share) if isinstance(asked, Paged) else nullcontext()
+            async with turn, self.sessions.of(caller.share) as connection:
                 result = await run(connection, asked, who(caller), self.settings)
         headers = (
             {"Location": action.created.format_map({name: getattr(result, name) for name in action.row.__match_args__})}
@@ -131,7 +135,7 @@ def _error(mistake: Mistake, location: str) -> FieldError:
     return FieldError(location, mistake.field, mistake.rule)
 
 
-def _query(request: Request) -> dict[str, str]:
+def query(request: Request) -> dict[str, str]:
     given = request.query_params.multi_items()
     if len(given) > len(dict(given)):
         raise Problem("invalid-parameter", "A parameter is given twice.")
@@ -177,7 +181,8 @@ def schemas() -> dict[str, Any]:
     for action in actions:
         if action.is_list:
             rows = {action.plural or action.subject(): {"type": "array", "items": reference(action.row.__name__)}}
-            found[_plural(action)] = object_schema(rows | ({"next": nullable("string")} if action.key else {}))
+            page = row_schemas([action.page_type])[action.page_type.__name__]["properties"] if action.key else {}
+            found[_plural(action)] = object_schema(rows | {name: page[name] for name in page if name != "rows"})
         elif not action.http.startswith("GET"):
             found[action.__name__] = body_of(action)
     return found

@@ -16,7 +16,7 @@ from dispatcher.api import (
     operation,
     operator_operations,
     status_operations,
-    webhook_operations,
+    webhook_endpoints,
 )
 from dispatcher.api.operation import Operation
 from dispatcher.version import VERSION
@@ -35,7 +35,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **status_operations.SCHEMAS,
     **operator_operations.SCHEMAS,
     **feed_operations.SCHEMAS,
-    **webhook_operations.SCHEMAS,
+    **webhook_endpoints.SCHEMAS,
     **event_operations.SCHEMAS,
     **operation.SCHEMAS,
 }

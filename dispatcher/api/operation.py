@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
-from dispatcher.api.status_endpoints import NOT_BLANK, TENANT, TENANT_ID, Parameter
+from dispatcher.api.status_endpoints import TENANT, TENANT_ID, Parameter
+from dispatcher.domain.kinds import NOT_BLANK
 from dispatcher.domain.status import Status
 
 MAX_REASON_CHARACTERS: Final = 500

@@ -23,11 +23,12 @@ from dispatcher.api.large_json import parse
 from dispatcher.api.operation import MAX_REASON_CHARACTERS
 from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.problems import FieldError, Problem
-from dispatcher.api.status_endpoints import NOT_BLANK, TENANT, parameters
+from dispatcher.api.status_endpoints import TENANT, parameters
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
 from dispatcher.domain.failures import Replay
 from dispatcher.domain.instant import parse_instant
+from dispatcher.domain.kinds import NOT_BLANK
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act

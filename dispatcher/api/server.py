@@ -22,6 +22,7 @@ from dispatcher.api.app import make_app
 from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
+from dispatcher.api.face import CONCURRENT_LISTS
 from dispatcher.api.fair_limiter import FairLimiter, FairSessions, FairTurns
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.http_protocol import PipelineQueue, StrictHttpProtocol, Timeouts
@@ -31,9 +32,8 @@ from dispatcher.api.operator_endpoints import MAX_BODY_BYTES, OperatorEndpoints
 from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.policy import Policy
 from dispatcher.api.refusal_counter import RefusalCounter
-from dispatcher.api.status_endpoints import CONCURRENT_LISTS, StatusEndpoints
+from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.validation import EmailValidator
-from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.config.values import LOOPBACKS
@@ -229,7 +229,6 @@ async def serve(
         )
         status = StatusEndpoints(
             access,
-            FairTurns(CONCURRENT_LISTS),
             settings.lease_seconds,
             read_sessions,
         )
@@ -239,9 +238,8 @@ async def serve(
         tenant_sessions = FairSessions(operator_sessions)
         operators = OperatorEndpoints(access, operator_bodies, tenant_sessions, jobs)
         feed = FeedEndpoints(access, read_sessions, FairTurns(CONCURRENT_LISTS))
-        webhooks = WebhookEndpoints(access, operator_bodies, tenant_sessions, settings)
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
-        endpoints = (enqueueing, status, operators, feed, webhooks)
+        endpoints = (enqueueing, status, operators, feed, settings)
         ops = await opened.enter_async_context(_ops_page(settings, access, jobs))
         app = ErrorMiddleware(
             make_app(access, *endpoints, refusals, unsubscribe_sessions, events, ops), refusals=refusals

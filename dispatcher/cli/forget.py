@@ -70,26 +70,22 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
 
     In the JSON, `read` is the number of emails whose recipients the command has read.
     """
-    from dispatcher.domain.address import parse_address
-    from dispatcher.domain.phone import phone_number
+    from dispatcher.domain.suppression import Recipient
     from dispatcher.ops.forgetting import Forgetting
 
-    text = sys.stdin.readline().strip() if address == "-" else address
+    text = (sys.stdin.readline() if address == "-" else address).strip()
+    if text.startswith("@") or not (text.startswith("+") or "@" in text):
+        raise click.UsageError("Give an address, or a phone number that begins with +.")
     try:
-        if text.startswith("+") and "@" not in text:
-            text = phone_number("number", text)
-        else:
-            parse_address(text)
+        recipient = Recipient.parse(text)
     except InvalidEmail as error:
-        raise click.UsageError(f"The number {error.reason}.") from None
-    except ValueError as error:
-        raise click.UsageError(f"The address {error}.") from error
+        raise click.UsageError(f"The {error.field} {error.reason}.") from None
     if not dry_run:
         confirm("Erase this address from the database? This cannot be undone.", yes=yes)
     progress = _Progress()
     forgotten = run_with_session(
         "forget",
-        lambda session: Forgetting(session, text, None if dry_run else act, progress.show).run(
+        lambda session: Forgetting(session, recipient.text, None if dry_run else act, progress.show).run(
             removes_suppressions=suppressions
         ),
     )
@@ -103,11 +99,12 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
 
 
 class _Progress:
+    """Prints the progress, at most once every few seconds."""
+
     def __init__(self) -> None:
         self._next_at = time.monotonic() + _PROGRESS_SECONDS
 
     def show(self, forgotten: Forgotten) -> None:
-        """Prints the progress, at most once every few seconds."""
         if time.monotonic() < self._next_at or forgotten.read_until is None:
             return
         self._next_at = time.monotonic() + _PROGRESS_SECONDS

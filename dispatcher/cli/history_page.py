@@ -40,7 +40,6 @@ _NAMES: Final = {
     "expires_at": "expires",
     "dead_letter_due_at": "dead letter due",
     "dead_letter_discarded_at": "dead letter discarded",
-    "attempt_number": "attempt",
     "provider_code": "code",
     "started_at": "started",
     "finished_at": "finished",
@@ -73,17 +72,31 @@ def show_history(story: EmailHistory, messages: list[DeadLetterMessage] | None) 
     Args:
         messages: The email's dead letters on the DLQ; None if the DLQ was not read.
     """
-    fields_table({**_email(story.email), **_wait(story.waiting)}).show()
-    _list("timeline", [asdict(moment) for moment in story.timeline])
-    _list("attempts (by the clock of the sending host)", story.attempts)
-    _list("events from providers (by the provider's clock)", story.events)
-    _list("operator actions", story.acts)
-    _list("replays", story.replays)
+    fields_table({**_email(asdict(story.email)), **_wait(story.waiting)}).show()
+    for heading, rows in (
+        ("timeline", story.timeline),
+        ("attempts (by the clock of the sending host)", story.attempts),
+        ("events from providers (by the provider's clock)", story.events),
+        ("operator actions", story.acts),
+        ("replays", story.replays),
+    ):
+        _list(heading, [asdict(row) for row in rows])
     if messages is not None:
         _list("on the DLQ", [_message(message) for message in messages])
     if story.content:
         print_data("\ncontent")
         fields_table(story.content).show()
+
+
+def document(story: EmailHistory, messages: list[DeadLetterMessage] | None) -> dict[str, Any]:
+    """The document of HTTP, with what only operators see: all columns, workers, actors, and the dead letters."""
+    from dispatcher.ops.email_history import status_of
+
+    whole = {**asdict(story.email), **asdict(status_of(story)), **asdict(story), "timeline": story.timeline}
+    del whole["email"], whole["email_id"]
+    if story.content is None:
+        del whole["content"]
+    return {**whole, "dlq": messages}
 
 
 def fields_table(record: Record) -> Table:

@@ -23,7 +23,7 @@ _UNDECODED: Final = re.compile("[\udc80-\udcff]")
 COMMANDS: Final = {
     "run": ("run:command", "Send enqueued emails: run this host's workers, relay and monitor."),
     "api": ("api:command", "Serve the HTTP API, which accepts emails."),
-    "keys": ("keys:command", "Create, list and revoke the HTTP API's keys."),
+    "keys": ("actions.keys", "Create, list and revoke the HTTP API's keys."),
     "init": ("init:command", "Create or update the tables and the queues."),
     "enqueue": ("enqueue:command", "Enqueue one email, or a file of emails."),
     "show": ("show:command", "Show everything about one email: status, timeline, attempts, events."),
@@ -40,6 +40,8 @@ COMMANDS: Final = {
     "dlq": ("dlq:command", "List, show, replay, discard or reconcile dead letters."),
     "webhooks": ("webhooks:command", "Add, list, test and replay webhooks, which post events to applications."),
     "suppressions": ("suppressions:command", "List, add or remove recipients who get no email."),
+    "events": ("actions.reported_events", "List what providers reported about emails."),
+    "audit": ("actions.audit", "Show what operators did: who, when and why."),
     "config": ("config:command", "Show every setting: value, source, default."),
     "doctor": ("doctor:command", "Check settings, servers and providers, and say how to fix each fault."),
     "topology": (

@@ -11,7 +11,7 @@ import click
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import DEFAULT_TENANT
-from dispatcher.cli.history_page import fields_table, show_history
+from dispatcher.cli.history_page import document, fields_table, show_history
 from dispatcher.cli.options import audit_options, json_option
 from dispatcher.cli.output import counted, print_data, print_json, say
 from dispatcher.cli.sessions import open_dlq, run_with_dlq, run_with_session
@@ -111,8 +111,7 @@ def command(
 
     story, messages, fault = run_with_session("show", find, settings)
     if as_json:
-        known = {name: value for name, value in asdict(story).items() if name != "content" or value is not None}
-        print_json({**known, "dlq": None if messages is None else [asdict(message) for message in messages]})
+        print_json(document(story, messages))
     else:
         show_history(story, messages)
     if fault:

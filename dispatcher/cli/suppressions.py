@@ -57,6 +57,8 @@ def _commands() -> click.Group:
 
     list_.params.insert(0, click.Argument(["recipient"], metavar="[ADDRESS|DOMAIN]", required=False))
     list_.callback = page_or_look_up
+    examples = (*actions.ListSuppressions.examples, "suppressions list ann@example.org")
+    list_.help = face.help_of(inspect.getdoc(actions.ListSuppressions) or "", examples)
     add.params.append(click.Option(["--dry-run"], is_flag=True, help="Only check the recipients; change nothing."))
     add.callback = change_or_check
     about_replay = "Also send the emails that failed because of the suppression, each once."
@@ -70,7 +72,8 @@ def _commands() -> click.Group:
         click.Option(["--yes"], is_flag=True, help=about_yes),
     ]
     remove.callback = _remove
-    remove.help = face.help_of(inspect.getdoc(_remove) or "", actions.RemoveSuppressions.examples)
+    (example,) = actions.RemoveSuppressions.examples
+    remove.help = face.help_of(inspect.getdoc(_remove) or "", (f"{example} --dry-run", f"{example} --replay --yes"))
     return group
 
 

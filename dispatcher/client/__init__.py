@@ -9,20 +9,9 @@ API enqueues the email once, even if a request or response is lost. `Email` vali
 """
 
 from dispatcher.client.clients import AsyncClient, AsyncEvents, Client, Events
-from dispatcher.client.results import (
-    ApiProblem,
-    Attempt,
-    EmailPage,
-    EmailStatus,
-    FeedEvent,
-    ListedEmail,
-    Moment,
-    NoResponse,
-    ProviderEvent,
-    Receipt,
-    Refused,
-    WaitStatus,
-)
+from dispatcher.client.results import ApiProblem, EmailPage, FeedEvent, NoResponse, Receipt, Refused
+from dispatcher.domain.email_history import Attempt, EmailStatus, Moment, ProviderEvent, WaitStatus
+from dispatcher.domain.listed_email import ListedEmail
 
 __all__ = [
     "ApiProblem",

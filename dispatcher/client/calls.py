@@ -17,9 +17,10 @@ from uuid import UUID
 import msgspec
 import orjson
 
-from dispatcher.client.results import ApiProblem, EmailPage, EmailStatus, EventPage, Receipt, Refused
+from dispatcher.client.results import ApiProblem, EmailPage, EventPage, Receipt, Refused
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.email import Email
+from dispatcher.domain.email_history import EmailStatus
 from dispatcher.domain.email_rules import instant
 from dispatcher.domain.sms import Sms
 from dispatcher.domain.status import Status
@@ -60,8 +61,8 @@ class Filters(TypedDict, total=False):
         sender: An address, or a domain such as `@example.com`.
         created_from: The earliest time at which the emails were created, with a time zone.
         created_before: The emails were created before this time, with a time zone.
-        cursor: The `next` of the previous page.
-        limit: The most emails per page, from 1 to 200.
+        after: The `next` of the previous page.
+        limit: The most emails per page, from 1 to 1,000.
     """
 
     recipient: str
@@ -74,7 +75,7 @@ class Filters(TypedDict, total=False):
     correlation_id: str
     created_from: datetime
     created_before: datetime
-    cursor: UUID
+    after: str
     limit: int
 
 
@@ -144,11 +145,7 @@ def find(**filters: Unpack[Filters]) -> ApiCall[EmailPage]:
     Raises:
         ApiProblem: with the code `invalid-parameter` if a filter is not valid.
     """
-    given = {
-        "from" if name == "sender" else name: value.isoformat() if isinstance(value, datetime) else str(value)
-        for name, value in filters.items()
-    }
-    return ApiCall(reader(EmailPage), "GET", "/v1/emails" + (f"?{urlencode(given)}" if given else ""))
+    return ApiCall(reader(EmailPage), "GET", "/v1/emails" + (f"?{urlencode(filters)}" if filters else ""))
 
 
 def cancel(email_id: UUID, *, reason: str) -> ApiCall[Status]:

@@ -9,8 +9,9 @@ from urllib.parse import quote, urlencode
 import msgspec
 import orjson
 
-from dispatcher.actions.action import Action, Page
+from dispatcher.actions.action import Action
 from dispatcher.client.calls import ApiCall, ApiResponse
+from dispatcher.domain.values import replace
 
 R = TypeVar("R")
 
@@ -30,8 +31,8 @@ def _parser(action: Action[R]) -> Callable[[ApiResponse], Any]:
     def parse(response: ApiResponse) -> Any:
         if not action.is_list:
             return msgspec.json.decode(response.body, type=action.row)
-        whole = msgspec.json.decode(response.body, type=dict[str, msgspec.Raw])
-        rows = msgspec.json.decode(whole[action.plural or action.subject()], type=list[action.row])  # type: ignore[name-defined]
-        return Page(rows, msgspec.json.decode(whole["next"], type=str | None)) if action.key else rows
+        whole = orjson.loads(response.body)
+        rows = msgspec.convert(whole[action.plural or action.subject()], type=list[action.row])  # type: ignore[name-defined]
+        return replace(msgspec.convert({**whole, "rows": []}, type=action.page_type), rows=rows) if action.key else rows
 
     return parse

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError
 
@@ -60,117 +61,20 @@ class Refused:
     problem: ApiProblem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One finished attempt to send an email through a provider."""
-
-    attempt: int
-    provider: str
-    started_at: datetime
-    finished_at: datetime
-    outcome: str
-    error_type: str | None = None
-    error: str | None = None
-    provider_code: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderEvent:
-    """What a provider reported about an email that the provider had accepted.
-
-    Attributes:
-        kind: A kind from docs/events.md, such as `delivered`.
-        bounce: The kind of bounce: `hard`, `soft` or `blocked`; None if the event is not a bounce.
-        happened_at: When the event happened, by the provider's clock.
-        recipient: The recipient's number, counted from 1 through `to`, then `cc`, then `bcc`; None if unknown.
-    """
-
-    kind: str
-    bounce: str | None = None
-    provider: str
-    happened_at: datetime
-    received_at: datetime
-    recipient: int | None = None
-    code: str | None = None
-    detail: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitStatus:
-    """Why an email is not sent yet.
-
-    Attributes:
-        reason: A reason from docs/api.md, such as `provider_paused`.
-        until: The latest time at which the wait ends, or the time of the next attempt; None if unknown.
-    """
-
-    reason: str
-    until: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """One entry of an email's timeline: what happened to the email, and when."""
-
-    at: datetime
-    what: str
-    detail: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedEmail:
-    """An email in a list. `Client.get` returns the email's attempts and events, too.
-
-    Attributes:
-        refused_recipients: The recipients who did not get the email, although the provider accepted it for others. Each
-            has its number, counted through `to`, `cc` and `bcc`, and the reason: `2 (550 5.1.1), 3 (451)`. None if the
-            provider accepted all recipients.
-    """
-
-    id: UUID
-    message_key: str
-    channel: str = "email"
-    status: Status
-    attempt_count: int
-    correlation_id: str | None = None
-    error_type: str | None = None
-    error: str | None = None
-    provider: str | None = None
-    provider_message_id: str | None = None
-    created_at: datetime
-    sent_at: datetime | None = None
-    refused_recipients: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmailStatus(ListedEmail):
-    """An email's status, attempts, events and timeline.
-
-    Attributes:
-        delivered_recipients: The recipients who have an email that was delivered in part, by the same numbers as in
-            `refused_recipients`: `1-2, 5`. None if the email is sent, or if nobody has it.
-        waiting: Why the email is not sent yet; None unless its status is `pending`, `waiting` or `sending`.
-    """
-
-    delivered_recipients: str | None = None
-    waiting: WaitStatus | None = None
-    attempts: tuple[Attempt, ...]
-    events: tuple[ProviderEvent, ...] = ()
-    timeline: tuple[Moment, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class EmailPage:
     """A page of emails, newest first. A page may be short or empty even if more emails follow.
 
     Attributes:
         next: The cursor of the next page; None on the last page.
+        was_cut: Whether the page ended early, because a page reads a limited number of emails.
         recipients_since: Emails that were created before this time cannot be found by their recipients. None if all
             emails can be found, or if the request has no recipient and no domain.
     """
 
     emails: tuple[ListedEmail, ...]
-    next: UUID | None = None
+    next: str | None = None
+    was_cut: bool = False
     recipients_since: datetime | None = None
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
 from hmac import compare_digest
@@ -65,6 +67,40 @@ class Secret:
     def matches(self, stored: bytes) -> bool:
         """Whether `stored` is the hash of this secret. The comparison takes constant time."""
         return compare_digest(self.hashed(), stored)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the HTTP API, as operators see it: without its hash.
+
+    Attributes:
+        tenant_id: The tenant that the key acts for; None if it acts for every tenant.
+        from_domains: Domains that the key may send from. If these and `from_addresses` are None, it may send from any.
+        lane: The lane of emails that do not name a lane.
+        allowed_lanes: The lanes that an email may name, besides `lane`.
+    """
+
+    key_id: str
+    name: str
+    tenant_id: str | None
+    scopes: Sequence[str]
+    from_domains: Sequence[str] | None
+    from_addresses: Sequence[str] | None
+    per_second: float | None
+    recipients_per_day: int | None
+    lane: str | None
+    allowed_lanes: Sequence[str]
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key that was just created. Only its owner sees `key`, once."""
+
+    key_id: str
+    tenant_id: str | None
+    key: str = field(default="", repr=False)
 
 
 def shown(key_id: str) -> str:

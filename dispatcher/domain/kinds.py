@@ -9,6 +9,7 @@ import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, Generic, TypeVar
@@ -222,10 +223,11 @@ def _instant(value: Any) -> datetime:
 
 def _since(value: Any) -> datetime:
     _require(isinstance(value, str))
-    try:
+    with suppress(ValueError):
         return datetime.now(UTC) - timedelta(seconds=parse_length(value))
-    except ValueError:
-        return parse_instant(value.replace(" ", "+"))  # in a URL, `+` means a space
+    with suppress(ValueError):
+        return parse_instant(value)
+    return parse_instant(value.replace(" ", "+"))  # in a URL, `+` means a space
 
 
 def _uuid(value: Any) -> UUID:

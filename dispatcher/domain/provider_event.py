@@ -81,3 +81,27 @@ class ProviderEvent:
         instant = f"{self.happened_at.timestamp():.3f}" if self.is_dated else ""
         parts = (self.provider, self.kind, (address_hash or b"").hex(), instant, self.distinction)
         return sha256("\n".join(parts).encode()).digest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedEvent:
+    """What a provider reported about an email, without the recipient, as operators see it.
+
+    Attributes:
+        event_key: Hexadecimal octets.
+        happened_at: When the event happened, by the provider's clock.
+        doubt: What the event does not prove (docs/events.md); None if it proves what it says.
+    """
+
+    received_at: datetime
+    email_id: UUID
+    event_key: str
+    happened_at: datetime
+    provider: str
+    kind: str
+    bounce: str | None
+    code: str | None
+    detail: str | None
+    doubt: str | None
+    tenant_id: str
+    message_key: str

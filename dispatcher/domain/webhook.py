@@ -10,6 +10,8 @@ from enum import StrEnum
 from secrets import token_bytes
 from typing import Final
 
+from dispatcher.domain.values import dataclass, field
+
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix
 _SECRET_OCTETS: Final = 32
 _HOUR: Final = 3600.0
@@ -29,6 +31,13 @@ LONGEST_RETRY_AFTER_SECONDS: Final = 24 * _HOUR
 """A receiver that asks for a longer wait is tried again after this time."""
 
 
+MAX_WEBHOOKS: Final = 20
+"""The most webhooks of a tenant, because each webhook may use several connections at the same time."""
+MAX_URL_CHARACTERS: Final = 2000
+PREVIOUS_SECRET_HOURS: Final = 24
+"""After a rotation, deliveries are also signed with the previous secret for this time."""
+
+
 class WebhookState(StrEnum):
     """Whether a webhook gets events; the value of `webhook.state`."""
 
@@ -36,6 +45,57 @@ class WebhookState(StrEnum):
     DISABLED = "disabled"
     """The webhook's receiver accepted nothing for about 27 hours, or answered 410. An operator may enable the webhook
     again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """A webhook, as operators see it.
+
+    Attributes:
+        tenant_id: The tenant whose events the webhook gets; None for all tenants.
+        events: The types of the events that the webhook gets, such as `email.sent`.
+        recipients: Whether the events contain recipients' addresses.
+        failing_since: The time since which the receiver has accepted no event; None if the receiver accepts events.
+        lag_seconds: The age of the oldest event that was neither delivered nor stored for a retry; None if there is no
+            such event.
+        retries: The number of refused events that wait for another attempt.
+        given_up: The number of events that the receiver refused at every attempt, while it accepted other events.
+    """
+
+    id: int
+    url: str
+    tenant_id: str | None
+    events: Sequence[str]
+    recipients: bool
+    state: WebhookState
+    failing_since: datetime | None
+    next_attempt_at: datetime
+    last_error: str | None
+    delivered_at: datetime | None
+    created_at: datetime
+    lag_seconds: float | None
+    retries: int
+    given_up: int
+
+    def describe(self) -> str:
+        """The webhook in words."""
+        return f"Webhook {self.id} is {self.state}: {self.url}"
+
+
+@dataclass(frozen=True, slots=True)
+class NewWebhook(Webhook):
+    """A webhook with a new secret, which signs its events. The secret is not shown again."""
+
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookTarget:
+    """Where to post a webhook's events, and the secrets that sign them, newest first."""
+
+    id: int
+    url: str = field(repr=False)
+    secrets: list[str] = field(repr=False)
 
 
 def new_secret() -> str:

@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
+from dispatcher.domain.email_history import (
+    Attempt,
+    AuditedAct,
+    EmailRow,
+    EmailStatus,
+    Moment,
+    ProviderEvent,
+    ReplayOfEmail,
+    WaitStatus,
+)
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
-from dispatcher.domain.values import dataclass, field
-from dispatcher.domain.waiting import WaitExplanation, explain_wait
-from dispatcher.ops.email_timeline import Moment, timeline
+from dispatcher.domain.outcome import delivered_recipients, left_out
+from dispatcher.domain.status import Status
+from dispatcher.domain.values import dataclass, replace
+from dispatcher.domain.waiting import MAX_AHEAD_COUNT, WaitExplanation, WaitReason, explain_wait
 from dispatcher.store import emails
-from dispatcher.store.connections import AsyncSession
+from dispatcher.store.recipients import masked_recipients
+from dispatcher.store.statements import Source
 
 if TYPE_CHECKING:
     from dispatcher.ops.acts import Act
+    from dispatcher.store.connections import AsyncSession
+
+DOUBTS: Final = MappingProxyType(
+    {
+        "impossible": "without effect, because no worker sent the email through this provider",
+        "recipient": "suppresses no recipient, because nothing proves that it is about this one",
+    }
+)
+"""What an event that proves less than it says does not do, by its doubt (docs/events.md)."""
+AN_OPERATOR: Final = "an operator"
+"""The actor that a tenant sees instead of people and keys that do not belong to the tenant."""
+_PRIVATE_ACTS: Final = frozenset({"reveal", "forget"})
+"""Acts on private data, which the API does not show."""
+_WAITS: Final[Mapping[WaitReason, str]] = {
+    WaitReason.SCHEDULED: "it is scheduled for later",
+    WaitReason.REDELIVERY: "the provider deferred it, and it is tried again later",
+    WaitReason.QUEUED: "other emails are ahead of it",
+    WaitReason.LEASED: "a worker is sending it, or waits to try it again",
+}
+"""How a wait is explained to a tenant. All other reasons are about the whole service, and get one general
+explanation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,74 +56,164 @@ class EmailHistory:
     """Everything that the database has about an email. Only `content` is private.
 
     Attributes:
-        email: The email's row, by column.
-        events: What providers reported after they accepted the email. Each event names its recipient by position,
-            counted from 1.
         acts: The audited operator actions on the email.
         replays: The replays that included the email.
+        recipients: The masked recipients; None if the content was deleted.
         waiting: Why the email is not sent yet; None unless the email is pending, waiting or sending.
         content: The content and recipients; None if the caller did not request them, or if they were deleted.
-        timeline: Every instant that is known, oldest first.
     """
 
-    email: dict[str, Any]
-    attempts: list[dict[str, Any]]
-    events: list[dict[str, Any]]
-    acts: list[dict[str, Any]]
-    replays: list[dict[str, Any]]
+    email: EmailRow
+    attempts: Sequence[Attempt]
+    events: Sequence[ProviderEvent]
+    acts: Sequence[AuditedAct]
+    replays: Sequence[ReplayOfEmail]
+    recipients: Sequence[str] | None = None
     waiting: WaitExplanation | None = None
     content: dict[str, Any] | None = None
-    timeline: list[Moment] = field(default_factory=list)
+
+    @property
+    def timeline(self) -> list[Moment]:
+        """Every instant that is known about the email, oldest first.
+
+        The email's row stores only the last instant of each kind: after a replay, the earlier instants of `published`
+        and `leased` are lost. Instants that an earlier release did not store are missing.
+        """
+        moments = [
+            *_of_row(self.email),
+            *map(_of_attempt, self.attempts),
+            *map(_of_event, self.events),
+            *(Moment(each.acted_at, _words(each.action), None, each.actor, each.reason) for each in self.acts),
+            *(moment for each in self.replays for moment in _of_replay(each)),
+        ]
+        return sorted(moments, key=lambda moment: moment.at)
 
 
 async def find_history(
-    session: AsyncSession,
-    email_id: UUID,
+    source: Source,
+    email_id: UUID | None,
     *,
+    tenant_id: str | None = None,
+    message_key: str | None = None,
     providers: Collection[str] = (),
     lease_seconds: float = 0.0,
+    most_ahead: int = MAX_AHEAD_COUNT,
     reveal: Act | None = None,
 ) -> EmailHistory | None:
-    """The history of an email; None if there is no such email.
+    """The history of an email, by its id, or by its tenant and key; None if there is no such email.
 
     Args:
+        tenant_id: The only tenant whose emails the caller may see; None: all.
         providers: The configured providers; empty if the caller does not have the settings.
         lease_seconds: The length of a lease.
+        most_ahead: Count at most this many emails ahead of the email. With 0, locks are not examined, either.
         reveal: Who reads the content, and why; the audit log records this before the content is read. None to leave
             the content out.
     """
-    email = await emails.find_email(session, email_id)
+    email = await emails.find_email(source, email_id, tenant_id=tenant_id, message_key=message_key)
     if email is None:
         return None
-    content = None
+    email_id, content, waiting = email.email_id, None, None
     if reveal:
         from dispatcher.store.failures import audit
 
-        await audit(session, "reveal", actor=reveal.actor, reason=reveal.reason, email_id=email_id)
-        content = await emails.reveal_content(session, email_id)
-    attempts = await emails.list_attempts(session, email_id)
-    events = await emails.list_events(session, email_id)
-    acts = await emails.list_acts(session, email_id)
-    replays = await emails.list_replays_of(session, email_id)
+        await audit(cast("AsyncSession", source), "reveal", actor=reveal.actor, reason=reveal.reason, email_id=email_id)
+        content = await emails.reveal_content(source, email_id)
+    if facts := await emails.find_facts(source, email_id, most_ahead=most_ahead):
+        holders = await emails.find_holders(source, email_id) if most_ahead else []
+        recovery_seconds = longest_recovery_seconds(lease_seconds)
+        waiting = explain_wait(facts, providers=providers, recovery_seconds=recovery_seconds, holders=holders)
     return EmailHistory(
         email,
-        attempts,
-        events,
-        acts,
-        replays,
-        await _why(session, email_id, providers, lease_seconds),
+        await emails.list_attempts(source, email_id),
+        await emails.list_events(source, email_id),
+        await emails.list_acts(source, email_id),
+        await emails.list_replays_of(source, email_id),
+        (await masked_recipients(source, [email_id])).get(email_id),
+        waiting,
         content,
-        timeline(email, attempts=attempts, events=events, acts=acts, replays=replays),
     )
 
 
-async def _why(
-    session: AsyncSession, email_id: UUID, providers: Collection[str], lease_seconds: float
-) -> WaitExplanation | None:
-    facts = await emails.find_facts(session, email_id)
-    if facts is None:
-        return None
-    holders = await emails.find_holders(session, email_id)
-    return explain_wait(
-        facts, providers=providers, recovery_seconds=longest_recovery_seconds(lease_seconds), holders=holders
+def for_tenant(history: EmailHistory, is_own: Callable[[str | None], bool]) -> EmailHistory:
+    """The history as a tenant sees it: without hosts, and without the names and reasons of other operators.
+
+    Args:
+        is_own: Whether an actor belongs to the tenant.
+    """
+    waiting = history.waiting
+    if waiting is not None:
+        because = _WAITS.get(waiting.reason, "the service cannot send it at the moment")
+        waiting = WaitExplanation(waiting.reason, f"The email waits because {because}.", waiting.until)
+    hidden: dict[str, Any] = {"actor": AN_OPERATOR, "reason": None}
+    return replace(
+        history,
+        email=replace(history.email, locked_by=None),
+        attempts=[replace(each, worker=None) for each in history.attempts],
+        acts=[each if is_own(each.actor) else replace(each, **hidden, detail=None) for each in history.acts],
+        replays=[each if is_own(each.actor) else replace(each, **hidden) for each in history.replays],
+        waiting=waiting,
     )
+
+
+def status_of(history: EmailHistory) -> EmailStatus:
+    """The history as the API shows it: as a tenant sees it, without operators, and without what was done to private
+    data."""
+    acts = [each for each in history.acts if each.action not in _PRIVATE_ACTS]
+    seen = for_tenant(replace(history, acts=acts), lambda _: False)
+    email, waiting = history.email, history.waiting
+    is_error = email.error_type is not None
+    return EmailStatus(
+        email.email_id,
+        **{name: getattr(email, name) for name in EmailStatus.__match_args__ if hasattr(email, name)},
+        error=email.last_error if is_error else None,
+        recipients=history.recipients,
+        refused_recipients=None if is_error else left_out(email.last_error),
+        delivered_recipients=delivered_recipients(email.status, email.recipient_outcomes),
+        waiting=None if waiting is None else WaitStatus(waiting.reason, waiting.until),
+        # Without an error, the column contains the provider's reply, such as `250 OK`.
+        attempts=[each if each.error_type else replace(each, error=None) for each in seen.attempts],
+        events=seen.events,
+        timeline=[replace(each, actor=None, reason=None) for each in seen.timeline],
+    )
+
+
+def _of_row(email: EmailRow) -> Iterator[Moment]:
+    yield Moment(email.created_at, "enqueued", f"lane {email.lane}")
+    for at, what in ((email.published_at, "published"), (email.leased_at, "leased"), (email.sent_at, "sent")):
+        if at is not None:
+            yield Moment(at, what, f"by {email.locked_by}" if what == "leased" and email.locked_by else None)
+    if email.status in (Status.FAILED, Status.HELD, Status.CANCELLED) and email.settled_at is not None:
+        yield Moment(email.settled_at, email.status.value, _joined(email.error_type, email.last_error))
+    if email.dead_lettered_at is not None:
+        yield Moment(email.dead_lettered_at, "dead-lettered", "its dead letter is on the DLQ")
+    if email.dead_letter_discarded_at is not None and email.status in (Status.FAILED, Status.HELD):
+        yield Moment(email.dead_letter_discarded_at, "dead letter discarded")
+
+
+def _of_attempt(attempt: Attempt) -> Moment:
+    seconds = (attempt.finished_at - attempt.started_at).total_seconds()
+    answer = _joined(attempt.provider_code, attempt.error_type, attempt.error)
+    what = f"attempt {attempt.attempt}: {attempt.outcome}"
+    return Moment(attempt.finished_at, what, _joined(f"{attempt.provider}, after {seconds:.3f} s", answer))
+
+
+def _of_event(event: ProviderEvent) -> Moment:
+    whom = f"recipient {event.recipient}" if event.recipient else None
+    doubt = DOUBTS.get(event.doubt or "")
+    detail = _joined(event.provider, whom, doubt, event.code, event.detail)
+    return Moment(event.happened_at, f"{event.kind} ({event.bounce})" if event.bounce else event.kind, detail)
+
+
+def _of_replay(replay: ReplayOfEmail) -> Iterator[Moment]:
+    if replay.settled_at is not None:
+        what, number = _words(replay.outcome or "replay"), f"replay {replay.replay_id}"
+        yield Moment(replay.settled_at, what, number, replay.actor, replay.reason)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _joined(*parts: str | None) -> str | None:
+    return ": ".join(part for part in parts if part) or None

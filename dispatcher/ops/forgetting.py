@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.ops.acts import Act
@@ -31,8 +31,6 @@ FORGOTTEN: Final = "(forgotten)"
 _FIRST: Final = UUID(int=0)
 _FIELDS: Final = ("to", "cc", "bcc", "reply_to")
 _PLAIN_LOCAL: Final = re.compile(r"[a-z0-9._+-]+")
-
-OnProgress = Callable[["Forgotten"], None]
 
 
 class _Erased(NamedTuple):
@@ -75,8 +73,17 @@ class Forgotten:
         """Whether all emails of the recipient were erased: none was unfinished or locked."""
         return not (self.unfinished or self.locked)
 
-
-def _ignore(_: Forgotten) -> None: ...
+    def count(self, erased: _Erased) -> None:
+        """Adds what was erased from one email."""
+        if not erased.is_finished:
+            self.unfinished.append(erased.email_id)
+        elif erased.is_locked:
+            self.locked.append(erased.email_id)
+        else:
+            self.emails += 1
+            self.contents += erased.had_content
+            self.attachments += erased.attachments
+            self.events += erased.events
 
 
 class Forgetting:
@@ -87,7 +94,7 @@ class Forgetting:
         session: AsyncSession,
         address: str,
         act: Act | None,
-        on_progress: OnProgress = _ignore,
+        on_progress: Callable[[Forgotten], None] = lambda _: None,
         *,
         page: int = PAGE,
         batch: int = BATCH,
@@ -104,6 +111,7 @@ class Forgetting:
         self._session = session
         self._address = normalised(address)
         self._act = act
+        self._audit = {} if act is None else {"actor": act.actor, "reason": act.reason}
         self._on_progress = on_progress
         self._page = page
         self._batch = batch
@@ -121,11 +129,16 @@ class Forgetting:
             StoreUnavailable: PostgreSQL cannot be reached. Committed batches stay erased. Call again to continue.
         """
         self._hash = (await AddressHasher.open(self._session)).hash(self._address)
+        of_address = {"address_hash": self._hash}
         await self._forget_contents()
         await self._forget_events()
-        if self._act is not None:
-            await fetch(self._session, "forget_outgoing_events", {"address_hash": self._hash})
-        await self._forget_suppressions(removes=removes_suppressions)
+        if self._act is None:
+            ((self._done.suppressions,),) = await fetch(self._session, "count_suppressions_of", of_address)
+        else:
+            await fetch(self._session, "forget_outgoing_events", of_address)
+            parameters = {**of_address, "removes": removes_suppressions, "masked": FORGOTTEN, **self._audit}
+            ((self._done.suppressions,),) = await fetch(self._session, "forget_suppressions", parameters)
+        self._on_progress(self._done)
         return self._done
 
     async def _forget_contents(self) -> None:
@@ -144,6 +157,10 @@ class Forgetting:
             self._done.read_until = after or self._done.read_until
             self._on_progress(self._done)
 
+    def _is_among(self, recipients: Mapping[str, Iterable[str]]) -> bool:
+        texts = (text for name in _FIELDS for text in recipients.get(name, ()))
+        return any(normalised(text) == self._address for text in texts)
+
     async def _forget_events(self) -> None:
         """Finds emails whose content is already deleted, by the address's hash in their events. Erases those that are
         finished."""
@@ -158,52 +175,16 @@ class Forgetting:
             after = ids[-1]
             self._on_progress(self._done)
 
-    async def _forget_suppressions(self, *, removes: bool) -> None:
-        if self._act is None:
-            rows = await fetch(self._session, "count_suppressions_of", {"address_hash": self._hash})
-        else:
-            parameters = {"address_hash": self._hash, "removes": removes, "masked": FORGOTTEN, **_audit(self._act)}
-            rows = await fetch(self._session, "forget_suppressions", parameters)
-        self._done.suppressions = rows[0][0]
-        self._on_progress(self._done)
-
-    def _is_among(self, recipients: Mapping[str, Iterable[str]]) -> bool:
-        texts = (text for name in _FIELDS for text in recipients.get(name, ()))
-        return any(normalised(text) == self._address for text in texts)
-
     async def _forget(self, email_ids: Sequence[UUID], *, is_by_event: bool = False) -> None:
-        """Erases the emails that are finished (sent, failed, held or cancelled), a batch per commit. A dry run only
-        counts these emails.
-
-        Args:
-            is_by_event: Whether the emails were found by their events. A dry run then leaves out emails with content,
-                because it has already counted them.
-        """
+        """Erases the emails that are finished, a batch per commit. A dry run only counts these emails."""
         for start in range(0, len(email_ids), self._batch):
-            for row in await self._erase(email_ids[start : start + self._batch]):
-                erased = _Erased(*row)
+            given = ids_within(email_ids[start : start + self._batch])
+            parameters = {**given, "address_hash": self._hash, **self._audit}
+            if self._act is None:
+                rows = await fetch(self._session, "find_forgettable", parameters, into=_Erased)
+            else:
+                rows = await fetch(self._session, "forget_emails", parameters, into=_Erased)
+            for erased in rows:
                 if self._act is None and is_by_event and erased.had_content:
                     continue  # this dry run has already counted every email with content
-                self._count(erased)
-
-    async def _erase(self, email_ids: Sequence[UUID]) -> list[tuple[Any, ...]]:
-        parameters = {**ids_within(email_ids), "address_hash": self._hash}
-        if self._act is None:
-            return await fetch(self._session, "find_forgettable", parameters)
-        return await fetch(self._session, "forget_emails", {**parameters, **_audit(self._act)})
-
-    def _count(self, erased: _Erased) -> None:
-        done = self._done
-        if not erased.is_finished:
-            done.unfinished.append(erased.email_id)
-        elif erased.is_locked:
-            done.locked.append(erased.email_id)
-        else:
-            done.emails += 1
-            done.contents += erased.had_content
-            done.attachments += erased.attachments
-            done.events += erased.events
-
-
-def _audit(act: Act) -> dict[str, str]:
-    return {"actor": act.actor, "reason": act.reason}
+                self._done.count(erased)

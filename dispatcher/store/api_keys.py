@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import date, datetime
 
@@ -55,25 +54,7 @@ class Grant:
 
 
 @statement
-async def insert_key(
-    source: Source,
-    *,
-    key_id: str,
-    tenant_id: str | None,
-    name: str,
-    secret_hash: bytes,
-    scopes: Collection[str],
-    sender_domains: Collection[str] | None,
-    sender_addresses: Collection[str] | None,
-    requests_per_second: float | None,
-    recipients_per_day: int | None,
-    lane: str | None,
-    allowed_lanes: Collection[str],
-) -> None: ...
-@statement
 async def list_keys(source: Source) -> list[ApiKey]: ...
-@statement
-async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) -> bool: ...
 
 
 class KeyStore:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from datetime import datetime
+from collections.abc import Collection
 from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.controls import PauseScope
+from dispatcher.domain.email_history import Attempt, AuditedAct, EmailRow, ProviderEvent, ReplayOfEmail
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.domain.status import Status
-from dispatcher.domain.values import dataclass, replace
+from dispatcher.domain.values import replace
 from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder, problems_with_pauses
-from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Session
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, Session
 from dispatcher.store.controls import find_pauses_of
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.providers import find_troubles
@@ -23,37 +22,6 @@ from dispatcher.store.statements import Record, Source, fetch, fetch_records, fe
 
 SAMPLE: Final = 1_000
 """The most emails that `sample_pending` reads. This takes some milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class EmailRow:
-    """An email's row without content, with the columns that its tenant may see.
-
-    Attributes:
-        settled_at: When the email became failed, held or cancelled. None if the email never had one of these statuses,
-            or got the status from an earlier release, which did not record the time.
-        recipient_outcomes: See `PartialDelivery.codes`; None unless the email was delivered in part.
-    """
-
-    email_id: UUID
-    message_key: str
-    status: Status
-    attempt_count: int
-    correlation_id: str | None
-    error_type: str | None
-    error: str | None
-    provider: str | None
-    provider_message_id: str | None
-    created_at: datetime
-    sent_at: datetime | None
-    lane: str
-    published_at: datetime | None
-    leased_at: datetime | None
-    settled_at: datetime | None
-    dead_lettered_at: datetime | None
-    dead_letter_discarded_at: datetime | None
-    channel: str
-    recipient_outcomes: Mapping[str, str | None] | None
 
 
 async def find_facts(session: Source, email_id: UUID, *, most_ahead: int = MAX_AHEAD_COUNT) -> Facts | None:
@@ -74,7 +42,7 @@ async def find_facts(session: Source, email_id: UUID, *, most_ahead: int = MAX_A
     return replace(facts, troubles=problems, pauses=stopping)
 
 
-async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
+async def find_holders(session: Source, email_id: UUID) -> list[str]:
     """Descriptions of the sessions that have probably locked the email's row for longer than BATCH_LOCK_SECONDS.
 
     The function tries to lock the row, to find out whether another session has locked it. A role that may only read
@@ -86,21 +54,19 @@ async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
 
 
 @statement
-async def find_tenant_email(
-    source: Source, tenant_id: str, *, email_id: UUID | None = None, message_key: str | None = None
+async def find_email(
+    source: Source, email_id: UUID | None, *, tenant_id: str | None = None, message_key: str | None = None
 ) -> EmailRow | None: ...
 @statement
 async def find_ids_by_key(source: Source, tenant_id: str, message_keys: Collection[str]) -> dict[str, UUID]: ...
 @statement
 async def find_tenants_of_key(source: Source, message_key: str, *, most_tenants: int) -> dict[str, UUID]: ...
 @statement
-async def find_email(source: Source, email_id: UUID) -> Record | None: ...
+async def list_attempts(source: Source, email_id: UUID) -> list[Attempt]: ...
 @statement
-async def list_attempts(source: Source, email_id: UUID) -> list[Record]: ...
+async def list_acts(source: Source, email_id: UUID) -> list[AuditedAct]: ...
 @statement
-async def list_acts(source: Source, email_id: UUID) -> list[Record]: ...
-@statement
-async def list_replays_of(source: Source, email_id: UUID) -> list[Record]: ...
+async def list_replays_of(source: Source, email_id: UUID) -> list[ReplayOfEmail]: ...
 @statement
 async def list_recipients(source: Source, email_id: UUID) -> list[str]: ...
 @statement
@@ -109,19 +75,16 @@ async def list_ceilings(source: Source) -> dict[str, float]: ...
 async def may_lock(source: Source) -> bool: ...
 
 
-async def list_events(session: Source, email_id: UUID) -> list[Record]:
+async def list_events(session: Source, email_id: UUID) -> list[ProviderEvent]:
     """What providers reported about the email, ordered by the providers' clocks.
 
-    The value of `recipient` is a number, not an address: the recipient's position in To, Cc and Bcc, counted from 1.
-    None if the event concerns no recipient of the email, if the content was deleted, or if the role has no right to
-    read addresses.
+    An event has the position of its recipient, not the address. None if the event concerns no recipient of the email,
+    if the content was deleted, or if the role has no right to read addresses.
     """
-    events = await fetch_records(session, "list_events", {"email_id": email_id})
-    positions = await _recipient_positions(session, email_id) if events else {}
-    for event in events:
-        address_hash = event.pop("address_hash")
-        event["recipient"] = None if address_hash is None else positions.get(bytes(address_hash))
-    return events
+    rows = await fetch(session, "list_events", {"email_id": email_id})
+    positions = await _recipient_positions(session, email_id) if rows else {}
+    placed = [(*row[:-1], None if row[-1] is None else positions.get(bytes(row[-1]))) for row in rows]
+    return from_rows(ProviderEvent, placed)
 
 
 async def _recipient_positions(session: Source, email_id: UUID) -> dict[bytes, int]:
@@ -132,7 +95,7 @@ async def _recipient_positions(session: Source, email_id: UUID) -> dict[bytes, i
     return {} if hasher is None else {hasher.hash(each): at for at, each in reversed([*enumerate(addresses, 1)])}
 
 
-async def reveal_content(session: AsyncSession, email_id: UUID) -> Record | None:
+async def reveal_content(session: Source, email_id: UUID) -> Record | None:
     """The email's private content and recipients, without the attachments' contents. None if the content was deleted.
 
     The caller must audit the call first.

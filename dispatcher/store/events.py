@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -155,3 +156,18 @@ async def find_proven(source: Source, limit: int) -> list[UUID]: ...
 async def list_sns_certificates(source: Source, limit: int) -> list[tuple[str, str]]: ...
 @statement
 async def store_sns_certificate(source: Source, url: str, pem: str, limit: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EventCount:
+    """The number of recent events that have the same provider, kind and bounce class (see `count_recent_events`)."""
+
+    provider: str
+    kind: str
+    bounce: str | None
+    events: int
+    since: datetime
+
+
+@statement
+async def count_recent_events(source: Source, *, examined: int) -> list[EventCount]: ...

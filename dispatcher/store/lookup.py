@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
+from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass
 from dispatcher.store.queries import ids_within
@@ -41,30 +42,8 @@ LOWEST: Final = UUID(int=0)
 HIGHEST: Final = UUID(int=2**128 - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundEmail:
-    """An email without content and addresses.
-
-    Attributes:
-        settled_at: When the email became failed, held or cancelled. None if the email never had one of these statuses,
-            or got the status from an earlier release, which did not record the time.
-    """
-
-    email_id: UUID
-    tenant_id: str
-    message_key: str
-    status: Status
-    lane: str
-    attempt_count: int
-    correlation_id: str | None
-    error_type: str | None
-    error: str | None
-    provider: str | None
-    provider_message_id: str | None
-    created_at: datetime
-    sent_at: datetime | None
-    settled_at: datetime | None
-    channel: str
+COLUMNS: Final = ("correlation_id", "status", "provider", "error_type", "tenant_id", "lane", "channel")
+"""The criteria that the statement compares with columns."""
 
 
 class Start(StrEnum):
@@ -121,38 +100,26 @@ def find_start(wanted: Criteria) -> Start:
 
 
 async def find_emails(
-    source: Source, wanted: Criteria, *, limit: int, start: Start | None = None, budget: Budget = BUDGET
-) -> tuple[list[FoundEmail], UUID | None]:
+    source: Source, wanted: Criteria, *, limit: int, start: Start, budget: Budget = BUDGET
+) -> tuple[list[ListedEmail], UUID | None]:
     """Up to `limit` emails, newest first, and the `below_id` of the next page, which is None after the last page.
 
     A page reads at most `Budget.examined` emails, so a page with few or no emails is not necessarily the last page.
-
-    Args:
-        start: What `find_start` returned for the same filters; None to call `find_start`.
     """
-    start = start or find_start(wanted)
     address_hash, recipient_domain = wanted.recipient or (None, None)
     if start is Start.DOMAIN:
         recipient_domain = wanted.domain
     parameters: dict[str, Any] = {
+        **{name: getattr(wanted, name) for name in (*COLUMNS, "below_id", "from_id")},
         "start": start.value,
         "address_hash": address_hash,
         "recipient_domain": recipient_domain,
-        "correlation_id": wanted.correlation_id,
-        "status": wanted.status,
-        "provider": wanted.provider,
-        "error_type": wanted.error_type,
-        "tenant_id": wanted.tenant_id,
-        "lane": wanted.lane,
-        "channel": wanted.channel,
-        "below_id": wanted.below_id,
-        "from_id": wanted.from_id,
         "limit": limit,
         "examined": min(limit, budget.examined(start)) if _is_decided(wanted, start) else budget.examined(start),
     }
     rows = await fetch(source, "find_emails", parameters)
-    found = from_rows(FoundEmail, [row[:-1] for row in rows if row[0] is not None])
-    return found, found[-1].email_id if len(found) == limit else rows[0][-1]
+    found = from_rows(ListedEmail, [row[:-1] for row in rows if row[0] is not None])
+    return found, found[-1].id if len(found) == limit else rows[0][-1]
 
 
 def _is_decided(wanted: Criteria, start: Start) -> bool:
@@ -169,8 +136,7 @@ def _is_decided(wanted: Criteria, start: Start) -> bool:
     }
     if start not in used:
         return False
-    filters = (wanted.correlation_id, wanted.status, wanted.provider, wanted.error_type, wanted.tenant_id, wanted.lane)
-    return sum(each is not None for each in (*filters, wanted.channel)) == (used[start] is not None)
+    return sum(getattr(wanted, each) is not None for each in COLUMNS) == (used[start] is not None)
 
 
 async def find_with_domain(source: Source, email_ids: Sequence[UUID], domain: str) -> set[UUID]:

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import Any, Final
 from uuid import UUID
 
-from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.domain.suppression import Recipient
+from dispatcher.store.address_hashes import AddressHasher, normalised
 from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statement import statement
@@ -33,6 +34,18 @@ def _addresses(recipients: Any) -> list[str]:
     """The addresses in a value of `email_content.recipients`. Leaves out what is no text: the row may be damaged."""
     lists = [recipients.get(field) for field in ("to", "cc", "bcc")] if isinstance(recipients, dict) else []
     return [each for listed in lists if isinstance(listed, list) for each in listed if isinstance(each, str)]
+
+
+async def masked_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:
+    """The masked recipients of each email, such as `a•••@example.org`, in the order To, Cc, Bcc.
+
+    Leaves out emails whose content was deleted. Empty if the PostgreSQL role may not read addresses.
+    """
+    found = await find_recipients(source, email_ids) if await may_read_recipients(source) else {}
+    return {
+        email_id: [Recipient(normalised(address), is_domain=False).masked for address in addresses]
+        for email_id, addresses in found.items()
+    }
 
 
 async def find_recipient_hashes(

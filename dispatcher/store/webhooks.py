@@ -15,41 +15,9 @@ from dispatcher.store.outgoing_events import Position, event_of
 from dispatcher.store.statement import statement
 from dispatcher.store.statements import Source, fetch
 
-MAX_WEBHOOKS: Final = 20
-"""The most webhooks of a tenant, because each webhook may use several connections at the same time."""
 MAX_RETRIES: Final = 1000
 """The most events of one webhook that wait for a retry. If a receiver refuses more events, the webhook's cursor does
 not move, and all later events wait."""
-PREVIOUS_SECRET_HOURS: Final = 24
-"""After a rotation, deliveries are also signed with the previous secret for this time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Webhook:
-    """A webhook, as operators see it.
-
-    Attributes:
-        tenant_id: The tenant whose events the webhook gets; None for all tenants.
-        failing_since: The time since which the receiver has accepted no event; None if the receiver accepts events.
-        lag_seconds: The age of the oldest event that was neither delivered nor stored for a retry; None if there is no
-            such event.
-        given_up: The number of events that the receiver refused at every attempt, while it accepted other events.
-    """
-
-    webhook_id: int
-    url: str
-    tenant_id: str | None
-    kinds: Sequence[str]
-    with_recipients: bool
-    state: WebhookState
-    failing_since: datetime | None
-    next_attempt_at: datetime
-    last_error: str | None
-    delivered_at: datetime | None
-    created_at: datetime
-    lag_seconds: float | None
-    retries: int
-    given_up: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,36 +93,7 @@ class DisabledWebhook:
 
 
 @statement
-async def insert_webhook(
-    source: Source,
-    *,
-    url: str,
-    tenant_id: str | None,
-    kinds: Collection[OutgoingKind],
-    secret: str,
-    with_recipients: bool,
-    most_webhooks: int = MAX_WEBHOOKS,
-) -> int | None: ...
-@statement
-async def list_webhooks(
-    source: Source, *, tenant_id: str | None = None, webhook_id: int | None = None
-) -> list[Webhook]: ...
-@statement
 async def list_disabled_webhooks(source: Source) -> list[DisabledWebhook]: ...
-@statement
-async def find_webhook_target(source: Source, webhook_id: int) -> tuple[str, list[str]] | None: ...
-@statement
-async def delete_webhook(source: Source, webhook_id: int) -> bool: ...
-@statement
-async def rotate_webhook(
-    source: Source, webhook_id: int, secret: str, *, hours: int = PREVIOUS_SECRET_HOURS
-) -> bool: ...
-@statement
-async def enable_webhook(source: Source, webhook_id: int) -> bool: ...
-@statement
-async def disable_webhook(source: Source, webhook_id: int, error: str) -> bool: ...
-@statement
-async def rewind_webhook(source: Source, webhook_id: int, since: datetime) -> bool: ...
 
 
 async def find_due_webhooks(source: Source, *, now: datetime, busy: Collection[int]) -> list[DueWebhook]:

@@ -1,14 +1,31 @@
+-- part: key_columns
+-- A key without its hash, for people: the dataclass Key. `k` is the key.
+'ed_' || k.key_id as key_id, k.name, k.tenant_id, k.scopes, k.sender_domains as from_domains,
+k.sender_addresses as from_addresses, k.requests_per_second as per_second, k.recipients_per_day, k.lane, k.allowed_lanes,
+k.created_at, k.revoked_at
+
 -- name: insert_key
--- Inserts a new key; returns its creation time.
-insert into dispatcher.api_key (
-    key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second, recipients_per_day,
-    lane, allowed_lanes
+-- Inserts a new key, and audits this; returns its id and tenant.
+with made as (
+    insert into dispatcher.api_key (
+        key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second,
+        recipients_per_day, lane, allowed_lanes
+    )
+    values (
+        %(key_id)s, %(tenant_id)s, %(key_name)s, %(secret_hash)s, %(scopes)s, %(from_domains)s, %(from_addresses)s,
+        %(per_second)s, %(recipients_per_day)s, %(lane)s, %(allowed_lanes)s
+    )
+    returning key_id, tenant_id, name, scopes
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select
+        %(actor)s, 'create_key', %(reason)s,
+        jsonb_build_object('key_id', 'ed_' || key_id, 'name', name, 'tenant', tenant_id, 'scopes', scopes)
+    from made
 )
-values (
-    %(key_id)s, %(tenant_id)s, %(name)s, %(secret_hash)s, %(scopes)s, %(sender_domains)s, %(sender_addresses)s,
-    %(requests_per_second)s, %(recipients_per_day)s, %(lane)s, %(allowed_lanes)s
-)
-returning created_at;
+select 'ed_' || key_id as key_id, tenant_id
+from made;
 
 -- name: list_keys
 -- All keys, including revoked keys, oldest first. No row: no key was ever created.
@@ -18,22 +35,35 @@ select
 from dispatcher.api_key
 order by created_at, key_id;
 
+-- name: list_shown_keys
+-- The keys, oldest first; revoked keys only if with_revoked is true.
+select {key_columns}
+from dispatcher.api_key as k
+where %(with_revoked)s or k.revoked_at is null
+order by k.created_at, k.key_id;
+
+-- name: find_shown_key
+-- The key with this id, `ed_…`.
+select {key_columns}
+from dispatcher.api_key as k
+where 'ed_' || k.key_id = %(key_id)s;
+
 -- name: revoke_key
 -- Revokes a key, and audits this. No row: the key is unknown or already revoked.
 with revoked as (
     update dispatcher.api_key
     set revoked_at = clock_timestamp()
-    where key_id = %(key_id)s
+    where 'ed_' || key_id = %(key_id)s
         and revoked_at is null
-    returning key_id, tenant_id
+    returning *
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, detail)
     select %(actor)s, 'revoke_key', %(reason)s, jsonb_build_object('key_id', 'ed_' || key_id, 'tenant', tenant_id)
     from revoked
 )
-select key_id
-from revoked;
+select {key_columns}
+from revoked as k;
 
 -- name: begin_recipient_day
 -- Creates the row in which a key's recipients of today are counted, and deletes the key's rows that are older than a

@@ -1,12 +1,23 @@
 -- name: find_email
--- The columns of one email, without private columns. Zero rows: the email does not exist.
+-- One email without private columns, by its id or, without an id, by its tenant and message key; with a tenant, only if
+-- the email belongs to it. Zero rows: there is no such email.
 select
-    email_id, tenant_id, message_key, coalesce(channel, 'email') as channel, status, lane, wait_until, wait_reason, expires_at, redelivery_count, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain,
-    correlation_id, traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at,
+    email_id, tenant_id, message_key, coalesce(channel, 'email') as channel, status, lane, wait_until, wait_reason,
+    expires_at, redelivery_count, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain, correlation_id,
+    traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at,
     published_at, leased_at, sent_at, settled_at, publish_due_at, dead_letter_due_at, dead_lettered_at,
     dead_letter_discarded_at, recipient_outcomes
 from dispatcher.email_log
-where email_id = %(email_id)s;
+where email_id = coalesce(
+        %(email_id)s::uuid,
+        (
+            select k.email_id
+            from dispatcher.email_idempotency as k
+            where k.tenant_id = %(tenant_id)s::text
+                and k.message_key = %(message_key)s::text
+        )
+    )
+    and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s);
 
 -- name: find_ids_by_key
 -- The emails that have these message keys. If a key is missing in the result, no email has this key.
@@ -38,7 +49,7 @@ order by t.tenant_id;
 -- name: list_attempts
 -- The attempts of an email, in order.
 select
-    attempt_number, worker, provider, started_at, finished_at, outcome, error_type, provider_code, error
+    attempt_number as attempt, worker, provider, started_at, finished_at, outcome, error_type, provider_code, error
 from dispatcher.every_attempt
 where email_id = %(email_id)s
 order by attempt_number, started_at;

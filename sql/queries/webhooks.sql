@@ -1,20 +1,3 @@
--- name: insert_webhook
--- Adds a webhook, which gets all events from now on, and turns the feed on. No row: the tenant already has
--- most_webhooks webhooks. The limit also applies to the webhooks for all tenants (null), as if they belonged to one
--- more tenant.
-with wanted as (
-    update dispatcher.outgoing_feed
-    set is_on = true, wanted_at = clock_timestamp()
-)
-insert into dispatcher.webhook (url, tenant_id, kinds, with_recipients, secret)
-select %(url)s, %(tenant_id)s, %(kinds)s, %(with_recipients)s, %(secret)s
-where (
-    select count(*)
-    from dispatcher.webhook
-    where tenant_id is not distinct from %(tenant_id)s
-) < %(most_webhooks)s
-returning webhook_id;
-
 -- part: lag_seconds
 -- The age of the oldest event of the feed after the cursor of the webhook w; null if there is none.
 (
@@ -25,86 +8,177 @@ returning webhook_id;
     limit 1
 )
 
+-- part: webhook_columns
+-- The first columns of the dataclass Webhook. `w` is the webhook.
+w.webhook_id as id, w.url, w.tenant_id, array(select 'email.' || kind from unnest(w.kinds) as kind) as events,
+w.with_recipients as recipients, w.state, w.failing_since, w.next_attempt_at, w.last_error, w.delivered_at, w.created_at
+
+-- part: refused_events
+-- How many refused events of the webhook w wait for a retry, and how many were given up.
+(select count(*) from dispatcher.webhook_retry as r where r.webhook_id = w.webhook_id and r.due_at is not null) as retries,
+(select count(*) from dispatcher.webhook_retry as r where r.webhook_id = w.webhook_id and r.due_at is null) as given_up
+
+-- part: wanted_webhook
+-- A webhook by its id; only of a tenant, or of any (null).
+webhook_id = %(webhook_id)s and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+
+-- part: audited_webhook
+-- Audits a change of the webhook in `changed`.
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, %(act)s, %(reason)s, jsonb_build_object('webhook', webhook_id)
+    from changed
+)
+
+-- name: insert_webhook
+-- Adds a webhook, which gets all events from now on, turns the feed on, and audits this. No row: the tenant already has
+-- most_webhooks webhooks. The limit also applies to the webhooks for all tenants (null), as if they belonged to one
+-- more tenant.
+with wanted as (
+    update dispatcher.outgoing_feed
+    set is_on = true, wanted_at = clock_timestamp()
+),
+changed as (
+    insert into dispatcher.webhook (url, tenant_id, kinds, with_recipients, secret)
+    select %(url)s, %(tenant_id)s, %(kinds)s, %(recipients)s, %(secret)s
+    where (
+        select count(*)
+        from dispatcher.webhook
+        where tenant_id is not distinct from %(tenant_id)s
+    ) < %(most_webhooks)s
+    returning *
+),
+{audited_webhook}
+select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}, w.secret
+from changed as w;
+
 -- name: list_webhooks
 -- The webhooks of a tenant, or all webhooks (null), oldest first. For each webhook, also returns the age of the oldest
 -- event of the feed after its cursor, how many refused events wait for a retry, and how many were given up.
-select
-    w.webhook_id, w.url, w.tenant_id, w.kinds, w.with_recipients, w.state, w.failing_since, w.next_attempt_at,
-    w.last_error, w.delivered_at, w.created_at,
-    {lag_seconds},
-    (select count(*) from dispatcher.webhook_retry as r where r.webhook_id = w.webhook_id and r.due_at is not null),
-    (select count(*) from dispatcher.webhook_retry as r where r.webhook_id = w.webhook_id and r.due_at is null)
+select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}
 from dispatcher.webhook as w
 where (%(tenant_id)s::text is null or w.tenant_id = %(tenant_id)s)
-    and (%(webhook_id)s::bigint is null or w.webhook_id = %(webhook_id)s)
 order by w.webhook_id;
+
+-- name: find_webhook
+-- One webhook, as list_webhooks.
+select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}
+from dispatcher.webhook as w
+where {wanted_webhook};
 
 -- name: find_webhook_target
 -- The URL and the secrets of a webhook, newest secret first; used to post a test event.
-select url, array_remove(array[secret, case when previous_until > clock_timestamp() then previous_secret end], null)
+select
+    webhook_id as id,
+    url,
+    array_remove(
+        array[secret, case when previous_until > clock_timestamp() then previous_secret end], null
+    ) as secrets
 from dispatcher.webhook
-where webhook_id = %(webhook_id)s;
+where {wanted_webhook};
 
 -- name: delete_webhook
--- Removes a webhook and its refused events. No row: the webhook does not exist.
-delete from dispatcher.webhook
-where webhook_id = %(webhook_id)s
-returning webhook_id;
+-- Removes a webhook and its refused events, and audits this. No row: the webhook does not exist.
+with changed as (
+    delete from dispatcher.webhook
+    where {wanted_webhook}
+    returning *
+),
+{audited_webhook}
+select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}
+from changed as w;
 
 -- name: rotate_webhook
--- Gives a webhook a new secret. For `hours`, deliveries are also signed with the previous secret. No row: the webhook
--- does not exist.
-update dispatcher.webhook
-set
-    secret = %(secret)s,
-    previous_secret = secret,
-    previous_until = clock_timestamp() + %(hours)s * interval '1 hour',
-    revision = revision + 1
-where webhook_id = %(webhook_id)s
-returning webhook_id;
+-- Gives a webhook a new secret, and audits this. For `hours`, deliveries are also signed with the previous secret. No
+-- row: the webhook does not exist.
+with changed as (
+    update dispatcher.webhook
+    set
+        secret = %(secret)s,
+        previous_secret = secret,
+        previous_until = clock_timestamp() + %(hours)s * interval '1 hour',
+        revision = revision + 1
+    where {wanted_webhook}
+    returning *
+),
+{audited_webhook}
+select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}, w.secret
+from changed as w;
 
 -- name: enable_webhook
--- Makes a webhook active. Refused events that wait for a retry or were given up become due now. No row: the webhook
--- does not exist.
-with due as (
+-- Makes a webhook active, and audits this. Refused events that wait for a retry or were given up become due now. No
+-- row: the webhook does not exist.
+with changed as (
+    update dispatcher.webhook
+    set state = 'active', failing_since = null, next_attempt_at = 'epoch', last_error = null, revision = revision + 1
+    where {wanted_webhook}
+    returning *
+),
+due as (
     update dispatcher.webhook_retry
     set failed_at = clock_timestamp(), due_at = clock_timestamp()
-    where webhook_id = %(webhook_id)s
-)
-update dispatcher.webhook
-set state = 'active', failing_since = null, next_attempt_at = 'epoch', last_error = null, revision = revision + 1
-where webhook_id = %(webhook_id)s
-returning webhook_id;
+    where webhook_id in (select webhook_id from changed)
+    returning event_id
+),
+{audited_webhook}
+select {webhook_columns}, {lag_seconds} as lag_seconds, (select count(*) from due) as retries, 0::bigint as given_up
+from changed as w;
 
 -- name: disable_webhook
--- Stops the deliveries to a webhook. The webhook keeps its cursor. No row: the webhook does not exist.
-update dispatcher.webhook
-set state = 'disabled', failing_since = null, last_error = %(error)s, revision = revision + 1
-where webhook_id = %(webhook_id)s
-returning webhook_id;
+-- Stops the deliveries to a webhook, and audits this. The webhook keeps its cursor. No row: the webhook does not exist.
+with changed as (
+    update dispatcher.webhook
+    set state = 'disabled', failing_since = null, last_error = %(error)s, revision = revision + 1
+    where {wanted_webhook}
+    returning *
+),
+{audited_webhook}
+select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}
+from changed as w;
 
 -- name: rewind_webhook
--- Moves a webhook's cursor back, so that the events since an instant are delivered again. Never moves the cursor
--- forward. No row: the webhook does not exist.
+-- Moves a webhook's cursor back, so that the events since an instant are delivered again, and audits this. Never moves
+-- the cursor forward. No row: the webhook does not exist.
 with begin as (
     select min(made_in::text::bigint)::text::xid8 as made_in
     from dispatcher.outgoing_event
     where event_id >= dispatcher.email_id_lowest_at(%(since)s)
 ),
+changed as (
+    update dispatcher.webhook as w
+    set
+        made_in = case when b.made_in <= w.made_in then b.made_in else w.made_in end,
+        position = case when b.made_in <= w.made_in then 0 else w.position end,
+        next_attempt_at = 'epoch',
+        revision = w.revision + 1
+    from begin as b
+    where {wanted_webhook}
+    returning w.*
+),
 forgotten as (
     delete from dispatcher.webhook_retry
-    where webhook_id = %(webhook_id)s
+    where webhook_id in (select webhook_id from changed)
         and event_id >= dispatcher.email_id_lowest_at(%(since)s)
-)
-update dispatcher.webhook as w
-set
-    made_in = case when b.made_in <= w.made_in then b.made_in else w.made_in end,
-    position = case when b.made_in <= w.made_in then 0 else w.position end,
-    next_attempt_at = 'epoch',
-    revision = w.revision + 1
-from begin as b
-where w.webhook_id = %(webhook_id)s
-returning w.webhook_id;
+    returning event_id
+),
+{audited_webhook}
+select
+    {webhook_columns}, {lag_seconds} as lag_seconds,
+    (
+        select count(*)
+        from dispatcher.webhook_retry as r
+        where r.webhook_id = w.webhook_id
+            and r.due_at is not null
+            and r.event_id not in (select event_id from forgotten)
+    ) as retries,
+    (
+        select count(*)
+        from dispatcher.webhook_retry as r
+        where r.webhook_id = w.webhook_id
+            and r.due_at is null
+            and r.event_id not in (select event_id from forgotten)
+    ) as given_up
+from changed as w;
 
 -- name: find_due_webhooks
 -- Active webhooks that have events to deliver, without the webhooks in `busy`. Also returns how many refused events of

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import orjson
 import psycopg
+from psycopg import sql
 from pyreqwest.client import Client, ClientBuilder
 
 from dispatcher.api.server import listen, serve
@@ -18,7 +19,6 @@ from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.domain.api_key import Secret
 from dispatcher.events.sns_certificates import Fetch
-from dispatcher.store.api_keys import insert_key
 from tests.waiting import DEADLINE_SECONDS
 
 EMAIL: Final[dict[str, Any]] = {
@@ -180,7 +180,10 @@ def make_key(connection: psycopg.Connection, **columns: Any) -> str:
         "lane": None,
         "allowed_lanes": [],
     }
-    insert_key.sync(connection, **(values | columns))
+    row = values | columns
+    names = sql.SQL(", ").join(map(sql.Identifier, row))
+    places = sql.SQL(", ").join(map(sql.Placeholder, row))
+    connection.execute(sql.SQL("insert into api_key ({}) values ({})").format(names, places), row)
     return key.text()
 
 

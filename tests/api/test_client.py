@@ -43,7 +43,7 @@ async def test_both_clients_return_the_same_results(api: Api, connection: psycop
         assert await client.get_by_key(email().message_key) == by_key
         assert isinstance(page, EmailPage)
         assert page.next is not None
-        rest = await client.find(recipient="ann@example.org", cursor=page.next)
+        rest = await client.find(recipient="ann@example.org", after=page.next)
         assert [each.message_key for each in (*page.emails, *rest.emails)] == ["k-2", email().message_key]
         others = await client.send_many([email("k-2"), email("k-3")])
 

@@ -119,7 +119,7 @@ def test_show_takes_an_id_or_a_key_and_reveals_content_only_with_a_reason(
     refused = quick("dlq", "show", key, "--reveal")
     revealed = quick("dlq", "show", key, "--reveal", "--reason", "ticket 4711", "--json").json
 
-    assert (document["email"]["email_id"], document["email"]["correlation_id"]) == (str(email_id), "order-17")
+    assert (document["id"], document["correlation_id"]) == (str(email_id), "order-17")
     assert document["attempts"][0]["provider_code"] == "550"
     assert (document["dlq"][0]["position"], document["dlq"][0]["is_stale"]) == (0, False)
     assert "host:w0" in shown.stdout
@@ -152,12 +152,8 @@ def test_a_message_key_that_looks_like_an_id_is_found(
     document = quick("dlq", "show", key, "--json").json
     by_id = quick("dlq", "show", str(email_id), "--no-queue", "--json").json
 
-    assert (document["email"]["email_id"], document["email"]["message_key"], document["dlq"]) == (
-        str(email_id),
-        key,
-        [],
-    )
-    assert by_id["email"] == document["email"]
+    assert (document["id"], document["message_key"], document["dlq"]) == (str(email_id), key, [])
+    assert by_id == {**document, "dlq": None}
 
 
 def test_show_names_the_message_id_and_the_refused_recipients_of_a_sent_email(

@@ -33,8 +33,8 @@ def test_an_email_is_found_by_its_recipient_and_shown_with_its_timeline(command:
     assert str(email_id) in found.stdout
     assert "a•••@example.org" in found.stdout
     (email,) = document["emails"]
-    assert (email["email_id"], email["recipients"]) == (str(email_id), ["a•••@example.org"])
-    assert (document["next_cursor"], document["was_cut"], document["recipients_since"]) == (None, False, None)
+    assert (email["id"], email["recipients"]) == (str(email_id), ["a•••@example.org"])
+    assert (document["next"], document["was_cut"], document["recipients_since"]) == (None, False, None)
     assert "timeline" in shown.stdout
     assert "enqueued" in shown.stdout
     assert of_dlq.stdout.split("\n")[0] == shown.stdout.split("\n")[0]
@@ -46,10 +46,10 @@ def test_a_page_names_the_next_page(command: CommandLine, tables: Books) -> None
     ids = [str(email_id) for email_id in tables.enqueue(3)]
 
     first = command("find", "--domain", "example.org", "--limit", "2", "--json").json
-    second = command("find", "--domain", "example.org", "--cursor", first["next_cursor"], "--json").json
+    second = command("find", "--domain", "example.org", "--after", first["next"], "--json").json
 
-    assert [email["email_id"] for email in first["emails"] + second["emails"]] == ids[::-1]
-    assert second["next_cursor"] is None
+    assert [email["id"] for email in first["emails"] + second["emails"]] == ids[::-1]
+    assert second["next"] is None
 
 
 def test_exit_code_is_1_if_no_email_matches(command: CommandLine) -> None:
@@ -85,7 +85,7 @@ def test_failed_emails_are_counted_by_domain(command: CommandLine, tables: Books
     others = command("dlq", "list", "--tag", "other", "--json").json
 
     assert [(group["value"], group["emails"]) for group in groups] == [("example.org", 2), ("example.net", 1)]
-    assert (tagged["total"], others["total"]) == (2, 0)
+    assert (len(tagged["emails"]), len(others["emails"])) == (2, 0)
 
 
 def test_unsent_emails_are_selected_by_tag(command: CommandLine, tables: Books) -> None:

@@ -91,7 +91,7 @@ def test_find_imports_only_what_it_needs(settled: CommandLine) -> None:
         "from dispatcher.config import plugins\n"
         "needless = {'rich', 'pika', 'uvloop', 'structlog', 'prometheus_client', 'psycopg_pool', 'multiprocessing'}\n"
         "needless |= {'boto3', 'pydantic', 'starlette', 'dotenv', 'idna', 'h11', 'dispatcher.broker'}\n"
-        "needless |= {'dispatcher.domain.controls', 'dispatcher.domain.waiting', 'dispatcher.store.emails'}\n"
+        "needless |= {'dispatcher.ops.acts', 'dispatcher.domain.waiting', 'dispatcher.store.emails'}\n"
         "assert 'psycopg' in sys.modules\n"
         "assert not needless & sys.modules.keys(), needless & sys.modules.keys()\n"
         "assert not plugins.installed.cache_info().currsize, 'installed packages were searched for providers'"

@@ -21,10 +21,11 @@ def test_a_webhook_is_added_listed_and_removed_and_its_secret_is_shown_once(
 ) -> None:
     assert "There is no webhook" in storing("webhooks", "list").stderr
     made = storing("webhooks", "add", URL, "--tenant", "shop", "--events", "email.bounced,failed", "--json").json
-    number = str(made["webhook"])
-    (webhook,) = storing("webhooks", "list", "--json").json
-    assert (webhook["url"], webhook["tenant_id"], webhook["kinds"]) == (URL, "shop", ["bounced", "failed"])
-    assert (webhook["state"], webhook["with_recipients"]) == ("active", False)
+    number = str(made["id"])
+    (webhook,) = storing("webhooks", "list", "--json").json["webhooks"]
+    assert (webhook["url"], webhook["tenant_id"], webhook["events"]) == (URL, "shop", ["email.failed", "email.bounced"])
+    assert (webhook["state"], webhook["recipients"]) == ("active", False)
+    assert storing("webhooks", "show", number, "--json").json["url"] == URL
     assert made["secret"] not in storing("webhooks", "list").stdout
     rotated = storing("webhooks", "rotate", number, "--json").json
     assert rotated["secret"] != made["secret"]
@@ -44,8 +45,8 @@ def test_a_webhook_is_added_listed_and_removed_and_its_secret_is_shown_once(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((URL,), "--tenant or --all-tenants"),
-        ((URL, "--tenant", "shop", "--all-tenants"), "--tenant or --all-tenants"),
+        ((URL,), "either --tenant or --all-tenants"),
+        ((URL, "--tenant", "shop", "--all-tenants"), "either --tenant or --all-tenants"),
         ((URL, "--tenant", "a b"), "--tenant"),
         ((URL, "--tenant", "shop", "--events", "email.opened"), "email.sent"),
         (("http://127.0.0.1/hooks", "--all-tenants"), "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE"),
@@ -70,4 +71,4 @@ def test_a_wrong_time_of_a_replay_is_refused_with_both_forms(monkeypatch: pytest
     ended = in_process("webhooks", "replay", "1", "--since", "yesterday")
 
     assert ended.code == 2
-    assert "neither an age (90s, 2h, 3d) nor a time (2026-11-21T10:00:00Z)" in ended.stderr
+    assert "'--since': it must be an age such as 90s, 2h or 3d, or a time such as 2026-11-21T10:00Z" in ended.stderr

@@ -28,14 +28,14 @@ async def test_the_history_shows_events_with_the_recipients_position(
     async with await connect_async(tables_url, name="test") as session:
         story = await find_history(session, email_id)
         assert story is not None
-        positions = {each["kind"]: each["recipient"] for each in story.events}
+        positions = {each.kind: each.recipient for each in story.events}
         assert positions == {"delivered": 3, "bounced": 2, "opened": None, "complained": None}
         assert "example.org" not in str(story.events)
 
         books.connection.execute("delete from email_content")
         story = await find_history(session, email_id)
         assert story is not None
-        assert {each["recipient"] for each in story.events} == {None}
+        assert {each.recipient for each in story.events} == {None}
 
 
 async def test_a_reader_without_access_to_addresses_sees_events_without_recipients(
@@ -59,4 +59,4 @@ async def test_a_reader_without_access_to_addresses_sees_events_without_recipien
             owner.execute(f"drop role {role}".encode())
 
     assert story is not None
-    assert [each["recipient"] for each in story.events] == [None]
+    assert [each.recipient for each in story.events] == [None]

@@ -17,28 +17,26 @@ import pytest
 import trustme
 from standardwebhooks.webhooks import Webhook as Verifier
 
+from dispatcher.actions.runner import Face, Who, run
+from dispatcher.actions.webhooks import EnableWebhook, ListWebhooks, ReplayWebhook, RotateWebhook
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.status import Status
-from dispatcher.domain.webhook import SCHEDULE_SECONDS, new_secret
+from dispatcher.domain.webhook import SCHEDULE_SECONDS, Webhook, new_secret
 from dispatcher.events.webhook_delivery import CONCURRENT_POSTS, REFUSALS_IN_A_ROW, WebhookDelivery
 from dispatcher.host.name_lookup import resolve
-from dispatcher.ops import webhooks as operators
-from dispatcher.ops.acts import Act
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
-from dispatcher.store.outgoing_events import ALL_KINDS
-from dispatcher.store.webhooks import Webhook, insert_webhook, list_webhooks
 from dispatcher.transport.destination import Resolve
 from dispatcher.transport.signed_post import trusting_context
 from tests.monitor.receiver import Posted, Receiver, receiving, receiving_raw, write_ca
 from tests.store.books import Books
 from tests.store.results import result
-from tests.store.test_outgoing_events import announce, await_feed, disk_full
+from tests.store.test_outgoing_events import add_webhook, announce, await_feed, disk_full
 from tests.waiting import until
 
-ACT: Final = Act.of("ann@ops-1", "test")
+OPERATOR: Final = Who(Face.COMMAND, "ann@ops-1")
 DAY: Final = timedelta(days=1)
 
 
@@ -87,10 +85,7 @@ class Deliverer:
 
     async def add(self, url: str, tenant: str | None = "shop", **more: Any) -> int:
         """Adds a webhook."""
-        values: dict[str, Any] = {"kinds": ALL_KINDS, "secret": new_secret(), "with_recipients": False, **more}
-        webhook_id = await insert_webhook(self.session, url=url, tenant_id=tenant, **values)
-        assert webhook_id is not None
-        return webhook_id
+        return await add_webhook(self.session, url, tenant, **more)
 
     async def round(self) -> bool:
         """Runs one round for each webhook that has something to deliver; returns whether there was one."""
@@ -105,8 +100,12 @@ class Deliverer:
 
     async def one(self) -> Webhook:
         """The only webhook."""
-        (webhook,) = await list_webhooks(self.session)
+        (webhook,) = await self.list()
         return webhook
+
+    async def list(self) -> list[Webhook]:
+        """All webhooks."""
+        return await run(self.session, ListWebhooks(), OPERATOR)
 
 
 @pytest.fixture
@@ -155,7 +154,7 @@ async def test_an_event_arrives_signed_and_without_content(
 async def test_a_webhook_that_asks_for_recipients_gets_those_of_the_event(
     deliverer: Deliverer, receiver: Receiver, books: Books
 ) -> None:
-    await deliverer.add(receiver.url, with_recipients=True)
+    await deliverer.add(receiver.url, recipients=True)
     email_id = books.enqueue_one(tenant_id="shop", to=["Ann <ann@example.org>", "bob@example.org"])
     bob = (await AddressHasher.open(deliverer.session)).hash("bob@example.org")
     insert = b"insert into outgoing_event (kind, email_id, tenant_id, message_key, address_hash)"
@@ -190,7 +189,7 @@ async def test_after_a_rotation_both_secrets_verify_for_a_day(
 ) -> None:
     old = new_secret()
     webhook_id = await deliverer.add(receiver.url, secret=old)
-    new = await operators.rotate(deliverer.session, webhook_id, ACT)
+    new = (await run(deliverer.session, RotateWebhook(webhook_id=webhook_id), OPERATOR)).secret
     announce(books.connection)
     await deliverer.run()
     books.connection.execute("update webhook set previous_until = clock_timestamp()")
@@ -265,7 +264,9 @@ async def test_a_receiver_that_stays_down_is_disabled_after_27_hours_and_goes_on
     receiver.status_of = lambda _: 204
     receiver.posted.clear()
 
-    await operators.enable(deliverer.session, webhook_id, ACT)
+    enabled = await run(deliverer.session, EnableWebhook(webhook_id=webhook_id), OPERATOR)
+    shown = await deliverer.one()
+    assert (enabled.state, enabled.retries, enabled.given_up) == (shown.state, shown.retries, shown.given_up)
     await deliverer.run()
 
     assert sorted(ids(receiver.posted)) == sorted(events)
@@ -415,7 +416,7 @@ async def test_a_hostile_receiver_delays_no_other_tenant(
         await deliverer.run()
 
     assert sorted(ids(receiver.posted)) == sorted(events)
-    *attackers, shop = await list_webhooks(deliverer.session)
+    *attackers, shop = await deliverer.list()
     assert (shop.failing_since, shop.last_error) == (None, None)
     assert all("answer" in (each.last_error or "") and each.failing_since for each in attackers)
     assert not any("no answer" in (each.last_error or "") for each in attackers)
@@ -462,7 +463,7 @@ async def test_silent_name_servers_delay_only_their_own_webhook(
     answers["silent.example"].set_exception(socket.gaierror(socket.EAI_AGAIN, "Try again"))
     await asyncio.gather(*rounds)
 
-    errors = {each.webhook_id: each.last_error for each in await list_webhooks(deliverer.session)}
+    errors = {each.id: each.last_error for each in await deliverer.list()}
     assert errors.pop(silent) == "the host name cannot be resolved (try again)"
     assert set(errors.values()) == {None}
 
@@ -549,7 +550,7 @@ async def test_a_replay_during_a_round_is_not_undone_by_the_round(
     later = announce(books.connection)
     rounds = await deliverer.delivery.start_rounds(deliverer.session)
     await until(lambda: len(receiver.posted) == 4)
-    await operators.replay(deliverer.session, webhook_id, before, ACT)
+    await run(deliverer.session, ReplayWebhook(webhook_id=webhook_id, since=before), OPERATOR)
     receiver.released.set()
     await asyncio.gather(*rounds)
     receiver.posted.clear()
@@ -557,5 +558,5 @@ async def test_a_replay_during_a_round_is_not_undone_by_the_round(
     await deliverer.run()
 
     assert sorted(ids(receiver.posted)) == sorted(earlier + later)
-    audited = books.select("select action, detail from operator_audit")
+    audited = books.select("select action, detail from operator_audit where action <> 'webhook_add'")
     assert audited == [{"action": "webhook_replay", "detail": {"webhook": webhook_id}}]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,7 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops.acts import Act
 from dispatcher.ops.forgetting import Forgetting
-from dispatcher.ops.lookup import EmailQuery, find, masked_recipients
+from dispatcher.ops.lookup import find
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.lookup import BUDGET, Budget
@@ -35,11 +35,10 @@ async def test_a_recipient_is_found_in_to_cc_and_bcc_however_it_is_written(
     ]
     books.enqueue_one(to="joann@example.org", reply_to="ann@example.org")
 
-    page = await find(session, EmailQuery(recipient=to))
+    page = await find(session, {"recipient": to})
 
-    assert [row.email_id for row in page.rows] == ids[::-1]
-    assert (page.cursor, page.was_cut, page.recipients_since) == (None, False, None)
-    assert "ann@" not in repr(EmailQuery(recipient=to)).lower()
+    assert [row.id for row in page.rows] == ids[::-1]
+    assert (page.next, page.was_cut, page.recipients_since) == (None, False, None)
 
 
 async def test_the_hash_in_postgresql_begins_the_hash_of_events_and_suppressions(
@@ -55,8 +54,8 @@ async def test_the_hash_in_postgresql_begins_the_hash_of_events_and_suppressions
         (hasher.hash("Ünal@example.org")[:6], "example.org"),
     ]
     for domain in ("bücher.example", "@xn--bcher-kva.example", "BÜCHER.example"):
-        assert len((await find(session, EmailQuery(domain=domain))).rows) == 1
-    assert len((await find(session, EmailQuery(recipient="ann@Bücher.example"))).rows) == 1
+        assert len((await find(session, {"domain": domain})).rows) == 1
+    assert len((await find(session, {"recipient": "ann@Bücher.example"})).rows) == 1
 
 
 async def test_a_repeated_or_refused_enqueue_adds_no_recipient(books: Books) -> None:
@@ -75,22 +74,22 @@ async def test_filters_combine(session: AsyncSession, books: Books) -> None:
     )
     books.connection.execute("update email_log set status = 'failed', error_type = 'refused', provider = 'ses'")
     books.enqueue(3, correlation_id="order-18", tags=["receipt"], to="bob@example.net")
-    query = EmailQuery(
-        recipient="ann@example.org",
-        domain="example.org",
-        correlation_id="order-17",
-        sender="billing@shop.example",
-        tag="receipt",
-        status=Status.FAILED,
-        since=TODAY - timedelta(days=1),
-        until=TODAY + timedelta(days=1),
-        provider="ses",
-        error_type="refused",
-        tenant_id="shop",
-        lane="normal",
-    )
+    query = {
+        "recipient": "ann@example.org",
+        "domain": "example.org",
+        "correlation_id": "order-17",
+        "sender": "billing@shop.example",
+        "tag": "receipt",
+        "status": Status.FAILED,
+        "created_from": TODAY - timedelta(days=1),
+        "created_before": TODAY + timedelta(days=1),
+        "provider": "ses",
+        "error_type": "refused",
+        "tenant_id": "shop",
+        "lane": "normal",
+    }
 
-    assert [row.email_id for row in (await find(session, query)).rows] == [wanted]
+    assert [row.id for row in (await find(session, query)).rows] == [wanted]
     for name, value in (
         ("recipient", "bob@example.net"),
         ("domain", "example.net"),
@@ -98,77 +97,77 @@ async def test_filters_combine(session: AsyncSession, books: Books) -> None:
         ("sender", "shop@example.com"),
         ("tag", "other"),
         ("status", Status.SENT),
-        ("since", TODAY + timedelta(days=1)),
-        ("until", TODAY - timedelta(days=1)),
+        ("created_from", TODAY + timedelta(days=1)),
+        ("created_before", TODAY - timedelta(days=1)),
         ("provider", "smtp"),
         ("error_type", "expired"),
         ("tenant_id", "other"),
         ("lane", "bulk"),
     ):
-        assert not (await find(session, replace(query, **{name: value}))).rows, name  # type: ignore[arg-type]
+        assert not (await find(session, query | {name: value})).rows, name
     for name in ("recipient", "domain", "correlation_id", "sender", "tag", "status"):
-        only = EmailQuery(**{name: getattr(query, name)})
-        assert wanted in [row.email_id for row in (await find(session, only)).rows], name
-    assert [row.email_id for row in (await find(session, EmailQuery(sender="@SHOP.example"))).rows] == [wanted]
+        only = {name: query[name]}
+        assert wanted in [row.id for row in (await find(session, only)).rows], name
+    assert [row.id for row in (await find(session, {"sender": "@SHOP.example"})).rows] == [wanted]
 
 
 @pytest.mark.parametrize("budget", [BUDGET, Budget(rows=5, emails=5, checked=3, most_checked=6)])
 @pytest.mark.parametrize(
     "query",
     [
-        EmailQuery(),
-        EmailQuery(recipient="ann@example.org"),
-        EmailQuery(domain="example.org"),
-        EmailQuery(domain="example.org", tag="receipt"),
-        EmailQuery(correlation_id="run"),
-        EmailQuery(status=Status.PENDING),
-        EmailQuery(sender="shop@example.com"),
+        {},
+        {"recipient": "ann@example.org"},
+        {"domain": "example.org"},
+        {"domain": "example.org", "tag": "receipt"},
+        {"correlation_id": "run"},
+        {"status": Status.PENDING},
+        {"sender": "shop@example.com"},
     ],
 )
 async def test_pages_continue_where_the_previous_page_ended(
-    session: AsyncSession, books: Books, query: EmailQuery, budget: Budget
+    session: AsyncSession, books: Books, query: dict[str, Any], budget: Budget
 ) -> None:
     ids = books.enqueue(7, correlation_id="run", tags=["receipt"], to="ann@example.org")
     books.enqueue(6, sender="x@example.net", to="bob@example.net", cc="c@example.net")
-    if query == EmailQuery() or query.status:
+    if query.keys() <= {"status"}:
         ids = [row["email_id"] for row in books.rows()]
 
     found = []
     page = await find(session, query, limit=2, budget=budget)
     for _ in range(30):
-        found += [row.email_id for row in page.rows]
-        assert page.was_cut == (len(page.rows) < 2 and page.cursor is not None)
-        if page.cursor is None:
+        found += [row.id for row in page.rows]
+        assert page.was_cut == (len(page.rows) < 2 and page.next is not None)
+        if page.next is None:
             break
-        page = await find(session, query, limit=2, cursor=page.cursor, budget=budget)
+        page = await find(session, query, limit=2, after=page.next, budget=budget)
 
     assert found == ids[::-1]
-    assert page.cursor is None
+    assert page.next is None
 
 
 @pytest.mark.parametrize(
     "query",
     [
-        EmailQuery(recipient="ann@example.org"),
-        EmailQuery(domain="example.org"),
-        EmailQuery(correlation_id="run"),
-        EmailQuery(status=Status.PENDING),
+        {"recipient": "ann@example.org"},
+        {"domain": "example.org"},
+        {"correlation_id": "run"},
+        {"status": Status.PENDING},
     ],
 )
 async def test_a_sealed_cursor_shows_a_tenant_no_email_of_another_tenant(
-    session: AsyncSession, books: Books, query: EmailQuery
+    session: AsyncSession, books: Books, query: dict[str, Any]
 ) -> None:
     wanted = books.enqueue_one(to="ann@example.org", correlation_id="run", tenant_id="shop")
     ids = books.enqueue(12, to="ann@example.org", correlation_id="run")
-    query = replace(query, tenant_id="shop")
+    query = query | {"tenant_id": "shop"}
     look_up = partial(find, session, query, limit=5, budget=Budget(rows=5, emails=5, checked=3, most_checked=6))
 
-    page, cursors = await look_up(is_sealed=True), []
-    while page.cursor is not None and not page.rows:
-        cursors.append(page.cursor)
-        page = await look_up(cursor=page.cursor, is_sealed=True)
+    page, cursors = await look_up(), []
+    while page.next is not None and not page.rows:
+        cursors.append(page.next)
+        page = await look_up(after=page.next)
 
-    assert [row.email_id for row in page.rows] == [wanted]
+    assert [row.id for row in page.rows] == [wanted]
     assert cursors
     assert not {cursor.hex[:12] for cursor in cursors} & {each.hex[:12] for each in ids}  # the time, in milliseconds
     hasher = await AddressHasher.open(session)
@@ -176,8 +175,8 @@ async def test_a_sealed_cursor_shows_a_tenant_no_email_of_another_tenant(
     assert hasher.unsealed(cursors[0], "other") not in ids
 
 
-@pytest.mark.parametrize("query", [EmailQuery(recipient="ann@example.org"), EmailQuery(domain="example.org")])
-async def test_pages_continue_over_weeks(session: AsyncSession, books: Books, query: EmailQuery) -> None:
+@pytest.mark.parametrize("query", [{"recipient": "ann@example.org"}, {"domain": "example.org"}])
+async def test_pages_continue_over_weeks(session: AsyncSession, books: Books, query: dict[str, Any]) -> None:
     """A look-up reads in windows of time. No email between two windows is left out or found twice."""
     books.connection.execute(
         """
@@ -197,37 +196,39 @@ async def test_pages_continue_over_weeks(session: AsyncSession, books: Books, qu
 
     found = []
     page = await find(session, query, limit=30)
-    while page.cursor is not None:
-        found += [row.email_id for row in page.rows]
-        page = await find(session, query, limit=30, cursor=page.cursor)
-    found += [row.email_id for row in page.rows]
+    while page.next is not None:
+        found += [row.id for row in page.rows]
+        page = await find(session, query, limit=30, after=page.next)
+    found += [row.id for row in page.rows]
 
     assert found == ids
-    since = replace(query, since=TODAY - timedelta(days=14), until=TODAY - timedelta(days=7))
+    since = query | {"created_from": TODAY - timedelta(days=14), "created_before": TODAY - timedelta(days=7)}
     assert len((await find(session, since)).rows) == 21
 
 
 @pytest.mark.parametrize(
     "query",
     [
-        EmailQuery(recipient="not an address secret@"),
-        EmailQuery(recipient="secret"),
-        EmailQuery(domain="secret"),
-        EmailQuery(sender="secret secret"),
+        {"recipient": "not an address secret@"},
+        {"recipient": "secret"},
+        {"domain": "secret"},
+        {"sender": "secret secret"},
     ],
 )
-async def test_an_invalid_address_is_refused_without_repeating_it(session: AsyncSession, query: EmailQuery) -> None:
+async def test_an_invalid_address_is_refused_without_repeating_it(session: AsyncSession, query: dict[str, Any]) -> None:
     with pytest.raises(InvalidEmail) as refused:
         await find(session, query)
 
     assert "secret" not in str(refused.value)
 
 
-async def test_recipients_are_masked_by_a_separate_read(session: AsyncSession, books: Books) -> None:
+async def test_recipients_are_masked(session: AsyncSession, books: Books) -> None:
     email_id, erased = books.enqueue_one(to="Ann <Ann@example.org>", cc="bob@example.net"), books.enqueue_one()
     books.connection.execute("delete from email_content where email_id = %s", [erased])
 
-    assert await masked_recipients(session, [email_id, erased]) == {email_id: ["a•••@example.org", "b•••@example.net"]}
+    shown = {row.id: row.recipients for row in (await find(session, {})).rows}
+
+    assert shown == {email_id: ["a•••@example.org", "b•••@example.net"], erased: None}
 
 
 async def test_older_emails_are_reported_as_not_found_by_recipient(session: AsyncSession, books: Books) -> None:
@@ -241,8 +242,8 @@ async def test_older_emails_are_reported_as_not_found_by_recipient(session: Asyn
     )
     books.connection.execute("commit")
     try:
-        by_recipient = await find(session, EmailQuery(recipient="ann@example.org"))
-        by_status = await find(session, EmailQuery(status=Status.PENDING))
+        by_recipient = await find(session, {"recipient": "ann@example.org"})
+        by_status = await find(session, {"status": Status.PENDING})
     finally:
         books.connection.execute("update dispatcher_database set recipients_since = now() - interval '1 hour'")
 
@@ -262,7 +263,7 @@ async def test_the_recipients_of_a_one_time_code_are_erased_with_its_content(
 
     assert books.count("email_log") == 2
     assert [row["email_id"] for row in books.select("select email_id from email_recipient")] == [other]
-    assert [row.email_id for row in (await find(session, EmailQuery(recipient="ann@example.org"))).rows] == [other]
+    assert [row.id for row in (await find(session, {"recipient": "ann@example.org"})).rows] == [other]
     assert code != other
 
 
@@ -274,4 +275,4 @@ async def test_the_recipients_of_a_forgotten_email_are_erased(session: AsyncSess
 
     assert books.count("email_recipient") == 0
     assert books.status(email_id) == "sent"
-    assert not (await find(session, EmailQuery(recipient="bob@example.net"))).rows
+    assert not (await find(session, {"recipient": "bob@example.net"})).rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import psycopg
@@ -13,19 +13,15 @@ import pytest
 
 from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.domain.webhook import MAX_WEBHOOKS, new_secret
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.outgoing_events import ALL_KINDS, BEGINNING, Cursor, Position, Slice, read_page, read_slice
 from dispatcher.store.retention import PrunedStep, Pruner, Retention
-from dispatcher.store.webhooks import (
-    MAX_WEBHOOKS,
-    adapt_restored_feed,
-    delete_webhook,
-    find_due_webhooks,
-    insert_webhook,
-)
+from dispatcher.store.statements import fetch
+from dispatcher.store.webhooks import adapt_restored_feed, find_due_webhooks
 from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import wait_until
@@ -206,17 +202,20 @@ async def test_a_cursor_from_before_a_restore_or_a_promotion_goes_back_an_hour(
     assert old not in recent
 
 
-async def add_webhook(session: AsyncSession) -> int:
-    added = await insert_webhook(
-        session,
-        url="https://example.com",
-        tenant_id="shop",
-        kinds=ALL_KINDS,
-        secret="whsec_" + "A" * 43 + "=",
-        with_recipients=False,
-    )
-    assert added is not None
-    return added
+async def add_webhook(
+    session: AsyncSession, url: str = "https://example.com", tenant_id: str | None = "shop", **more: Any
+) -> int:
+    """Adds a webhook; returns its id, or 0 if the tenant has too many."""
+    values: dict[str, Any] = {
+        "recipients": False,
+        "secret": new_secret(),
+        "most_webhooks": MAX_WEBHOOKS,
+        "actor": "ann",
+        "reason": "r",
+    }
+    values |= {"act": "webhook_add", "url": url, "tenant_id": tenant_id, "kinds": ALL_KINDS, **more}
+    rows = await fetch(session, "insert_webhook", {**values, "kinds": sorted(map(str, values["kinds"]))})
+    return int(rows[0][0]) if rows else 0
 
 
 async def test_a_feed_from_a_dump_of_another_server_stays_readable(session: AsyncSession, books: Books) -> None:
@@ -259,7 +258,7 @@ async def test_old_events_are_pruned_and_an_unwanted_feed_is_stopped(session: As
     assert await prune() == [PrunedStep("outgoing_event", 1)]
     assert ids_of(await read(session)) == recent
     assert is_on()
-    await delete_webhook(session, webhook_id)
+    books.connection.execute("delete from webhook where webhook_id = %s", [webhook_id])
     await prune()
     assert not is_on()
 
@@ -297,19 +296,9 @@ async def test_a_full_disk_loses_neither_a_result_nor_its_event(
 
 
 async def test_a_tenant_with_many_webhooks_leaves_room_for_the_webhooks_of_others(session: AsyncSession) -> None:
-    async def add(tenant: str | None) -> int | None:
-        return await insert_webhook(
-            session,
-            url="https://shop.example/hooks",
-            tenant_id=tenant,
-            kinds=ALL_KINDS,
-            with_recipients=False,
-            secret="whsec_c2VjcmV0",
-        )
+    of_shop = [await add_webhook(session) for _ in range(MAX_WEBHOOKS + 1)]
 
-    of_shop = [await add("shop") for _ in range(MAX_WEBHOOKS + 1)]
-
-    assert None not in of_shop[:-1]
-    assert of_shop[-1] is None
-    assert await add("bank") is not None
-    assert await add(None) is not None
+    assert all(of_shop[:-1])
+    assert not of_shop[-1]
+    assert await add_webhook(session, tenant_id="bank")
+    assert await add_webhook(session, tenant_id=None)

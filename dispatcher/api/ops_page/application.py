@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from dispatcher.actions import domains
+from dispatcher.actions import audit, domains
 from dispatcher.api.ops_page import (
-    audit,
     captured,
     dead_letters,
     emails,
@@ -50,7 +49,7 @@ SUBJECTS: Final[Sequence[Callable[[Site], list[Route]]]] = (
     face.pages(domains),
     pauses.routes,
     keys.routes,
-    audit.routes,
+    face.pages(audit),
     captured.routes,
 )
 """The function `routes` of each module that has pages."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from dispatcher.actions.batch import Batch
@@ -18,6 +18,7 @@ from dispatcher.actions.dlq import OUTCOMES, DiscardDead
 from dispatcher.actions.held import Confirm, Release
 from dispatcher.actions.runner import Face, Who, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
+from dispatcher.domain.email_history import EmailRow
 from dispatcher.domain.failures import DEAD, ItemOutcome, ReplayState, Selection
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
@@ -26,8 +27,6 @@ from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import EmailHistory
 from dispatcher.store.connections import AsyncSession
-
-Record = Mapping[str, Any]
 
 LOCK_SECONDS: Final = 1.0
 """How long a replay of one email waits while another transaction holds a lock on the email's row."""
@@ -151,16 +150,16 @@ _NOT_REPLAYABLE: Final[Mapping[ItemOutcome, str]] = {
 }
 
 
-async def find_choices(session: AsyncSession, email: Record) -> Choices:
+async def find_choices(session: AsyncSession, email: EmailRow) -> Choices:
     """What may be decided about an email now.
 
     Args:
-        email: The email's row, by column, as in `EmailHistory.email`.
+        email: As in `EmailHistory.email`.
     """
-    status = Status(email["status"])
+    status = email.status
     if status in _NO_CHOICE:
         return Choices((), (_NO_CHOICE[status],))
-    outcome = await _replay_outcome(session, email["email_id"]) if status in DEAD else None
+    outcome = await _replay_outcome(session, email.email_id) if status in DEAD else None
     notes = [_NOT_REPLAYABLE[outcome]] if outcome is not None and outcome in _NOT_REPLAYABLE else []
     offers = []
     for decision in DECISIONS.values():
@@ -179,15 +178,15 @@ async def _replay_outcome(session: AsyncSession, email_id: UUID) -> ItemOutcome 
     return next(iter(found.counts), None)
 
 
-def _has_dead_letter(email: Record) -> bool:
-    return email["dead_letter_discarded_at"] is None and email["error_type"] != Reason.SUPPRESSED
+def _has_dead_letter(email: EmailRow) -> bool:
+    return email.dead_letter_discarded_at is None and email.error_type != Reason.SUPPRESSED
 
 
-def _does(decision: Decision, email: Record) -> str:
+def _does(decision: Decision, email: EmailRow) -> str:
     more = []
-    if decision.name == "replay" and email["was_uncertain"]:
+    if decision.name == "replay" and email.was_uncertain:
         more.append(f"The outcome of an earlier attempt is unknown: the email may have arrived. {TWICE}")
-    if decision.name == "replay" and email["error_type"] == Reason.SUPPRESSED:
+    if decision.name == "replay" and email.error_type == Reason.SUPPRESSED:
         more.append("The email's recipients are suppressed. If the suppression was not removed, the email fails again.")
     if decision.is_final:
         more.append("This cannot be undone.")
@@ -224,7 +223,7 @@ async def carry_out(
         send_at: The new time, for `reschedule`.
     """
     email = history.email
-    email_id, tenant_id = email["email_id"], email["tenant_id"]
+    email_id, tenant_id = email.email_id, email.tenant_id
     try:
         match decision.name:
             case "replay":

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
+from dispatcher.domain.email_history import EmailRow, Moment
 from dispatcher.domain.outcome import delivered_recipients, left_out
 from dispatcher.domain.status import FINISHED, Status
-from dispatcher.domain.waiting import WaitExplanation, WaitReason
 from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import EmailHistory
-from dispatcher.ops.email_timeline import Moment, timeline
-
-Record = Mapping[str, Any]
 
 REPEATED_WITHIN: Final = timedelta(minutes=10)
 """If a form repeats the newest decision within this time, the visitor has sent the form twice."""
-AN_OPERATOR: Final = "an operator"
-"""The actor that a tenant's visitor sees instead of people and keys that do not belong to the tenant."""
 REVEAL: Final = "reveal"
 _LETTERS: Final = re.compile(r"[a-z_]+")
 _TONES: Final[Mapping[str, frozenset[str]]] = {
@@ -32,61 +26,18 @@ _TONES: Final[Mapping[str, frozenset[str]]] = {
 used."""
 _MAKE_MIME: Final = frozenset({"smtp", "capture"})
 """Providers that send our Message-ID. All other providers create their own."""
-_WAITS: Final[Mapping[WaitReason, str]] = {
-    WaitReason.SCHEDULED: "it is scheduled for later",
-    WaitReason.REDELIVERY: "the provider deferred it, and it is tried again later",
-    WaitReason.QUEUED: "other emails are ahead of it",
-    WaitReason.LEASED: "a worker is sending it, or waits to try it again",
-}
-"""How the page explains a wait to a tenant's visitor. All other reasons are about the whole service, and get one
-general explanation."""
 
 
-def for_tenant(history: EmailHistory, is_own: Callable[[str | None], bool]) -> EmailHistory:
-    """The history as a tenant's visitor sees it.
-
-    Leaves out hosts, and the names and reasons of operators who do not belong to the tenant.
-
-    Args:
-        is_own: Whether an actor belongs to the tenant.
-    """
-    email = {**history.email, "locked_by": None}
-    attempts = [{**each, "worker": None} for each in history.attempts]
-    acts = [_without_stranger(each, is_own) for each in history.acts]
-    replays = [_without_stranger(each, is_own) for each in history.replays]
-    moments = timeline(email, attempts=attempts, events=history.events, acts=acts, replays=replays)
-    return replace(
-        history,
-        email=email,
-        attempts=attempts,
-        acts=acts,
-        replays=replays,
-        waiting=None if history.waiting is None else _waiting_of_tenant(history.waiting),
-        timeline=moments,
-    )
-
-
-def _without_stranger(record: Record, is_own: Callable[[str | None], bool]) -> dict[str, Any]:
-    if is_own(record["actor"]):
-        return dict(record)
-    return {**record, "actor": AN_OPERATOR, "reason": None, **({"detail": None} if "detail" in record else {})}
-
-
-def _waiting_of_tenant(waiting: WaitExplanation) -> WaitExplanation:
-    because = _WAITS.get(waiting.reason, "the service cannot send it at the moment")
-    return WaitExplanation(waiting.reason, f"The email waits because {because}.", waiting.until)
-
-
-def is_finished(email: Record) -> bool:
+def is_finished(email: EmailRow) -> bool:
     """Whether only an operator or a provider's event can still change the email's status."""
-    return Status(email["status"]) in FINISHED
+    return email.status in FINISHED
 
 
-def since(email: Record) -> datetime | None:
+def since(email: EmailRow) -> datetime | None:
     """The time since which the email has its status; None if unknown."""
-    if email["status"] == Status.SENT:
-        return email["sent_at"]  # type: ignore[no-any-return]
-    return email.get("settled_at") if is_finished(email) else None
+    if email.status == Status.SENT:
+        return email.sent_at
+    return email.settled_at if is_finished(email) else None
 
 
 def tone(what: str) -> str:
@@ -110,59 +61,57 @@ def is_repeated(history: EmailHistory, act: Act) -> bool:
     )
 
 
-def fields(email: Record) -> list[tuple[str, object]]:
+def fields(email: EmailRow) -> list[tuple[str, object]]:
     """The facts that the page of an email lists, as pairs of label and value, without empty values."""
-    status, refused = Status(email["status"]), None
+    status, refused = email.status, None
     if status is Status.SENT:
-        refused = left_out(email["last_error"])
-    delivered = delivered_recipients(status, email["recipient_outcomes"])
+        refused = left_out(email.last_error)
+    delivered = delivered_recipients(status, email.recipient_outcomes)
     rows: Sequence[tuple[str, object]] = (
-        ("Lane", email.get("lane")),
-        ("Channel", email.get("channel")),
-        ("Provider", email["provider"]),
-        ("Error type", email["error_type"]),
-        ("Answer" if status is Status.SENT else "Last error", email["last_error"]),
+        ("Lane", email.lane),
+        ("Channel", email.channel),
+        ("Provider", email.provider),
+        ("Error type", email.error_type),
+        ("Answer" if status is Status.SENT else "Last error", email.last_error),
         ("Not sent to", refused and f"recipients {refused}, in the order To, Cc, Bcc: the provider refused these"),
         ("Delivered to", delivered and f"recipients {delivered}, in the order To, Cc, Bcc"),
         ("Attempts", _attempts(email)),
-        ("May have arrived", "yes: the outcome of an attempt is unknown" if email["was_uncertain"] else None),
-        ("Crashes", f"{email['crash_count']:,} while a worker rendered it" if email["crash_count"] else None),
-        ("Not before", email["wait_until"]),
-        ("Expires", email["expires_at"]),
-        ("Leased by", email["locked_by"]),
+        ("May have arrived", "yes: the outcome of an attempt is unknown" if email.was_uncertain else None),
+        ("Crashes", f"{email.crash_count:,} while a worker rendered it" if email.crash_count else None),
+        ("Not before", email.wait_until),
+        ("Expires", email.expires_at),
+        ("Leased by", email.locked_by),
         ("Dead letter", _dead_letter(email)),
     )
     return [(label, value) for label, value in rows if value not in (None, "")]
 
 
-def ids(email: Record) -> list[tuple[str, str]]:
+def ids(email: EmailRow) -> list[tuple[str, str]]:
     """The ids by which other systems identify the email, as pairs of label and id, without empty ids."""
-    made_here = email["provider"] in _MAKE_MIME
+    made_here = email.provider in _MAKE_MIME
     rows = (
-        ("Email id", str(email["email_id"])),
-        ("Message key", email["message_key"]),
-        ("Correlation id", email["correlation_id"]),
-        ("Provider's id", email["provider_message_id"]),
-        ("Message-ID", f"{email['email_id']}@" if made_here else None),
-        ("Trace", email["traceparent"]),
+        ("Email id", str(email.email_id)),
+        ("Message key", email.message_key),
+        ("Correlation id", email.correlation_id),
+        ("Provider's id", email.provider_message_id),
+        ("Message-ID", f"{email.email_id}@" if made_here else None),
+        ("Trace", email.traceparent),
     )
     return [(label, value) for label, value in rows if value]
 
 
-def _attempts(email: Record) -> str:
-    text = f"{email['attempt_count']:,}"
-    if email["attempt_base"]:
-        text += (
-            f", {email['attempt_count'] - email['attempt_base']:,} since the last replay, recovery or partial delivery"
-        )
-    if email["redelivery_count"]:
-        text += f", {email['redelivery_count']:,} redeliveries"
+def _attempts(email: EmailRow) -> str:
+    text = f"{email.attempt_count:,}"
+    if email.attempt_base:
+        text += f", {email.attempt_count - email.attempt_base:,} since the last replay, recovery or partial delivery"
+    if email.redelivery_count:
+        text += f", {email.redelivery_count:,} redeliveries"
     return text
 
 
-def _dead_letter(email: Record) -> str | None:
-    if Status(email["status"]) not in (Status.FAILED, Status.HELD):
+def _dead_letter(email: EmailRow) -> str | None:
+    if email.status not in (Status.FAILED, Status.HELD):
         return None
-    if email["dead_letter_discarded_at"] is not None:
+    if email.dead_letter_discarded_at is not None:
         return "discarded"
-    return "will be published to the DLQ" if email["dead_letter_due_at"] is not None else None
+    return "will be published to the DLQ" if email.dead_letter_due_at is not None else None

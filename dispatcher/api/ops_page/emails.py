@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dispatcher.actions.emails import FoundPage, ListEmails
+from dispatcher.actions.runner import Face, Who, run
 from dispatcher.api.operation import MAX_REASON_CHARACTERS
 from dispatcher.api.ops_page import email_view
 from dispatcher.api.ops_page.email_decisions import DECISIONS, Choices, Decision, Result, carry_out, find_choices
@@ -24,17 +26,13 @@ from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.domain.email_rules import instant
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
-from dispatcher.domain.outcome import Reason
-from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.ops.acts import Act
-from dispatcher.ops.email_history import EmailHistory, find_history
-from dispatcher.ops.lookup import FoundPage, find, masked_recipients
+from dispatcher.ops.email_history import EmailHistory, find_history, for_tenant
 from dispatcher.ops.names import find_by_key
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.emails import find_email
 
-PAGE_EMAILS: Final = 50
 REVEAL_DOES: Final = (
     "Shows the recipients, the subject, the text and the source of the HTML. Your name and your reason go into the "
     "audit log before anything is shown."
@@ -42,18 +40,10 @@ REVEAL_DOES: Final = (
 _LABELS: Final[Mapping[str, str]] = {
     "q": "Find",
     "by": "as",
-    "status": "Status",
-    "provider": "Provider",
-    "error_type": "Error type",
-    "sender": "From",
-    "tag": "Tag",
-    "lane": "Lane",
-    "channel": "Channel",
-    "tenant_id": "Tenant",
-    "since": "Since",
-    "until": "Until",
-    "cursor": "The link to this page",
+    "after": "The link to this page",
+    **{name: each.label for name, each in ListEmails.fields.items() if name != "after"},
 }
+_AGES: Final = ("15m", "1h", "24h", "7d", "30d")
 
 
 @dataclass(slots=True)
@@ -103,18 +93,16 @@ class _EmailPages:
 
     async def search(self, request: Request, visitor: Visitor) -> Response:
         """The page with the search and its results. If the text identifies only one email, redirects to the email."""
-        form = read_form(request.query_params, tenant_id=visitor.tenant_id, now=datetime.now(UTC))
+        form = read_form(request.query_params, tenant_id=visitor.tenant_id)
         found = _Found()
         if not form.errors:
-            try:
-                async with self._site.session() as session:
-                    found = await _look_up(session, form)
-            except InvalidEmail as error:
-                form = _with_error(form, error)
+            async with self._site.session() as session:
+                found = await _look_up(session, form)
         if found.email_id is not None:
             return self._site.see_other(f"/emails/{found.email_id}")
         pinned = form.parameters | ({"by": found.kind.value} if found.kind else {})
-        cursor = found.page.cursor if found.page else None
+        cursor = found.page.next if found.page else None
+        settings = self._site.settings
         return await self._site.page(
             request,
             visitor,
@@ -122,18 +110,16 @@ class _EmailPages:
             status=400 if form.errors else 200,
             form=form,
             labels=_LABELS,
+            filters=[each for name, each in ListEmails.fields.items() if name in form.typed and name != "after"],
+            suggested={"provider": settings.providers, "lane": list(settings.lanes), "created_from": _AGES},
             has_filters=len(form.parameters.keys() - {"q", "by"}),
-            kinds=[(kind.value, name) for kind, name in NAMES.items() if kind is not By.ANYTHING],
-            statuses=[(status.value, status.value) for status in Status],
-            error_types=[(reason.value, reason.value) for reason in Reason],
-            providers=self._site.settings.providers,
-            lanes=list(self._site.settings.lanes),
+            kinds={kind.value: name for kind, name in NAMES.items() if kind is not By.ANYTHING},
             named=found.named,
             page=found.page,
             caption=_caption(found),
             tried=[NAMES[kind] for kind in found.tried],
-            newest=self._site.url("/emails", **pinned) if form.cursor else None,
-            next=self._site.url("/emails", **pinned, cursor=cursor) if cursor else None,
+            newest=self._site.url("/emails", **pinned) if form.typed["after"] else None,
+            next=self._site.url("/emails", **pinned, after=cursor) if cursor else None,
         )
 
     async def by_key(self, request: Request, visitor: Visitor) -> Response:
@@ -157,7 +143,6 @@ class _EmailPages:
             history = await self._history(session, request, visitor)
             email = history.email
             choices = await find_choices(session, email)
-            masked = await masked_recipients(session, [email["email_id"]])
         return await self._site.page(
             request,
             visitor,
@@ -173,7 +158,7 @@ class _EmailPages:
             ids=email_view.ids(email),
             attempts=history.attempts,
             events=history.events,
-            recipients=masked.get(email["email_id"], []),
+            recipients=history.recipients or [],
             is_live=not email_view.is_finished(email),
         )
 
@@ -202,7 +187,7 @@ class _EmailPages:
             choices = await find_choices(session, history.email) if errors else None
         if choices is not None:
             return await self._ask(decision, request, visitor, history, choices, form, errors)
-        email_id = history.email["email_id"]
+        email_id = history.email.email_id
         if result.is_done or (act is not None and email_view.is_repeated(history, act)):
             return self._site.see_other(f"/emails/{email_id}", done=decision.name)
         return await self._unchanged(decision.label, request, visitor, history, result.why or "")
@@ -242,19 +227,21 @@ class _EmailPages:
         Raises:
             PageError: There is no such email, or it belongs to a tenant that the visitor may not see.
         """
-        settings, email_id = self._site.settings, request.path_params["email_id"]
-        email = await find_email(session, email_id)
-        if email is None or not visitor.sees(email["tenant_id"]):
-            raise not_found("email")
+        settings = self._site.settings
         history = await find_history(
-            session, email_id, providers=settings.providers, lease_seconds=settings.lease_seconds, reveal=reveal
+            session,
+            request.path_params["email_id"],
+            tenant_id=visitor.tenant_id,
+            providers=settings.providers,
+            lease_seconds=settings.lease_seconds,
+            reveal=reveal,
         )
         if history is None:
             raise not_found("email")
         if visitor.tenant_id is None:
             return history
         is_own = partial(self._site.access.is_own_act, tenant_id=visitor.tenant_id)
-        return email_view.for_tenant(history, is_own)
+        return for_tenant(history, is_own)
 
     async def _decide(
         self,
@@ -267,7 +254,7 @@ class _EmailPages:
     ) -> Result:
         """Carries out a decision, unless the number of attempts has changed since the visitor opened the form."""
         email = history.email
-        if form.get("attempts") != str(email["attempt_count"]):
+        if form.get("attempts") != str(email.attempt_count):
             return Result("The email has changed since you opened the form: look at it again.")
         return await carry_out(session, decision, history, act, send_at=send_at)
 
@@ -341,28 +328,26 @@ async def _look_up(session: AsyncSession, form: SearchForm) -> _Found:
     for kind in form.kinds:
         if kind is By.ID:
             email_id = as_id(form.text)
-            email = None if email_id is None else await find_email(session, email_id)
-            if email is not None and form.filters.tenant_id in (None, email["tenant_id"]):
+            if email_id and await find_email(session, email_id, tenant_id=form.filters.tenant_id):
                 return _Found(email_id=email_id)
         elif kind is By.KEY:
             named = await find_by_key(session, form.text, tenant_id=form.filters.tenant_id)
             if named:
                 return _Found(email_id=next(iter(named.values()))) if len(named) == 1 else _Found(named=named)
         else:
-            page = await find(session, form.wanted(kind), limit=PAGE_EMAILS, cursor=form.cursor, is_sealed=True)
-            found.page = page
-            if page.rows or page.was_cut:
-                return _Found(page=page, kind=kind)
+            found.page = await _search(session, form.wanted(kind))
+            if found.page.rows or found.page.was_cut:
+                return _Found(page=found.page, kind=kind)
         found.tried.append(kind)
     if not form.kinds:
-        found.page = await find(session, form.filters, limit=PAGE_EMAILS, cursor=form.cursor, is_sealed=True)
+        found.page = await _search(session, form.filters)
     return found
 
 
-def _with_error(form: SearchForm, error: InvalidEmail) -> SearchForm:
-    """The form with an error of the search, which the page shows at the field that caused the error."""
-    name = error.field if error.field in _LABELS else "q"
-    return SearchForm(form.typed, {name: f"{error.reason}."}, form.text, form.by, form.filters)
+async def _search(session: AsyncSession, asked: ListEmails) -> FoundPage:
+    page = await run(session, asked, Who(Face.PAGE))
+    assert isinstance(page, FoundPage)
+    return page
 
 
 def _caption(found: _Found) -> str:
@@ -370,7 +355,7 @@ def _caption(found: _Found) -> str:
         return ""
     count = len(found.page.rows)
     by = f", by {NAMES[found.kind].split(' ', 1)[1]}" if found.kind else ""
-    more = "" if found.page.cursor is None else "; older ones follow"
+    more = "" if found.page.next is None else "; older ones follow"
     return f"{count} email{'' if count == 1 else 's'}{by}, newest first{more}"
 
 

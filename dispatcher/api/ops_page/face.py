@@ -98,11 +98,24 @@ async def listed(
     filters = {name: text for name, text in given.items() if text.strip()}
     try:
         asked = read(listing, {}, filters)
-        async with site.session() as session:
-            found = await _run(site, session, asked, visitor)
+        found = await rows(site, asked, visitor)
     except Mistakes as error:
         return Page([], None), filters, Mistake(words_of(error))
     return (found if isinstance(found, Page) else Page(found, None)), filters, None
+
+
+async def rows(site: Site, asked: Action[R], visitor: Visitor) -> R:
+    """What an action reads, for a visitor who may see it. If there is nothing, the visitor gets the page for this."""
+    try:
+        async with site.session() as session:
+            return await _run(site, session, asked, visitor)
+    except Refused as error:
+        raise PageError(404 if error.code == "not-found" else 409, error.message, error.remedy or "") from None
+
+
+def value(request: Request, form: Form | None, name: str) -> str:
+    """What a page is about: a parameter in the path, or the same field of a form; empty if there is none."""
+    return str(request.path_params.get(name) or (form.get(name, "") if form else ""))
 
 
 def forms(site: Site, actions: Iterable[type[Action[Any]]], page: PageOfForms, path: str) -> list[Route]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from starlette.requests import Request
@@ -11,14 +10,11 @@ from starlette.requests import Request
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.domain.email_rules import tenant
-from dispatcher.domain.instant import parse_instant, parse_length
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.ops.acts import Act
-from dispatcher.store.operators_lists import Cursor
 
 MAX_REASON_CHARACTERS: Final = 500
 DEFAULT_TENANT: Final = "default"
-PAGE_ROWS: Final = 50
 _LARGEST_NUMBER: Final = 2**63 - 1
 
 
@@ -74,45 +70,6 @@ def tenant_of(visitor: Visitor, asked: str) -> str:
 def parameter(request: Request, name: str) -> str:
     """A parameter of the URL, without white space around its value; empty if the parameter is missing."""
     return request.query_params.get(name, "").replace("\0", "").strip()
-
-
-def since_of(text: str) -> datetime | None:
-    """The instant of a filter such as `2h`, `3d` or `2026-11-21T10:00Z`; None if the text is empty.
-
-    Raises:
-        Mistake: The text is neither an age nor an instant.
-    """
-    if not text:
-        return None
-    try:
-        return datetime.now(UTC) - timedelta(seconds=parse_length(text))
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return parse_instant(text.replace(" ", "+"))
-    except ValueError:
-        raise Mistake(
-            "“Since” is neither an age such as 90s, 2h or 3d, nor a time such as 2026-11-21T10:00Z."
-        ) from None
-
-
-def cursor_of(request: Request) -> Cursor | None:
-    """The cursor at which a page of a list starts, from the parameter `before`; None for the first page.
-
-    Raises:
-        PageError: The parameter `before` is not a cursor.
-    """
-    if not (text := parameter(request, "before")):
-        return None
-    try:
-        return Cursor.parse(text)
-    except ValueError:
-        raise wrong_cursor() from None
-
-
-def wrong_cursor() -> PageError:
-    """The error for a cursor that does not belong to this list."""
-    return PageError(400, "The link to this page of the list is not complete.", "Go to the first page of the list.")
 
 
 def number_in_path(request: Request, name: str, what: str) -> int:

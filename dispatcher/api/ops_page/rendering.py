@@ -16,7 +16,7 @@ from dispatcher.actions.action import label as words
 from dispatcher.api.ops_page.forms import CSRF_FIELD
 from dispatcher.api.ops_page.plain_text import breakable, plain, visible, whole
 from dispatcher.api.ops_page.static_files import static_files
-from dispatcher.ops.email_timeline import DOUBTS
+from dispatcher.ops.email_history import DOUBTS
 from dispatcher.version import VERSION
 
 REFRESH_SECONDS: Final = 5

@@ -13,7 +13,6 @@ from starlette.routing import Route
 from dispatcher.actions.action import Mistakes, read
 from dispatcher.actions.dlq import CreateReplay, ListReplays
 from dispatcher.api.ops_page import fields
-from dispatcher.api.ops_page.email_view import AN_OPERATOR
 from dispatcher.api.ops_page.face import listed, words_of
 from dispatcher.api.ops_page.fields import Mistake
 from dispatcher.api.ops_page.forms import Form
@@ -23,6 +22,7 @@ from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.domain.failures import DEFAULT_PER_SECOND, MAX_PER_SECOND, MIN_PER_SECOND, Replay
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
+from dispatcher.ops.email_history import AN_OPERATOR
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.replays import count_replayed_by_status, find_replay
 

@@ -3,70 +3,62 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.api.ops_page import fields
-from dispatcher.api.ops_page.fields import Mistake
+from dispatcher.actions.reported_events import EXAMINED_EVENTS, ListReportedEvents
+from dispatcher.api.ops_page import face
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
-from dispatcher.domain.provider_event import EventKind
 from dispatcher.ops.cached import Cached
-from dispatcher.ops.reported_events import EventCounts, count_events
-from dispatcher.store.operators_lists import EventFilter, list_events
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.events import EventCount, count_recent_events
 
 COUNT_SECONDS: Final = 5.0
 """How long all visitors see the same counts before the counts are read again."""
 
 
-def routes(site: Site) -> list[Route]:
-    """The route of the page Events."""
-    return [site.get("/events", EventPages(site, Cached(count_events, COUNT_SECONDS)).show)]
-
-
 @dataclass(frozen=True, slots=True)
-class EventPages:
-    """The handler of the page Events."""
+class EventCounts:
+    """How many events arrived within the last day, by provider, kind and bounce (such as `hard`), for all tenants.
 
-    site: Site
-    counts: Cached[EventCounts]
+    Attributes:
+        is_cut: Whether the counting stopped at its limit, so that older events of the day are not counted.
+        since: When the oldest counted event arrived; None if no event arrived.
+    """
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
-        """The page with a list of events, newest arrival first.
+    counts: list[EventCount]
+    is_cut: bool
+    since: datetime | None
 
-        Visitors who see all tenants also see counts by kind.
-        """
-        before, mistake, since = fields.cursor_of(request), None, None
-        kind = fields.parameter(request, "kind")
-        try:
-            since = fields.since_of(fields.parameter(request, "since"))
-        except Mistake as found:
-            mistake = found
-        wanted = EventFilter(
-            tenant_id=visitor.tenant_id or fields.parameter(request, "tenant") or None,
-            provider=fields.parameter(request, "provider") or None,
-            kind=EventKind(kind) if kind in tuple(EventKind) else None,
-            since=since,
-        )
-        async with self.site.session() as session:
-            try:
-                page = await list_events(session, wanted, before=before, limit=fields.PAGE_ROWS)
-            except ValueError:
-                raise fields.wrong_cursor() from None
-        counts = await self.counts.get(self.site.session) if visitor.tenant_id is None else None
-        return await self.site.page(
+    @classmethod
+    async def read(cls, session: AsyncSession) -> EventCounts:
+        """Counts at most the newest 20,000 events."""
+        counts = await count_recent_events(session, examined=EXAMINED_EVENTS)
+        is_cut = sum(each.events for each in counts) >= EXAMINED_EVENTS
+        return cls(counts, is_cut, min((each.since for each in counts), default=None))
+
+
+def routes(site: Site) -> list[Route]:
+    """The route of the page Events: a list, newest arrival first. Visitors who see all tenants also see counts."""
+    cached = Cached(EventCounts.read, COUNT_SECONDS)
+
+    async def show(request: Request, visitor: Visitor) -> Response:
+        page, filters, mistake = await face.listed(site, ListReportedEvents, request, visitor)
+        return await site.page(
             request,
             visitor,
             "events.html",
             status=200 if mistake is None else 400,
+            listing=ListReportedEvents,
             page=page,
-            counts=counts,
-            kinds=list(EventKind),
-            wanted=wanted,
-            since=fields.parameter(request, "since"),
-            is_first=before is None,
+            filters=filters,
             mistake=mistake,
+            counts=await cached.get(site.session) if visitor.tenant_id is None else None,
         )
+
+    return [site.get("/events", show)]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from html import unescape
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
 
 from dispatcher import Email, enqueue
+from dispatcher.actions.audit import ListAudit
 from dispatcher.actions.pauses import PauseTenant
 from dispatcher.actions.runner import Face, Who, run
 from dispatcher.actions.suppressions import AddSuppressions, RemoveSuppressions
+from dispatcher.actions.webhooks import DisableWebhook
 from dispatcher.domain.controls import login_of
 from dispatcher.domain.failures import Selection
-from dispatcher.ops import replaying, webhooks
+from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import connect_async
 from tests.api.ops_page.browsing import Browser
@@ -147,6 +149,22 @@ async def test_events_link_to_their_emails_and_hostile_texts_are_text(
     assert "Bounced (hard) 1" in " ".join(text_of(page).split())
     assert "delivered" not in text_of(page).split("Arrived")[1]
     assert (await operator.get("/ops/events?since=yesterday")).status == 400
+    assert "No event matches." in text_of(await operator.get("/ops/events?tenant_id=acme"))
+    assert "bounced" in text_of(await operator.get("/ops/events?tenant_id=shop&since=1h")).split("Arrived")[1]
+
+
+async def test_events_are_paged(operator: Browser, connection: psycopg.Connection) -> None:
+    email_id = make_email(connection, "k-1")
+    for number in range(55):
+        make_event(connection, email_id, detail=f"event-{number}.")
+    first = await operator.get("/ops/events?kind=bounced")
+    following = re.search(r'rel="next" href="([^"]+)"', first.body.decode())
+    assert following is not None
+    second = await operator.get(unescape(following[1]))
+    shown = [re.findall(r"event-\d+\.", text_of(page)) for page in (first, second)]
+    assert [len(each) for each in shown] == [50, 5]
+    assert len({*shown[0], *shown[1]}) == 55
+    assert (await operator.get("/ops/events?after=WyJ4IiwgIngiLCAiengiXQ")).status == 400
 
 
 @pytest.mark.parametrize(
@@ -220,11 +238,13 @@ async def test_revoking_a_key_ends_the_sessions_that_were_opened_with_it(
     other = Browser(ops_api)
     await other.sign_in(key)
     assert (await other.get("/ops/keys")).status == 200
-    key_id = key.rpartition("_")[0][:15]
+    key_id = key[:15]
 
     assert "lost laptop" in text_of(await operator.get("/ops/keys"))
     asked = await operator.get(f"/ops/keys/{key_id}")
     assert "sessions of this page that were opened with it end" in text_of(asked)
+    refused = await operator.submit("/revoke", reason=" ")
+    assert (refused.status, "Reason is required" in text_of(refused)) == (400, True)
     await operator.submit("/revoke", reason="stolen")
     assert "The key is revoked." in text_of(await operator.follow())
 
@@ -334,9 +354,33 @@ async def test_the_audit_log_is_filtered_by_actor_action_email_and_time(
     assert await found("") == (True, True)
     assert await found("actor=bob%40ops-1") == (False, True)
     assert await found("action=reveal") == (True, False)
-    assert await found(f"email={email_id}") == (True, False)
+    assert await found(f"email_id={email_id}") == (True, False)
     assert await found("since=1d") == (True, False)
-    assert (await operator.get("/ops/audit?email=nonsense")).status == 400
+    assert (await operator.get("/ops/audit?email_id=nonsense")).status == 400
+
+
+async def test_a_search_in_the_audit_log_continues_where_a_page_stopped(
+    database_url: str, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        "insert into operator_audit (actor, action, reason, acted_at) "
+        "select case when n % 9 = 0 then 'ann' else 'bob' end, 'pause', 'r', "
+        "now() - n * interval '1 hour' from generate_series(1, 30) as n"
+    )
+
+    class Few(ListAudit, name="audit list", query="list_audit"):
+        constants: ClassVar = {"examined": 10}
+
+    found: list[list[str]] = []
+    after = None
+    async with await connect_async(database_url, name="test session") as session:
+        while not found or after:
+            page = await run(session, Few(actor="ann", limit=1, after=after), Who(Face.COMMAND))
+            after = page.next
+            found.append([each.actor for each in page.rows])
+
+    assert [actor for actors in found for actor in actors] == ["ann"] * 3
+    assert [] in found
 
 
 async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
@@ -352,7 +396,8 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
         assert f'href="/ops{page}"' not in (await browser.get("/ops/events")).body.decode()
     for page in ("/keys/ed_abc", f"/webhooks/{other}", "/suppressions?tenant_id=acme"):
         assert (await browser.get(f"/ops{page}")).status == 404, page
-    events = text_of(await browser.get("/ops/events?tenant=acme"))
+    assert (await browser.get("/ops/events?tenant_id=acme")).status == 404
+    events = text_of(await browser.get("/ops/events"))
     assert ("own-key" in events, "other-key" in events) == (True, False)
     listed = text_of(await browser.get("/ops/webhooks"))
     assert ("shop.example" in listed, "acme.example" in listed) == (True, False)
@@ -362,7 +407,6 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
     assert token is not None
     given = {"csrf_token": token[1], "reason": "r", "recipients": "a@example.org", "recipient": "a@example.org"}
     for path, more in (
-        (f"/webhooks/{other}/remove", {}),
         (f"/webhooks/{other}/test", {}),
         ("/suppressions/add", {"tenant_id": "acme"}),
         ("/suppressions/look-up", {"tenant_id": "acme"}),
@@ -372,9 +416,11 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
         ("/resume/lane", {"lane": "bulk"}),
         ("/lanes/set", {"lane": "bulk", "weight": "1"}),
         ("/tenants/set", {"tenant_id": "shop", "per_second": "1"}),
-        ("/keys/ed_abc/revoke", {}),
+        ("/keys/revoke", {}),
     ):
         assert (await browser.post(f"/ops{path}", {**given, **more})).status == 404, path
+    removed = await browser.post("/ops/webhooks/remove", {**given, "webhook_id": str(other)})
+    assert (removed.status, f"There is no webhook {other}." in text_of(removed)) == (400, True)
     assert audited(connection) == []
     await browser.get("/ops/pauses")
     await browser.submit("/pause/tenant", reason="complaints")
@@ -388,7 +434,7 @@ async def test_a_tenant_sees_no_operators_host_and_an_operator_sees_it(
     webhook_id = make_webhook(connection, "shop")
     async with await connect_async(database_url, name="test session") as session:
         await run(session, PauseTenant(tenant_id="shop", reason=act.reason), Who(Face.COMMAND, act.actor))
-        await webhooks.disable(session, webhook_id, act)
+        await run(session, DisableWebhook(webhook_id=webhook_id, reason=act.reason), Who(Face.COMMAND, act.actor))
         replay = await replaying.create(session, Selection(tenant_id="shop"), act)
     token = make_key(connection, scopes=["operate"])
     pages = ("/", "/emails", "/pauses", "/webhooks", f"/webhooks/{webhook_id}", f"/replays/{replay.id}")
@@ -428,5 +474,5 @@ async def test_a_visitor_who_may_only_read_gets_no_form_and_can_send_none(
         answer = await browser.get(f"/ops{page}")
         assert answer.status == 200, page
         assert 'name="reason"' not in answer.body.decode(), page
-    for path in ("/pause/all", "/suppressions/add", f"/webhooks/{number}/remove", "/lanes/set", "/keys/x/revoke"):
+    for path in ("/pause/all", "/suppressions/add", "/webhooks/remove", "/lanes/set", "/keys/revoke"):
         assert (await browser.post(f"/ops{path}", {"reason": "r"})).status == 403, path

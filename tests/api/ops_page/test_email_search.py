@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 
-from dispatcher.api.ops_page.email_search import By, guess, instant_or_age, read_form
-
-NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
+from dispatcher.api.ops_page.email_search import By, guess, read_form
 
 
 @pytest.mark.parametrize(
@@ -30,16 +26,6 @@ def test_a_text_is_an_address_a_domain_an_id_a_key_or_a_correlation_id(text: str
     assert guess(text) == kinds
 
 
-def test_times_are_ages_or_instants_from_1970_on() -> None:
-    assert instant_or_age("24h", NOW) == NOW - timedelta(days=1)
-    assert instant_or_age("999999w", NOW) == datetime(1970, 1, 1, tzinfo=UTC)
-    assert instant_or_age("2026-11-21 10:00", NOW) == datetime(2026, 11, 21, 10, tzinfo=UTC)
-    assert instant_or_age("1066-10-14T09:00:00+00:00", NOW).year == 1970
-    for wrong in ("soon", "\u0661h", "1y", "9999-99-99", "-1h"):
-        with pytest.raises(ValueError, match="must be an age"):
-            instant_or_age(wrong, NOW)
-
-
 def test_each_field_that_is_wrong_gets_its_own_explanation() -> None:
     given = {
         "q": "nul\0byte",
@@ -47,19 +33,18 @@ def test_each_field_that_is_wrong_gets_its_own_explanation() -> None:
         "provider": "\x1b[31m",
         "error_type": "x",
         "sender": "not an address",
-        "lane": "A lane",
+        "lane": "\x07",
         "tenant_id": "a b",
-        "since": "soon",
-        "until": "x" * 5000,
-        "cursor": "first",
+        "created_from": "soon",
+        "created_before": "x" * 5000,
+        "after": "first",
         "by": "smell",
         "unknown": "is ignored",
     }
 
-    form = read_form(given, tenant_id=None, now=NOW)
+    form = read_form(given, tenant_id=None)
 
     assert set(form.errors) == set(given) - {"unknown"}
-    assert "longer than 998" in form.errors["until"]
 
 
 @pytest.mark.parametrize(
@@ -67,15 +52,15 @@ def test_each_field_that_is_wrong_gets_its_own_explanation() -> None:
     [("id", "order-17", "email id"), ("recipient", "ann", "whole address"), ("domain", "localhost", "not a domain")],
 )
 def test_a_chosen_kind_must_fit_the_text(by: str, text: str, words: str) -> None:
-    assert words in read_form({"q": text, "by": by}, tenant_id=None, now=NOW).errors["q"]
+    assert words in read_form({"q": text, "by": by}, tenant_id=None).errors["q"]
 
 
 def test_the_end_must_be_later_than_the_start() -> None:
-    assert "until" in read_form({"since": "1h", "until": "2h"}, tenant_id=None, now=NOW).errors
+    assert "created_before" in read_form({"created_from": "1h", "created_before": "2h"}, tenant_id=None).errors
 
 
 def test_a_tenants_visitor_cannot_choose_another_tenant() -> None:
-    form = read_form({"tenant_id": "bank", "q": "a@example.org"}, tenant_id="shop", now=NOW)
+    form = read_form({"tenant_id": "bank", "q": "a@example.org"}, tenant_id="shop")
 
     assert form.wanted(By.RECIPIENT).tenant_id == "shop"
     assert "tenant_id" not in form.parameters

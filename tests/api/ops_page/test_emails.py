@@ -100,8 +100,8 @@ async def test_filters_and_pages_are_in_the_url(operator: Browser, books: Books)
     books.enqueue(60)
     old = held(books, last_error="timeout")
 
-    first = await operator.get("/ops/emails?status=pending&since=24h")
-    (older,) = [link for link in links_of(first) if "cursor=" in link]
+    first = await operator.get("/ops/emails?status=pending&created_from=24h")
+    (older,) = [link for link in links_of(first) if "after=" in link]
     second = await operator.get(older.replace("&amp;", "&"))
     by_held = await operator.get("/ops/emails?status=held&provider=ses&error_type=outcome_unknown&tenant_id=default")
     none = await operator.get("/ops/emails?lane=bulk")
@@ -115,11 +115,11 @@ async def test_filters_and_pages_are_in_the_url(operator: Browser, books: Books)
 
 
 async def test_what_is_wrong_is_said_beside_its_field(operator: Browser) -> None:
-    page = await operator.get("/ops/emails?q=%00&since=soon&status=lost&tenant_id=a%20b")
+    page = await operator.get("/ops/emails?q=%00&created_from=soon&status=lost&tenant_id=a%20b")
 
     html = page.body.decode()
     assert page.status == 400
-    for name in ("q", "since", "status", "tenant_id"):
+    for name in ("q", "created_from", "status", "tenant_id"):
         assert f'id="{name}-error"' in html
         assert re.search(rf'id="{name}"[^>]*aria-describedby="[^"]*{name}-error"[^>]*aria-invalid="true"', html)
 

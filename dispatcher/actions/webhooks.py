@@ -1,0 +1,269 @@
+"""Manage webhooks, which post events about emails to an application: sent, failed, held, delivered, bounced,
+complained, suppressed, cancelled.
+
+An event may be posted more than once, each time with the same `webhook-id`. Each post is signed according to Standard
+Webhooks. The monitor of `dispatcher run` posts the events. Instead of a webhook, an application can poll for events
+with GET /v1/events of the HTTP API. See docs/webhooks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Final, TypeVar
+
+from dispatcher.actions.action import Action, Change, Listing, Mistake, Mistakes, Reach, Refusal, field
+from dispatcher.domain.controls import login_of
+from dispatcher.domain.kinds import FLAG, SINCE, TENANT, Kind, many, text, whole
+from dispatcher.domain.outgoing_event import TYPES, OutgoingKind, kind_of
+from dispatcher.domain.webhook import (
+    MAX_URL_CHARACTERS,
+    MAX_WEBHOOKS,
+    PREVIOUS_SECRET_HOURS,
+    NewWebhook,
+    Webhook,
+    WebhookTarget,
+    new_secret,
+)
+
+W = TypeVar("W")
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+"""The earliest instant of a replay, because ids of events contain no earlier time."""
+_SAVE: Final = "Save this secret now: it is not shown again. The receiver needs it to verify signatures."
+_UNKNOWN: Final = (
+    Refusal("unknown", "not-found", "There is no webhook {webhook_id}.", "See `dispatcher webhooks list`."),
+)
+
+
+def _kind(value: object) -> OutgoingKind:
+    if not isinstance(value, str):
+        raise TypeError
+    return kind_of(value)
+
+
+EVENT_TYPE: Final = Kind(f"must be one of: {', '.join(TYPES)}", {"type": "string", "enum": list(TYPES)}, _kind)
+URL: Final = text(MAX_URL_CHARACTERS, r"https?://[!-~]+", "must be a URL that begins with https://", "URL")
+WEBHOOK_ID: Final = whole(1, 2**63 - 1)
+OF_TENANT: Final = "Only a webhook of this tenant."
+
+
+class ListWebhooks(
+    Listing[Webhook], name="webhooks list", http="GET /v1/webhooks", query="list_webhooks", reach=Reach.ANY_TENANT
+):
+    """List the webhooks: state, lag, retries, last error. The list never shows secrets.
+
+    "retries" is the number of refused events that wait to be posted again. "given up" is the number of refused events
+    that are not posted again. "lag" is the age of the oldest event that the receiver has neither accepted nor refused.
+    """
+
+    tenant_id: str | None = field(TENANT, "Only webhooks of this tenant.", default=None)
+
+    nothing = "There is no webhook. To add one, see `dispatcher webhooks add --help`."
+    missing: ClassVar = {"tenant_id": "all tenants"}
+    examples = ("webhooks list", "webhooks list --json | jq '.webhooks[] | select(.state == \"disabled\")'")
+
+
+class ShowWebhook(
+    Action[Webhook],
+    name="webhooks show",
+    http="GET /v1/webhooks/{webhook_id}",
+    query="find_webhook",
+    reach=Reach.ANY_TENANT,
+):
+    """Show one webhook. Its state, and how many of its events wait for delivery."""
+
+    webhook_id: int = field(WEBHOOK_ID, "The webhook.")
+    tenant_id: str | None = field(TENANT, OF_TENANT, default=None)
+
+    refusals = _UNKNOWN
+    missing = ListWebhooks.missing
+    examples = ("webhooks show 1",)
+
+
+class FindTarget(Action[WebhookTarget], name="webhooks test", query="find_webhook_target", reach=Reach.ANY_TENANT):
+    """Where to post a test event (`ops.webhooks.post_test`). No face shows this: it contains the secrets."""
+
+    webhook_id: int = field(WEBHOOK_ID, "The webhook.")
+    tenant_id: str | None = field(TENANT, OF_TENANT, default=None)
+
+    refusals = _UNKNOWN
+
+
+class AddWebhook(
+    Change[NewWebhook], name="webhooks add", http="POST /v1/webhooks", query="insert_webhook", reach=Reach.ANY_TENANT
+):
+    """Add a webhook and print its secret. The webhook gets the events that are recorded from now on."""
+
+    url: str = field(URL, "Where to post: an https URL without a user name.")
+    tenant_id: str | None = field(
+        TENANT, "The tenant whose events the webhook gets. Required without --all-tenants.", default=None
+    )
+    all_tenants: bool = field(
+        FLAG,
+        "The webhook gets the events of all tenants. Not over HTTP, where a webhook has one tenant.",
+        default=False,
+    )
+    events: tuple[OutgoingKind, ...] = field(
+        many(EVENT_TYPE, len(TYPES), "types of events"),
+        f"A type of events that the webhook gets: {', '.join(TYPES)}.  [default: all]",
+        default=tuple(OutgoingKind),
+    )
+    recipients: bool = field(
+        FLAG, "Include recipients' addresses in an email's events, until the email's content is deleted.", default=False
+    )
+
+    arguments = ("url",)
+    needs_reason = False
+    constants: ClassVar = {"act": "webhook_add", "most_webhooks": MAX_WEBHOOKS}
+    secret = "secret"  # noqa: S105 - a field's name
+    created = "/v1/webhooks/{id}"
+    tells_row = True
+    refusals = (
+        Refusal(
+            "too-many",
+            "too-many-webhooks",
+            f"The tenant already has {MAX_WEBHOOKS} webhooks.",
+            "Remove a webhook, or poll the events instead.",
+        ),
+    )
+    done = _SAVE
+    examples = (
+        "webhooks add https://shop.example.com/hooks --tenant default",
+        "webhooks add https://ops.example.com/hooks --all-tenants --events email.failed,email.held",
+    )
+
+    def check(self, settings: Any) -> None:
+        """Whether events may be posted to the URL, and the tenant is clear."""
+        from dispatcher.ops.webhooks import checked_url
+
+        found = []
+        if self.all_tenants == (self.tenant_id is not None):
+            found.append(Mistake("", "needs either tenant_id or all_tenants"))
+        try:
+            checked_url(self.url, allow_private=settings.webhooks_allow_private)
+        except ValueError as error:
+            found.append(Mistake("url", str(error)))
+        if found:
+            raise Mistakes(found)
+
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[NewWebhook]:
+        """Adds the webhook, with a new secret."""
+        kinds = [str(kind) for kind in OutgoingKind if kind in self.events]
+        return await super().run(source, {**parameters, "kinds": kinds, "secret": new_secret()})
+
+
+class OfWebhook(Change[W]):
+    """Changes one webhook."""
+
+    webhook_id: int = field(WEBHOOK_ID, "The webhook.")
+    tenant_id: str | None = field(TENANT, OF_TENANT, default=None)
+
+    needs_reason = False
+    refusals = _UNKNOWN
+
+
+class EnableWebhook(
+    OfWebhook[Webhook],
+    name="webhooks enable",
+    http="POST /v1/webhooks/{webhook_id}/enable",
+    query="enable_webhook",
+    reach=Reach.ANY_TENANT,
+):
+    """Make a webhook active again. Posts its waiting events, and the events that were given up, now."""
+
+    constants: ClassVar = {"act": "webhook_enable"}
+    done = "The webhook is active. Its waiting events are posted now."
+    examples = ("webhooks enable 1",)
+
+
+class DisableWebhook(
+    OfWebhook[Webhook],
+    name="webhooks disable",
+    http="POST /v1/webhooks/{webhook_id}/disable",
+    query="disable_webhook",
+    reach=Reach.ANY_TENANT,
+):
+    """Post nothing to a webhook until `webhooks enable`. Its events wait.
+
+    Waiting events that are older than DISPATCHER_RETAIN_EVENTS_DAYS are deleted: the webhook never gets them. An alert
+    reminds operators of disabled webhooks.
+    """
+
+    constants: ClassVar = {"act": "webhook_disable"}
+    done = "The webhook is disabled. Its events wait."
+    examples = ('webhooks disable 1 --reason "the receiver moves"',)
+
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Webhook]:
+        """Tenants read who disabled the webhook, so the text has no host. The audit log has the host, too."""
+        return await super().run(source, {**parameters, "error": f"disabled by {login_of(parameters['actor'])}"})
+
+
+class RotateWebhook(
+    OfWebhook[NewWebhook],
+    name="webhooks rotate",
+    http="POST /v1/webhooks/{webhook_id}/rotate",
+    query="rotate_webhook",
+    reach=Reach.ANY_TENANT,
+):
+    """Give a webhook a new secret and print it. For 24 hours, events are signed with both secrets, old and new."""
+
+    constants: ClassVar = {"act": "webhook_rotate", "hours": PREVIOUS_SECRET_HOURS}
+    secret = "secret"  # noqa: S105 - a field's name
+    done = _SAVE
+    examples = ("webhooks rotate 1",)
+
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[NewWebhook]:
+        """Changes the secret."""
+        return await super().run(source, {**parameters, "secret": new_secret()})
+
+
+class ReplayWebhook(
+    OfWebhook[Webhook],
+    name="webhooks replay",
+    http="POST /v1/webhooks/{webhook_id}/replay",
+    query="rewind_webhook",
+    reach=Reach.ANY_TENANT,
+):
+    """Post again all events since a given time. The events keep their ids.
+
+    Events older than DISPATCHER_RETAIN_EVENTS_DAYS are deleted, so they cannot be posted again.
+    """
+
+    since: datetime = field(
+        SINCE, "Post again the events from this time on: an age such as 2h or 3d, or a time with its zone."
+    )
+
+    constants: ClassVar = {"act": "webhook_replay"}
+    done = "The webhook gets the events again."
+    examples = ("webhooks replay 1 --since 2h", "webhooks replay 1 --since 2026-11-21T10:00:00Z")
+
+    async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
+        """An instant that ids of events can have."""
+        del source, settings
+        return {"since": max(self.since, _EPOCH)}
+
+
+class RemoveWebhook(
+    OfWebhook[Webhook],
+    name="webhooks remove",
+    http="DELETE /v1/webhooks/{webhook_id}",
+    query="delete_webhook",
+    reach=Reach.ANY_TENANT,
+):
+    """Remove a webhook. Events that were not posted yet are never posted to it."""
+
+    constants: ClassVar = {"act": "webhook_remove"}
+    done = "The webhook is removed."
+    examples = ("webhooks remove 1",)
+
+
+ACTIONS = (
+    ListWebhooks,
+    ShowWebhook,
+    AddWebhook,
+    EnableWebhook,
+    DisableWebhook,
+    RotateWebhook,
+    ReplayWebhook,
+    RemoveWebhook,
+)
