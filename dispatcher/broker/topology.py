@@ -278,16 +278,15 @@ class User:
 
 def users_of(topology: Topology) -> list[User]:
     """The users of this topology, each with only the permissions that it needs."""
-    send_queues = topology.send_queues.values()
-    everything = exactly(topology.exchange, *send_queues, topology.dlq)
+    everything = exactly(topology.exchange, *topology.send_queues.values(), topology.dlq)
     exchange = exactly(topology.exchange)
     return [
         User("producer", "`dispatcher api`: publishes the emails that it accepts", write=exchange),
         User(
             "worker",
-            "`dispatcher run`: publishes and consumes, and binds a queue that has lost its binding",
+            "`dispatcher run`: publishes and consumes, binds a queue that has lost its binding, and sweeps the DLQ",
             write=everything,
-            read=exactly(topology.exchange, *send_queues),
+            read=everything,
         ),
         User(
             "operator",

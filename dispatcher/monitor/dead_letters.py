@@ -57,21 +57,26 @@ class DlqSweep:
         ):
             if not is_ours:
                 return
+            letters = await count_dead_lettered(session)
             try:
-                # Counts of messages are late: while emails fail, there seem to be too few.
-                surplus = max(0, await self._depth() - await count_dead_lettered(session))
-                if surplus > self._surplus:
+                depth = await self._depth()
+            except DispatcherError:
+                return  # the alert `probe_failed` reports it
+            surplus = max(0, depth - letters)  # a count of messages is late: while emails fail, it is too low
+            if surplus > self._surplus:
+                try:
                     name = "dispatcher dlq sweep"
                     async with await open_connection(settings.amqp_url, name=name, ca_file=settings.ca_file) as broker:
                         removed = await sweep(session, DeadLetterQueue(broker, settings.dlq))
-                    surplus -= removed
-                    if removed:
-                        get_log().info("dlq.swept", count=removed)
-                self._surplus = surplus
-            except StoreUnavailable:
-                raise
-            except DispatcherError:
-                return  # the alert `probe_failed` reports it
+                except StoreUnavailable:
+                    raise
+                except DispatcherError as error:
+                    get_log().warning("dlq.not_swept", reason=error.message, remedy=error.remedy)
+                    return
+                surplus -= removed
+                if removed:
+                    get_log().info("dlq.swept", count=removed)
+            self._surplus = surplus
 
 
 class DlqEntry(NamedTuple):

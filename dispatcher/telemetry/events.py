@@ -102,6 +102,8 @@ EVENTS: Final = MappingProxyType(
         "emails): sent, released.",
         "topology.unverified": "The process could not check the bindings, arguments and policies of the queues. Field: "
         "reason.",
+        "dlq.not_swept": "A monitor could not remove dead letters from the DLQ that are not about their email's "
+        "current failure; the next probe tries again. Fields: reason, remedy.",
         "dlq.swept": "A monitor removed dead letters from the DLQ that are not about their email's current failure, "
         "such as the dead letters of replayed emails. Field: count.",
         "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP. AMQP does not count messages that a "

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from structlog.testing import capture_logs
 
 from dispatcher.actions.dlq import DiscardDead
 from dispatcher.broker.connection import Connection, open_connection
@@ -134,6 +136,18 @@ async def test_a_monitor_sweeps_the_dlq_only_if_there_are_new_surplus_messages(
     assert await reads(3)
     assert not await reads(3)
     assert [body for body in await bodies(dlq) if str(replayed).encode() in body] == []
+
+
+async def test_a_monitor_that_may_not_read_the_dlq_says_so(
+    settings: Settings, dlq: DeadLetterQueue, dead_emails: DeadEmails
+) -> None:
+    await dead_emails.publish(b"poison")
+    await until_answer(lambda: has(dlq, 1))
+
+    with capture_logs() as logged:
+        await DlqSweep(replace(settings, dlq=f"{dlq.queue}.x"), dlq.depth).run_once()
+
+    assert [each["event"] for each in logged] == ["dlq.not_swept"]
 
 
 async def test_a_count_of_messages_that_is_late_does_not_make_a_monitor_read_the_dlq(
