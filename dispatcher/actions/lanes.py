@@ -66,8 +66,8 @@ class ListLanes(Listing[Lane], name="lanes list", http="GET /v1/lanes"):
         return {"settings": settings}
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> list[Lane]:
-        from dispatcher.domain.lane_weights import LaneWeights
         from dispatcher.domain.lanes import NORMAL
+        from dispatcher.domain.turns import LaneWeights
         from dispatcher.store.controls import list_lane_policies, list_lane_rules
 
         settings = parameters["settings"]
@@ -140,7 +140,7 @@ class SetLane(Change[LanePolicy], name="lanes set", http="PUT /v1/lanes/{lane}",
         check_lane(self.lane, settings)
 
     async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
-        from dispatcher.domain.lane_weights import LaneWeights
+        from dispatcher.domain.turns import LaneWeights
 
         del source
         return {"default_weight": LaneWeights(settings.lanes).of(self.lane)}

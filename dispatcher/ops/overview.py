@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Controls, Pause, PauseScope, seen_by
-from dispatcher.domain.lease_recovery import longest_recovery_seconds
+from dispatcher.domain.retry import longest_recovery_seconds
 from dispatcher.domain.waiting import ProviderProblem
 from dispatcher.errors import StoreUnavailable
 from dispatcher.ops.figures import (
