@@ -34,8 +34,8 @@ from dispatcher import Email, enqueue, enqueue_many
 from dispatcher.broker.consumer import Consumer
 from dispatcher.broker.pointer import Pointer, encode
 from dispatcher.config import Settings, load
-from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.domain.status import Status
+from dispatcher.domain.turns import LaneWeights
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.process_table import ProcessTable
 from dispatcher.providers.registry import max_in_flight, open_provider

@@ -73,9 +73,10 @@ def settings(servers: Servers, tables_url: str, topology_names: Topology) -> Set
 
 
 @pytest.fixture
-def commands(tmp_path: Path, tables_url: str) -> CommandLine:
+def commands(tmp_path: Path, tables_url: str, topology_names: Topology) -> CommandLine:
     environment = {"DISPATCHER_RUN_DIR": str(tmp_path / "run"), "DISPATCHER_METRICS_ADDRESS": "off"}
-    return CommandLine(tmp_path, {**environment, "DISPATCHER_DATABASE_URL": tables_url}, needs_process=False)
+    environment |= {"DISPATCHER_DATABASE_URL": tables_url, "DISPATCHER_QUEUE": topology_names.queue}
+    return CommandLine(tmp_path, environment, needs_process=False)
 
 
 def path(action: type[Action[Any]], given: Mapping[str, Any]) -> str:
@@ -155,7 +156,8 @@ async def test_all_faces_make_the_same_changes_and_audit_rows_and_refuse_in_the_
 
 def _page_of(name: str) -> str:
     subject, _, verb = name.partition(" ")
-    return {"find": "emails", "tenants": "lanes", "dlq": {"list": "dead-letters"}.get(verb, verb)}.get(subject, subject)
+    pages = {"find": "emails", "tenants": "lanes", "pause": "pauses", "resume": "pauses"}
+    return {**pages, "dlq": {"list": "dead-letters"}.get(verb, verb)}.get(subject, subject)
 
 
 def _audited(connection: psycopg.Connection) -> list[Any]:
@@ -169,8 +171,10 @@ def _audited(connection: psycopg.Connection) -> list[Any]:
 
 def _lasting(detail: dict[str, Any] | None) -> dict[str, Any]:
     """The detail without ids and times, which differ each time."""
-    ids = ("_id", "_ids")
-    return {name: each for name, each in (detail or {}).items() if not name.endswith(ids) and name != "since"}
+    lasting = (detail or {}).items()
+    return {
+        name: each for name, each in lasting if not name.endswith(("_id", "_ids")) and name not in ("since", "until")
+    }
 
 
 @pytest.mark.parametrize("action", CHANGES, ids=lambda each: each.name)

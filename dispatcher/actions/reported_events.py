@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Final, Self
 from uuid import UUID
 
 from dispatcher.actions.action import Paged, Reach, field
+from dispatcher.domain.event import EventKind, ReportedEvent
 from dispatcher.domain.kinds import FILTER_TEXT, SINCE, TENANT, one_of
-from dispatcher.domain.provider_event import EventKind, ReportedEvent
 
 EXAMINED_EVENTS: Final = 20_000
 """The most events that one page reads. This takes some tens of milliseconds."""

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from dispatcher.actions.action import Action, Change, Listing, Mistake, Mistakes, Reach, Refusal, field
 from dispatcher.domain.controls import login_of
+from dispatcher.domain.event import TYPES, OutgoingKind, kind_of
 from dispatcher.domain.kinds import FLAG, SINCE, TENANT, Kind, many, text, whole
-from dispatcher.domain.outgoing_event import TYPES, OutgoingKind, kind_of
 from dispatcher.domain.webhook import (
     MAX_URL_CHARACTERS,
     MAX_WEBHOOKS,

@@ -21,7 +21,6 @@ from dispatcher.api import (
     feed_operations,
     openapi,
     operator_operations,
-    pause_operations,
     status_operations,
 )
 from dispatcher.api.access import AccessControl
@@ -33,7 +32,6 @@ from dispatcher.api.fast_routes import Endpoint, FastRoutes
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.operation import Operation
 from dispatcher.api.operator_endpoints import OperatorEndpoints
-from dispatcher.api.pause_endpoints import PauseEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
@@ -69,7 +67,6 @@ def make_app(
         ops: The operators' page; None if it is off.
     """
     actions = ActionEndpoints(access, operators.bodies, operators.sessions, settings)
-    pauses = PauseEndpoints(access, operators.bodies, operators.sessions)
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
     enqueues: list[tuple[str, str, Endpoint, Operation]] = [
         ("POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE),
@@ -86,9 +83,6 @@ def make_app(
         ("POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operator_operations.RESUME_REPLAY),
         ("DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operator_operations.STOP_REPLAY),
         ("GET", "/v1/events", feed.list, feed_operations.LIST_EVENTS),
-        ("GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES),
-        ("POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE),
-        ("DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE),
         ("POST", "/v1/webhooks/{webhook_id}/test", WebhookEndpoints(actions).test, TEST_WEBHOOK),
         *batch_face.routes(actions),
         *actions.routes(),

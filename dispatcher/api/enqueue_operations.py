@@ -8,7 +8,7 @@ from typing import Any, Final
 from dispatcher.api.email_schema import EXAMPLE, SMS_EXAMPLE
 from dispatcher.api.operation import BODY_PROBLEMS, ID, Operation, object_schema, reference
 from dispatcher.api.validation import KEY_HEADER, KEY_PATTERN, MAX_BATCH_EMAILS
-from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
+from dispatcher.domain.text import MAX_KEY_CHARACTERS
 
 _EMAIL_PROBLEMS: Final = (
     "invalid-email",

@@ -22,7 +22,7 @@ from dispatcher.api.fast_routes import Endpoint
 from dispatcher.api.operation import Operation
 from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
-from dispatcher.domain.sms_reply import Reply
+from dispatcher.domain.suppression import Reply
 from dispatcher.events import sendgrid, ses, twilio
 from dispatcher.events.contract import EventSink, EventsRefused, EventsUnreadable, ParsedEvents, SourceUnavailable
 from dispatcher.events.intake import report_refusal, report_skipped

@@ -15,8 +15,7 @@ from dispatcher.api.operation import (
     query_parameter,
     reference,
 )
-from dispatcher.domain.outgoing_event import TYPES
-from dispatcher.domain.provider_event import Bounce
+from dispatcher.domain.event import TYPES, Bounce
 
 LIST_EVENTS: Final = Operation(
     name="list_events",

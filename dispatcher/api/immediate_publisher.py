@@ -26,8 +26,8 @@ from dispatcher.broker.credit import QueueCredit
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
-from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.controls import Controls
+from dispatcher.domain.retry import Backoff
 from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.lifecycle import raise_on_stray_cancel

@@ -16,7 +16,7 @@ import orjson
 from dispatcher.api.problems import Problem
 from dispatcher.domain.email_json import MAX_BASE64_CHARACTERS
 from dispatcher.domain.email_rules import MAX_BODY_OCTETS
-from dispatcher.domain.json_names import has_duplicate_name
+from dispatcher.domain.json_data import has_duplicate_name
 
 MAX_VALUES: Final = 400_000
 """The most JSON values: objects, lists and their elements. A thousand emails have about a tenth of this number, unless

@@ -15,7 +15,6 @@ from dispatcher.api import (
     feed_operations,
     operation,
     operator_operations,
-    pause_operations,
     status_operations,
     webhook_endpoints,
 )
@@ -38,7 +37,6 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **feed_operations.SCHEMAS,
     **webhook_endpoints.SCHEMAS,
     **event_operations.SCHEMAS,
-    **pause_operations.SCHEMAS,
     **operation.SCHEMAS,
 }
 

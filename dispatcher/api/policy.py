@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dispatcher.config import Settings
-from dispatcher.domain.filename import endings_of
 from dispatcher.domain.message import Message
+from dispatcher.domain.outgoing import endings_of
 from dispatcher.domain.sms import Sms, SmsRules
 from dispatcher.errors import InvalidEmail
 

@@ -7,8 +7,8 @@ from typing import Any, Final, get_args
 from dispatcher.api.face import row_schemas
 from dispatcher.api.operation import TENANT_PARAMETER, Operation, path_parameter
 from dispatcher.domain.email_history import EmailStatus
+from dispatcher.domain.event import EventKind
 from dispatcher.domain.outcome import Outcome
-from dispatcher.domain.provider_event import EventKind
 from dispatcher.domain.waiting import WaitReason
 
 GET: Final = Operation(

@@ -17,8 +17,8 @@ from dispatcher.domain.api_key import Scope
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.email import Email
 from dispatcher.domain.lanes import DEFAULT_LANES
-from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.sms import Sms, message_from_json
+from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
 from dispatcher.producers import ALREADY_EXPIRED, Acceptance, Enqueued
 from dispatcher.providers.capabilities import capability_gap

@@ -31,8 +31,8 @@ from pika import exceptions
 from dispatcher.broker.connection import Channel, Connection, open_connection, parameters
 from dispatcher.broker.faults import NOT_FOUND, ChannelClosed
 from dispatcher.broker.topology import find
-from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.lanes import NORMAL
+from dispatcher.domain.retry import Backoff
 from dispatcher.errors import BrokerRefused, BrokerUnavailable, TopologyError
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log

@@ -20,7 +20,7 @@ from uuid import UUID, SafeUUID
 import orjson
 
 from dispatcher.config import MAX_BUNDLE_EMAILS
-from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
+from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidPointer
 
 VERSION: Final = 1

@@ -29,7 +29,7 @@ def command_of(subject: ModuleType, name: str) -> click.Command:
     batches = {each.name: each for each in subject.ACTIONS if issubclass(each, Batch)}
     if name in batches:
         return batch_command(batches[name])
-    found = group(subject)
+    found = group(subject, name)
     for each in batches.values():
         found.add_command(batch_command(each))
     return found

@@ -334,7 +334,7 @@ def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
 
 def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]:
     """Reports pending emails that will fail: no provider can send them, or a header or a number is not allowed."""
-    from dispatcher.domain.header_names import headers_fault
+    from dispatcher.domain.headers import headers_fault
     from dispatcher.providers.capabilities import capabilities_of, capability_gap
     from dispatcher.store.emails import SAMPLE, sample_pending
 

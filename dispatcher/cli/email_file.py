@@ -18,7 +18,7 @@ from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_json, say
 from dispatcher.cli.table import Table
 from dispatcher.config import Settings
-from dispatcher.domain.json_names import has_duplicate_name
+from dispatcher.domain.json_data import has_duplicate_name
 from dispatcher.domain.message import Message
 from dispatcher.domain.sms import Sms, message_from_json
 from dispatcher.errors import DispatcherError, InvalidEmail

@@ -22,11 +22,11 @@ from dispatcher.domain.kinds import FLAG
 A = TypeVar("A", bound=Action[Any])
 
 
-def group(subject: ModuleType) -> click.Group:
-    """The command group of a subject. The module's docstring is its help."""
-    actions: tuple[type[Action[Any]], ...] = subject.ACTIONS
+def group(subject: ModuleType, name: str) -> click.Group:
+    """The command group with this name of a subject. The module's docstring is its help."""
+    actions: list[type[Action[Any]]] = [each for each in subject.ACTIONS if each.name.split()[0] == name]
     examples = [example for action in actions for example in action.examples[:1]]
-    found = click.Group(actions[0].subject(), help=help_of(inspect.getdoc(subject) or "", examples))
+    found = click.Group(name, help=help_of(inspect.getdoc(subject) or "", examples))
     for action in actions:
         found.add_command(command(action))
     return found

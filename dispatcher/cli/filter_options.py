@@ -36,14 +36,6 @@ class Age(click.ParamType[float]):
             self.fail(f"{value!r} {error}.", param, ctx)
 
 
-class AgeOrOff(Age):
-    """Like `Age`, but also accepts `off`, which means 0 seconds."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The length in seconds."""
-        return 0.0 if value == "off" else super().convert(value, param, ctx)
-
-
 class Instant(click.ParamType[datetime]):
     """A date and time with a zone, such as `2026-12-24T18:00:00+01:00`."""
 

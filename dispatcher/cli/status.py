@@ -170,7 +170,7 @@ def take_snapshot(settings: Settings) -> Snapshot:
     """
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.cli.status_page import Snapshot
-    from dispatcher.domain.lease_recovery import longest_recovery_seconds
+    from dispatcher.domain.retry import longest_recovery_seconds
     from dispatcher.monitor.readiness_client import fetch_unready
     from dispatcher.store.activity import MISSED_REPORTS, list_presences, list_workers, measure_latency
     from dispatcher.store.connections import connected

@@ -35,7 +35,7 @@ _KIND: Final = face.option(actions.AddSuppressions, actions.AddSuppressions.fiel
 
 def _commands() -> click.Group:
     """The actions' commands: `list` also looks a recipient up, `add` has a dry run, and `remove` can replay."""
-    group = face.group(actions)
+    group = face.group(actions, "suppressions")
     list_, add, remove = (group.commands[each.verb()] for each in actions.ACTIONS)
     page, change, look_up = list_.callback, add.callback, face.command(actions.LookUp).callback
     assert page is not None

@@ -15,7 +15,7 @@ from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_json, say
 from dispatcher.cli.sessions import run_with_session
 
-command: Final = group(webhooks)
+command: Final = group(webhooks, "webhooks")
 
 
 @command.command("test")

@@ -18,10 +18,10 @@ import msgspec
 import orjson
 
 from dispatcher.client.results import ApiProblem, EmailPage, EventPage, Receipt, Refused
-from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_history import EmailStatus
 from dispatcher.domain.email_rules import instant
+from dispatcher.domain.retry import Backoff
 from dispatcher.domain.sms import Sms
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError

@@ -485,7 +485,7 @@ def api_listener(text: str) -> Listener:
 
 def header_names(text: str) -> tuple[str, ...]:
     """Parses a comma-separated list of header names. Refuses patterns such as X-*, and names that are reserved."""
-    from dispatcher.domain.header_names import is_reserved  # loaded late, because few commands need it
+    from dispatcher.domain.headers import is_reserved  # loaded late, because few commands need it
 
     found = names("A-Za-z0-9_.-")(text)
     if wrong := [name for name in found if is_reserved(name)]:

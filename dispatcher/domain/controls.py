@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
@@ -48,11 +49,6 @@ def login_of(actor: str) -> str:
     return _PRIVATE.sub("", actor)
 
 
-def subject_of(scope: PauseScope, name: str) -> str:
-    """What a pause stops, in words: `tenant acme`, or `everything`."""
-    return "everything" if scope is PauseScope.ALL else f"{scope} {name}"
-
-
 @dataclass(frozen=True, slots=True)
 class Pause:
     """A pause that an operator began.
@@ -73,8 +69,8 @@ class Pause:
 
     @property
     def subject(self) -> str:
-        """What is paused, such as `tenant acme`."""
-        return subject_of(self.scope, self.name)
+        """What is paused, in words: `tenant acme`, or `everything`."""
+        return "everything" if self.scope is PauseScope.ALL else f"{self.scope} {self.name}"
 
     @property
     def login(self) -> str:
@@ -87,6 +83,14 @@ class Pause:
         return (
             f"{self.subject[0].upper()}{self.subject[1:]} is paused{until} by {self.login}: {self.reason.rstrip('.')}."
         )
+
+
+def seen_by(pauses: Sequence[Pause], tenant_id: str | None) -> list[Pause]:
+    """The pauses that somebody may see: all, or only the pause of one tenant, with a login instead of an actor."""
+    if tenant_id is None:
+        return list(pauses)
+    own = (PauseScope.TENANT, tenant_id)
+    return [replace(each, actor=each.login) for each in pauses if (each.scope, each.name) == own]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,40 @@ class LanePolicy:
     on_uncertain: OnUncertain | None = None
     max_attempts: int | None = None
     redeliver_seconds: float | None = None
+
+    def describe(self) -> str:
+        """A sentence such as `Lane bulk: weight 5, no redelivery.` Leaves out what is not set."""
+        parts = [f"weight {self.weight:g}"]
+        if self.on_uncertain is not None:
+            parts.append(f"on uncertain {self.on_uncertain}")
+        if self.max_attempts is not None:
+            parts.append(f"at most {self.max_attempts} attempt{_s(self.max_attempts)}")
+        if self.redeliver_seconds is not None:
+            parts.append(f"redelivery for {self.redeliver_seconds:,g} s" if self.redeliver_seconds else "no redelivery")
+        return f"Lane {self.lane}: {', '.join(parts)}."
+
+
+@dataclass(frozen=True, slots=True)
+class Lane(LanePolicy):
+    """A lane, and what is in force for it. If operators set nothing, the policy contains only the default weight.
+
+    Attributes:
+        share: The lane's part of the workers and rates while all lanes have emails, from 0 to 1.
+        queue: The name of the lane's send queue.
+        senders: The senders whose emails are in this lane (see `LaneRule`).
+    """
+
+    share: float = 0.0
+    queue: str = ""
+    senders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedLane:
+    """What is no longer set: the policy of a lane, or the lane of a sender."""
+
+    lane: str
+    sender: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import ClassVar, Final, Literal, Self
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email_json import instant_text
+from dispatcher.domain.json_data import NO_DATA, canonical_data
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, Attachment
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.template_data import NO_DATA, canonical_data
 from dispatcher.errors import InvalidEmail
 
 

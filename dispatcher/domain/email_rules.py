@@ -15,13 +15,11 @@ from types import MappingProxyType
 from typing import Final, TypeGuard
 
 from dispatcher.domain.address import parse_address
-from dispatcher.domain.header_names import header_name_fault
-from dispatcher.domain.header_values import header_value_fault
+from dispatcher.domain.headers import header_name_fault, header_value_fault
 from dispatcher.domain.lanes import LANE
-from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.text import body_fault, header_fault
+from dispatcher.domain.text import MAX_KEY_CHARACTERS, body_fault, header_fault
 from dispatcher.errors import InvalidEmail
 
 MAX_TENANT_CHARACTERS: Final = 100

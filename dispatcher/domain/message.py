@@ -22,12 +22,11 @@ from dispatcher.domain.email_json import (
     instant_of,
     instant_text,
 )
+from dispatcher.domain.json_data import NO_DATA, checked_data
 from dispatcher.domain.lanes import LANE
-from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment, stored_tags
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.template_data import NO_DATA, checked_data
-from dispatcher.domain.text import body_fault
+from dispatcher.domain.text import MAX_KEY_CHARACTERS, body_fault
 from dispatcher.errors import InvalidEmail
 
 __all__ = ["EMAIL_CHANNEL", "Message", "TextMessage"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum, StrEnum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 from dispatcher.domain.values import replace, value
 
@@ -289,7 +289,7 @@ def of_whole_email(
         recipients: The number of recipients of the email as it was enqueued; 0 if its content was deleted.
         suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued.
         earlier: The recipients who needed no attempt any more; see `PartialDelivery.codes`.
-        is_in_doubt: Whether an earlier attempt for the others may have been accepted (see `domain.pin`).
+        is_in_doubt: Whether an earlier attempt for the others may have been accepted (see `domain.outcome`).
     """
     absent = {**{position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}, **earlier}
     if earlier and not is_in_doubt and isinstance(outcome, Rejected) and outcome.reason in _BLAMES_RECIPIENTS:
@@ -343,3 +343,15 @@ _NAMES: Final = {kind: kind.__name__.lower() for kind in (Accepted, Deferred, Re
 def outcome_name(outcome: Outcome) -> str:
     """The name of the outcome in `email_attempt.outcome`, logs and metrics."""
     return _NAMES[type(outcome)]
+
+
+class Pin(NamedTuple):
+    """The only provider that may be tried again, because it may have accepted the email under an idempotency key.
+
+    Attributes:
+        provider: The provider's name.
+        since: When the first uncertain attempt began, by `clock.steady_clock`.
+    """
+
+    provider: str
+    since: float

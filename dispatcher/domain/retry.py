@@ -12,6 +12,52 @@ from typing import Final, NamedTuple
 
 from dispatcher.domain.values import dataclass, replace
 
+
+@dataclass(slots=True)
+class Backoff:
+    """The waits between tries during one outage. The upper bound begins at `base_seconds`, and doubles with each
+    failure, up to `cap_seconds`."""
+
+    base_seconds: float
+    cap_seconds: float
+    failures: int = 0
+
+    def next_wait(self, random: Callable[[], float]) -> float:
+        """Records a failure, and returns the seconds to wait: a random share, from 0 up to 1, of the upper bound."""
+        longest = min(self.cap_seconds, self.base_seconds * 2.0 ** min(self.failures, 30))
+        self.failures += 1
+        return longest * random()
+
+    def reset(self) -> bool:
+        """Records a success. Returns whether there was a failure since the last success."""
+        ended, self.failures = self.failures > 0, 0
+        return ended
+
+
+HOST_GRACE_SECONDS: Final = 5.0
+"""Grace period after a lease expires, at most half the lease. In this period, only the relay of the owner's host may
+recover the email, because that relay can read the owner's in-flight ledger."""
+MAX_RECOVERY_INTERVAL_SECONDS: Final = 5.0
+"""The longest interval between two searches for expired leases of other hosts."""
+
+
+def longest_recovery_seconds(lease_seconds: float) -> float:
+    """If a host is lost: the longest time from the expiry of one of its leases to the recovery of the leased email.
+    Assumes that a relay is the leader."""
+    return host_grace_seconds(lease_seconds) + recovery_interval_seconds(lease_seconds)
+
+
+def host_grace_seconds(lease_seconds: float) -> float:
+    """The grace period after a lease expires. During this time, only the relay of the owner's host may recover the
+    email."""
+    return min(HOST_GRACE_SECONDS, lease_seconds / 2)
+
+
+def recovery_interval_seconds(lease_seconds: float) -> float:
+    """How often the leading relay searches for expired leases of other hosts."""
+    return min(MAX_RECOVERY_INTERVAL_SECONDS, lease_seconds / 4)
+
+
 _MAX_DOUBLINGS: Final = 60
 """The most doublings of a wait. More doublings would exceed every cap, and could overflow the number."""
 REDELIVERY_WAITS: Final = (60.0, 300.0, 900.0, 3600.0)

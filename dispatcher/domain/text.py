@@ -57,3 +57,7 @@ def body_fault(text: str) -> str | None:
     if not text.isascii() and _SURROGATE.search(text):
         return "contains a lone surrogate, which is not valid Unicode"
     return None
+
+
+MAX_KEY_CHARACTERS: Final = 255
+"""The longest message key or correlation id. In UTF-8, it always fits an index entry of PostgreSQL (2,704 octets)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from dispatcher.domain.provider_event import Bounce
+from dispatcher.domain.event import Bounce
 
 ENHANCED: Final = re.compile(r"(?<![\d.])([245]\.[0-7]\.\d{1,3})(?!\d|\.\d)")
 """An enhanced status code (RFC 3463). Does not match a part of an IP address or of a version number."""

@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.bounce_address import BounceAddress
-from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.event import ProviderEvent
 from dispatcher.events.bounce_parser import events_of
 from dispatcher.events.contract import BOUNCE_PROVIDER
 from dispatcher.events.intake import EmailsLocked, EventIntake

@@ -29,8 +29,8 @@ from itertools import islice
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.echo import NAME_CHARACTERS, PRIVATE_WORD
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.provider_text import NAME_CHARACTERS, PRIVATE_WORD
 from dispatcher.domain.scrub import scrub
 from dispatcher.events.bounce_class import ENHANCED, REPLY, classify, is_vague
 from dispatcher.events.bounce_text import (

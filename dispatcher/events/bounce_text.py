@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import Final
 
-from dispatcher.domain.provider_event import EventKind
+from dispatcher.domain.event import EventKind
 from dispatcher.events.bounce_class import AFTER_DATA, any_of, says_why
 from dispatcher.store.address_hashes import normalised
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
-from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.event import ProviderEvent
 from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import ServerUnavailable
 

@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.config import Settings
-from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.event import ProviderEvent
 from dispatcher.domain.suppression import SuppressionReason, SuppressionRules
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.errors import ConfigurationError
 from dispatcher.events import fields
 from dispatcher.events.contract import EventsRefused, ParsedEvents, Refusal, Skipped

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.events import fields
 from dispatcher.events.contract import EventsUnreadable, ParsedEvents, Skipped
 

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from dispatcher.config import Settings
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.events import ses
 from dispatcher.events.aws import region_in

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
-from dispatcher.domain.provider_event import ProviderEvent
-from dispatcher.domain.sms_reply import Reply, reply_in
+from dispatcher.domain.event import ProviderEvent
+from dispatcher.domain.suppression import Reply, reply_in
 from dispatcher.events import fields
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, ParsedEvents, Refusal, Skipped
 from dispatcher.events.signatures import decode

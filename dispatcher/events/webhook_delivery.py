@@ -26,7 +26,7 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.domain.outgoing_event import OutgoingEvent
+from dispatcher.domain.event import OutgoingEvent
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.values import dataclass
 from dispatcher.domain.webhook import WebhookState, next_attempt, next_probe

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from dispatcher.errors import DispatcherError, StatementRefused, StoreUnavailable
 from dispatcher.host.clock import seconds_to_tick
 from dispatcher.host.lifecycle import raise_on_stray_cancel

@@ -16,7 +16,7 @@ from typing import Final
 import h11
 
 from dispatcher.config.values import Listener
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from dispatcher.domain.values import dataclass
 from dispatcher.telemetry.log import get_log
 

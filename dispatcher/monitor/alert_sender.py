@@ -9,7 +9,7 @@ from typing import Final
 from uuid import uuid4
 
 from dispatcher.domain.alert import Alert, Channel, Kind, NotDelivered, Notice, Phase, next_phase
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from dispatcher.monitor.alert_checks import AlertChecks
 from dispatcher.monitor.alert_state import AlertState
 from dispatcher.telemetry.log import get_log

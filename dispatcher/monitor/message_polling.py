@@ -16,9 +16,8 @@ from itertools import pairwise
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.backoff import Backoff
-from dispatcher.domain.open_message import OpenMessage
-from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.event import OpenMessage, ProviderEvent
+from dispatcher.domain.retry import Backoff
 from dispatcher.errors import StoreBusy
 from dispatcher.events.contract import EventSink
 from dispatcher.host.services import Periodic

@@ -17,8 +17,8 @@ from dispatcher.domain.email_history import (
     ReplayOfEmail,
     WaitStatus,
 )
-from dispatcher.domain.lease_recovery import longest_recovery_seconds
 from dispatcher.domain.outcome import delivered_recipients, left_out
+from dispatcher.domain.retry import longest_recovery_seconds
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass, replace
 from dispatcher.domain.waiting import MAX_AHEAD_COUNT, WaitExplanation, WaitReason, explain_wait

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from dispatcher.config import Settings
-from dispatcher.domain.controls import Controls, Pause, PauseScope
-from dispatcher.domain.lease_recovery import longest_recovery_seconds
+from dispatcher.domain.controls import Controls, Pause, PauseScope, seen_by
+from dispatcher.domain.retry import longest_recovery_seconds
 from dispatcher.domain.waiting import ProviderProblem
 from dispatcher.errors import StoreUnavailable
 from dispatcher.ops.figures import (
@@ -25,7 +25,6 @@ from dispatcher.ops.figures import (
     ProcessFigures,
     ProviderFigures,
 )
-from dispatcher.ops.pausing import seen_by
 from dispatcher.ops.shared_reading import FRESH_SECONDS, Answer, SharedReading
 from dispatcher.store.activity import MISSED_REPORTS, Latency, WorkerSeen, find_vanished_hosts, list_workers
 from dispatcher.store.connections import AsyncSession

@@ -13,10 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from dispatcher.config import ProviderSettings, Settings
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.open_message import OpenMessage
+from dispatcher.domain.event import OpenMessage, ProviderEvent
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import ProviderFault, ServerUnavailable
 from dispatcher.transport import call

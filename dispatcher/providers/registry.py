@@ -5,7 +5,7 @@ from __future__ import annotations
 from dispatcher.config import Settings
 from dispatcher.config.plugins import provider_class
 from dispatcher.config.setting import secrets_in
-from dispatcher.domain.own_secrets import OWN_SECRETS
+from dispatcher.domain.scrub import OWN_SECRETS
 from dispatcher.errors import ConfigurationError
 from dispatcher.providers.contract import CheckableProvider, ProviderClass
 

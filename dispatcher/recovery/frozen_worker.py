@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from dispatcher.config import Settings
-from dispatcher.domain.lease_recovery import MAX_RECOVERY_INTERVAL_SECONDS
+from dispatcher.domain.retry import MAX_RECOVERY_INTERVAL_SECONDS
 from dispatcher.errors import DispatcherError, StoreBusy
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger_reader import LivingLedger
@@ -36,7 +36,7 @@ from dispatcher.telemetry.log import get_log
 POLL_SECONDS: Final = 2.0
 """How often the relay looks for leases that expire; more often if leases are shorter than eight times this. The relay
 must settle an expired lease within the grace period after which another host may recover the email (see
-`domain.lease_recovery`)."""
+`domain.retry`)."""
 EARLY_SECONDS: Final = 0.1
 """A search may begin this much before it is due. The relay looks at the ledgers once per second, so a search that is
 due a few milliseconds later would be a second late."""

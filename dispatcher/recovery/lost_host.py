@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from dispatcher.config import Settings
-from dispatcher.domain.lease_recovery import host_grace_seconds, recovery_interval_seconds
+from dispatcher.domain.retry import host_grace_seconds, recovery_interval_seconds
 from dispatcher.domain.status import Status
 from dispatcher.recovery.unrenewed import UnrenewedLeases
 from dispatcher.store.outbox import Outbox, RecoveredEmail

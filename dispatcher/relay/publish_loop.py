@@ -12,7 +12,7 @@ from typing import Final
 
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import BrokerUnavailable, StatementRefused, StoreUnavailable
 from dispatcher.host.clock import seconds_to_tick

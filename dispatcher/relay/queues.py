@@ -16,7 +16,7 @@ from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher, PublishResults
 from dispatcher.config import Settings
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from dispatcher.errors import BrokerUnavailable
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.store.outbox import DuePointer

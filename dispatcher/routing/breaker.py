@@ -27,8 +27,8 @@ from enum import Enum, StrEnum, auto
 from types import MappingProxyType
 from typing import Final
 
-from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.retry import Backoff
 from dispatcher.routing.evidence import Blame, Refusals, SuspectEmails
 
 FAILURES_IN_A_ROW: Final = 8

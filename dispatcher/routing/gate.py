@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from dispatcher.domain.lane_weights import LaneWeights
-from dispatcher.domain.turns import Turns
+from dispatcher.domain.turns import LaneWeights, Turns
 
 
 class Gate:

@@ -17,10 +17,9 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Final, NamedTuple
 
-from dispatcher.domain.backoff import Backoff
-from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.domain.lanes import NORMAL
-from dispatcher.domain.turns import Turns
+from dispatcher.domain.retry import Backoff
+from dispatcher.domain.turns import LaneWeights, Turns
 from dispatcher.errors import DispatcherError
 from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry.log import get_log

@@ -3,7 +3,7 @@
 A provider is tried only if it can send the email. The next provider is tried only after a definite refusal that
 concerns the previous provider (see `domain.outcome.CONCERNS_PROVIDER`), or if the previous provider's adapter found
 that its provider cannot send the email. After a missing answer, the email never goes to a different provider (see
-`domain.pin`).
+`domain.outcome`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, assert_never
 
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.domain.outcome import (
     CONCERNS_PROVIDER,
     Accepted,
@@ -27,7 +26,8 @@ from dispatcher.domain.outcome import (
     Uncertain,
 )
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.domain.refusal_words import SENDER
+from dispatcher.domain.provider_text import SENDER
+from dispatcher.domain.turns import LaneWeights
 from dispatcher.domain.values import dataclass, field
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.capabilities import CapabilityGap, capability_gap

@@ -1,19 +1,31 @@
-"""Reads what operators set for all hosts: policies of lanes, limits of tenants and recipient domains, and pauses.
-
-Also begins and ends pauses.
-"""
+"""Reads what operators set for all hosts: policies of lanes, limits of tenants and recipient domains, and pauses."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.controls import Controls, DomainLimit, LanePolicy, Pause, PauseScope, TenantLimit
+from dispatcher.domain.controls import Controls, DomainLimit, LanePolicy, LaneRule, Pause, TenantLimit
 from dispatcher.store.statement import statement
 from dispatcher.store.statements import Source
 
 READ_SECONDS: Final = 1.0
 """Each process looks for changes at this interval, so that a change is in force on all hosts within two seconds."""
+MOST_DUE: Final = 10_000
+"""Due emails of a lane and tenant are counted up to this number."""
+MOST_PAIRS: Final = 100
+"""The most pairs of a lane and a tenant whose due emails are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The due emails of a tenant in a lane; the oldest of them became due `oldest_seconds` ago."""
+
+    lane: str
+    tenant_id: str
+    emails: int
+    oldest_seconds: float
 
 
 class LatestControls:
@@ -57,15 +69,13 @@ async def list_pauses(source: Source) -> list[Pause]: ...
 @statement
 async def find_pauses_of(source: Source, email_id: UUID) -> list[Pause]: ...
 @statement
-async def begin_pause(
-    source: Source, scope: PauseScope, name: str, *, seconds: float | None, actor: str, reason: str
-) -> Pause: ...
-@statement
-async def end_pause(source: Source, scope: PauseScope, name: str, *, actor: str, reason: str) -> Pause | None: ...
+async def count_due(source: Source, *, pairs: int = MOST_PAIRS, most: int = MOST_DUE) -> list[Due]: ...
 @statement
 async def find_controls_version(source: Source) -> str: ...
 @statement
 async def list_lane_policies(source: Source) -> list[LanePolicy]: ...
+@statement
+async def list_lane_rules(source: Source) -> list[LaneRule]: ...
 @statement
 async def list_tenant_limits(source: Source) -> list[TenantLimit]: ...
 @statement

@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from dispatcher.domain.mailbox_provider import mailbox_provider_of
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.address import mailbox_provider_of
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import Recipient, SuppressionRules

@@ -63,7 +63,7 @@ class Lease(NamedTuple):
             read the content separately before it sends the email. 0 if `email` is complete; negative if the size is
             unknown.
         due_since: When the email could first be sent: its send_at, or else when it was enqueued; None if not read.
-        pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
+        pinned_to: The only provider that may be tried (see `domain.outcome`); None for any provider.
         pinned_seconds: Seconds since the first attempt with an unknown outcome began; None if the email is not pinned.
         expires_in: The seconds until the email expires; no attempt may begin later. None if the email never expires.
         tenant_id: The tenant that the email belongs to. The tenant's suppressions apply to the email.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, Self
 
-from dispatcher.domain.outgoing_event import OutgoingEvent, OutgoingKind
+from dispatcher.domain.event import OutgoingEvent, OutgoingKind
 from dispatcher.domain.values import dataclass
 from dispatcher.store.statements import Row, Source, fetch
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from dispatcher.domain.open_message import Traits
+from dispatcher.domain.event import Traits
 from dispatcher.store.statement import statement
 from dispatcher.store.statements import Source
 

@@ -8,7 +8,7 @@ from typing import Final, get_args
 
 from dispatcher.domain.decision import Decision, MarkFailed, MarkHeld, Redeliver, RetryIn
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Uncertain, outcome_name
-from dispatcher.domain.own_secrets import OWN_SECRETS
+from dispatcher.domain.scrub import OWN_SECRETS
 from dispatcher.domain.status import TRANSITIONS, Status
 from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.store.leases import Result

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from dispatcher.domain.outgoing_event import OutgoingEvent, OutgoingKind
+from dispatcher.domain.event import OutgoingEvent, OutgoingKind
 from dispatcher.domain.values import dataclass, field
 from dispatcher.domain.webhook import WebhookState
 from dispatcher.store.connections import AsyncSession

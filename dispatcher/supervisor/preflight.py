@@ -18,7 +18,7 @@ from dispatcher.broker.inspection import find_faults
 from dispatcher.broker.management import Management
 from dispatcher.broker.topology import Topology, verify
 from dispatcher.config import Settings
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from dispatcher.errors import (
     ConfigurationError,
     SchemaError,

@@ -18,8 +18,7 @@ from typing import Final
 import idna
 
 from dispatcher.domain.address import Address, parse_address
-from dispatcher.domain.header_names import is_reserved
-from dispatcher.domain.header_values import HEADER_KINDS, MAX_WORD_CHARACTERS, named_parts
+from dispatcher.domain.headers import HEADER_KINDS, MAX_WORD_CHARACTERS, is_reserved, named_parts
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.text import header_fault
 from dispatcher.errors import DispatcherError

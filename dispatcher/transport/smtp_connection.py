@@ -14,8 +14,7 @@ from typing import Final
 
 from dispatcher.config.values import SmtpServer, full_name_of_this_host
 from dispatcher.domain.outcome import Concern, Deferred, Reason, Rejected
-from dispatcher.domain.own_secrets import Secrets
-from dispatcher.domain.scrub import scrub
+from dispatcher.domain.scrub import Secrets, scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.transport.smtp_faults import BAD_NAME, BAD_SECURITY, NAME, NO_PASSWORDS, URL, remedy_for, setup_fault
 from dispatcher.transport.smtp_login import log_in

@@ -2,7 +2,7 @@
 
 The reply's basic code, such as 550, determines whether an email is accepted, deferred or rejected (RFC 5321, section
 4.2.1). A quota or a rate is the exception: it defers the email whatever the code. The enhanced code, such as 5.1.1 (RFC
-3463), and the words determine the reason (see `domain.refusal_words`), because servers use 550 and 554 for nearly
+3463), and the words determine the reason (see `domain.provider_text`), because servers use 550 and 554 for nearly
 everything. The reason also depends on the command that the server refused, such as RCPT.
 """
 
@@ -27,7 +27,7 @@ from dispatcher.domain.outcome import (
     Uncertain,
     refused_recipients,
 )
-from dispatcher.domain.refusal_words import SENDER, Cause, cause_of
+from dispatcher.domain.provider_text import SENDER, Cause, cause_of
 from dispatcher.domain.scrub import scrub
 
 

@@ -13,11 +13,10 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
-from dispatcher.domain.echo import without_echo, words_without_echo
-from dispatcher.domain.header_names import headers_fault
-from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.headers import headers_fault
+from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Pin, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.domain.pin import Pin
+from dispatcher.domain.provider_text import without_echo, words_without_echo
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.sms import SMS_CHANNEL, SmsRules
 from dispatcher.errors import ProviderFault

@@ -20,9 +20,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.echo import without_echo, words_without_echo
 from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.provider_text import without_echo, words_without_echo
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, BulkLimits, BulkProvider, Provider

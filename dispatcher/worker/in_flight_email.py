@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.broker.consumer import Delivery
-from dispatcher.domain.pin import Pin
+from dispatcher.domain.outcome import Pin
 from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain
 from dispatcher.host.clock import steady_clock

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from dispatcher.broker.consumer import Delivery
 from dispatcher.broker.pointer import Pointer
-from dispatcher.domain.lane_weights import LaneWeights
-from dispatcher.domain.turns import Turns
+from dispatcher.domain.turns import LaneWeights, Turns
 from dispatcher.host.batch_queue import MAX_BATCH, BatchQueue, take
 from dispatcher.worker.window import Window
 

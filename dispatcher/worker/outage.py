@@ -7,7 +7,7 @@ import random
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from dispatcher.errors import DispatcherError
 from dispatcher.telemetry.log import get_log
 

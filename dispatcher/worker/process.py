@@ -14,7 +14,7 @@ import uvloop
 
 from dispatcher.broker.consumer import Consumer
 from dispatcher.config import Settings
-from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.turns import LaneWeights
 from dispatcher.domain.values import dataclass, replace
 from dispatcher.errors import BrokerRefused, ConfigurationError, StoreRefused, StoreUnavailable
 from dispatcher.host.clock import seconds_to_tick

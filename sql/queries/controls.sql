@@ -1,6 +1,6 @@
 -- name: list_pauses
 -- The pauses that have not ended, in the order in which they began.
-select scope, name, until_at, reason, actor, began_at
+select scope, name, until_at as until, reason, actor, began_at
 from dispatcher.pause
 where until_at is null
     or until_at > clock_timestamp()
@@ -46,7 +46,7 @@ returning email_id;
 
 -- name: find_pauses_of
 -- The pauses in force that can stop an email: of everything, of the email's lane, of its tenant, or of any provider.
-select p.scope, p.name, p.until_at, p.reason, p.actor, p.began_at
+select p.scope, p.name, p.until_at as until, p.reason, p.actor, p.began_at
 from dispatcher.email_log as e
 join dispatcher.pause as p
     on p.scope in ('all', 'provider')
@@ -57,7 +57,7 @@ where e.email_id = %(email_id)s
 order by p.began_at, p.scope, p.name;
 
 -- name: begin_pause
--- Begins a pause that ends after `seconds`; if `seconds` is null, the pause lasts until an operator ends it. If the
+-- Begins a pause that ends after for_seconds; if this is null, the pause lasts until an operator ends it. If the
 -- pause is already in force, replaces its end, reason and actor. Audits this. Also deletes other pauses that have
 -- ended. Returns the pause.
 with ended as (
@@ -68,7 +68,7 @@ with ended as (
 begun as (
     insert into dispatcher.pause as p (scope, name, until_at, reason, actor)
     values (
-        %(scope)s, %(name)s, clock_timestamp() + %(seconds)s::double precision * interval '1 second', %(reason)s,
+        %(scope)s, %(name)s, clock_timestamp() + %(for_seconds)s::double precision * interval '1 second', %(reason)s,
         %(actor)s
     )
     on conflict (scope, name) do update
@@ -84,7 +84,7 @@ audited as (
     select actor, 'pause', reason, jsonb_build_object('scope', scope, 'name', name, 'until', until_at)
     from begun
 )
-select scope, name, until_at, reason, actor, began_at
+select scope, name, until_at as until, reason, actor, began_at
 from begun;
 
 -- name: end_pause
@@ -144,7 +144,7 @@ audited as (
     select %(actor)s, 'resume', %(reason)s, jsonb_build_object('scope', scope, 'name', name, 'since', began_at)
     from over
 )
-select scope, name, until_at, reason, actor, began_at
+select scope, name, until_at as until, reason, actor, began_at
 from over;
 
 -- name: list_lane_rules
@@ -153,14 +153,19 @@ select sender, lane
 from dispatcher.lane_rule
 order by sender;
 
--- name: set_lane_policy
--- Changes a lane's policy, and audits this. A parameter that is null keeps the current value. Returns the policy.
+-- name: set_lane
+-- Changes a lane's policy, or assigns a sender to the lane, or both, and audits each change. A parameter that is null
+-- keeps the current value. The audit record of a sender contains only the sender's domain, because the audit log
+-- contains no addresses. Returns the lane's policy.
 with changed as (
     insert into dispatcher.lane_policy as p (lane, weight, on_uncertain, max_attempts, redeliver_seconds)
-    values (
-        %(lane)s, coalesce(%(weight)s::double precision, %(default_weight)s), %(on_uncertain)s, %(max_attempts)s,
-        %(redeliver_seconds)s
-    )
+    select
+        %(lane)s, coalesce(%(weight)s::double precision, %(default_weight)s::double precision), %(on_uncertain)s::text,
+        %(max_attempts)s::integer, %(redeliver_seconds)s::double precision
+    where num_nonnulls(
+        %(weight)s::double precision, %(on_uncertain)s::text, %(max_attempts)s::integer,
+        %(redeliver_seconds)s::double precision
+    ) > 0
     on conflict (lane) do update
     set
         weight = coalesce(%(weight)s::double precision, p.weight),
@@ -169,64 +174,64 @@ with changed as (
         redeliver_seconds = coalesce(excluded.redeliver_seconds, p.redeliver_seconds)
     returning p.lane, p.weight, p.on_uncertain, p.max_attempts, p.redeliver_seconds
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select %(actor)s, 'set_lane', %(reason)s, to_jsonb(changed)
-    from changed
-)
-select lane, weight, on_uncertain, max_attempts, redeliver_seconds
-from changed;
-
--- name: unset_lane_policy
--- Deletes what operators set for a lane, and audits this. Zero rows: nothing was set.
-with deleted as (
-    delete from dispatcher.lane_policy
-    where lane = %(lane)s
-    returning lane
-),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select %(actor)s, 'set_lane', %(reason)s, jsonb_build_object('lane', lane, 'unset', true)
-    from deleted
-)
-select lane
-from deleted;
-
--- name: set_lane_rule
--- Sets the lane of a sender's emails, and audits this. The audit record contains only the sender's domain, because the
--- audit log contains no addresses. Returns the rule.
-with changed as (
+assigned as (
     insert into dispatcher.lane_rule (sender, lane)
-    values (%(sender)s, %(lane)s)
+    select %(sender)s, %(lane)s
+    where %(sender)s::text is not null
     on conflict (sender) do update
     set lane = excluded.lane
     returning sender, lane
 ),
+details (detail) as (
+    select to_jsonb(changed)
+    from changed
+    union all
+    select jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'))
+    from assigned
+),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select
-        %(actor)s, 'set_lane', %(reason)s,
-        jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'))
-    from changed
+    select %(actor)s, 'set_lane', %(reason)s, detail
+    from details
 )
-select sender, lane
-from changed;
+select
+    l.lane, coalesce(c.weight, p.weight, %(default_weight)s::double precision) as weight,
+    coalesce(c.on_uncertain, p.on_uncertain) as on_uncertain, coalesce(c.max_attempts, p.max_attempts) as max_attempts,
+    coalesce(c.redeliver_seconds, p.redeliver_seconds) as redeliver_seconds
+from (select %(lane)s::text as lane) as l
+left join changed as c on c.lane = l.lane
+left join dispatcher.lane_policy as p on p.lane = l.lane;
 
--- name: unset_lane_rule
--- Deletes the rule that sets the lane of a sender's emails, and audits this. Zero rows: there is no such rule.
-with deleted as (
+-- name: unset_lane
+-- Deletes what operators set for a lane, or the lane of a sender's emails, and audits this. The parameter of the other
+-- is null. Zero rows: nothing was set.
+with unset as (
+    delete from dispatcher.lane_policy
+    where lane = %(lane)s::text
+    returning lane
+),
+unassigned as (
     delete from dispatcher.lane_rule
-    where sender = %(sender)s
-    returning sender, lane
+    where sender = %(sender)s::text
+    returning lane, sender
+),
+deleted (lane, sender) as (
+    select lane, null
+    from unset
+    union all
+    select lane, sender
+    from unassigned
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, detail)
     select
         %(actor)s, 'set_lane', %(reason)s,
-        jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'), 'unset', true)
+        jsonb_strip_nulls(
+            jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'), 'unset', true)
+        )
     from deleted
 )
-select sender, lane
+select lane, sender
 from deleted;
 
 -- name: set_tenant_limit

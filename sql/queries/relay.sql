@@ -178,7 +178,7 @@ with recursive pairs (lane, tenant_id, number) as (
 )
 select
     pairs.lane, pairs.tenant_id, due.emails::integer,
-    coalesce(extract(epoch from clock_timestamp() - due.oldest)::double precision, 0)
+    coalesce(extract(epoch from clock_timestamp() - due.oldest)::double precision, 0) as oldest_seconds
 from pairs
 cross join lateral (
     select count(*) as emails, min(first.publish_due_at) filter (where isfinite(first.publish_due_at)) as oldest

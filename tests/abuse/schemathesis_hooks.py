@@ -22,7 +22,7 @@ from dispatcher.api.email_schema import SCHEMAS
 from dispatcher.api.policy import Policy
 from dispatcher.config import load
 from dispatcher.domain.email import Email
-from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
+from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidEmail
 
 HELD: Final = os.environ.get("HELD", "").split(",")

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.events.intake import EventIntake
 from dispatcher.store.connections import make_pool

@@ -19,7 +19,7 @@ async def test_a_tenant_is_paused_and_resumed(api: Api, connection: psycopg.Conn
     ended = await api.call("DELETE", PATH, body=WHY)
     again = await api.call("DELETE", PATH, body=WHY)
 
-    assert (begun.status, begun.json["tenant_id"], begun.json["reason"]) == (200, "default", "complaints")
+    assert (begun.status, begun.json["name"], begun.json["reason"]) == (200, "default", "complaints")
     assert begun.json["until"] > begun.json["began_at"]
     assert listed.json == {"pauses": [begun.json]}
     assert ended.json == begun.json
@@ -68,4 +68,15 @@ async def test_invalid_pauses_are_refused(api: Api) -> None:
     answers = [await api.call("POST", PATH, body=body) for body in bodies]
 
     assert [answer.pointers for answer in answers] == [["#/reason"], *[["#/for_seconds"]] * 3]
-    assert (await api.call("POST", PATH, body={**WHY, "scope": "all"})).status == 422
+
+
+async def test_only_a_key_of_all_tenants_pauses_what_tenants_share(api: Api, connection: psycopg.Connection) -> None:
+    key = make_key(connection, scopes=["operate"], tenant_id=None)
+    own = make_key(connection, scopes=["operate"], tenant_id="shop")
+    for path, scope, name in [("all", "all", ""), ("lanes/bulk", "lane", "bulk"), ("providers/ses", "provider", "ses")]:
+        refused = await api.call("PUT", f"{PATH}/{path}", body=WHY, token=own)
+        begun = await api.call("PUT", f"{PATH}/{path}", body={**WHY, "for_seconds": 60}, token=key)
+        ended = await api.call("DELETE", f"{PATH}/{path}", body=WHY, token=key)
+
+        assert (refused.status, begun.status, ended.json) == (403, 200, begun.json)
+        assert (begun.json["scope"], begun.json["name"]) == (scope, name)

@@ -17,7 +17,7 @@ from pika import frame, spec
 from dispatcher.broker.consumer import CANCELLED_SECONDS, Consumer, Delivery
 from dispatcher.broker.pointer import Pointer, decode, encode
 from dispatcher.broker.topology import Topology, declare, depths
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from dispatcher.errors import ConfigurationError, InvalidPointer
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Operator, Rabbit, eventually

@@ -10,7 +10,7 @@ import pytest
 
 from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.topology import Topology, declare, depths
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit, eventually
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import psycopg
 
 from dispatcher.actions.held import Release
-from dispatcher.domain.provider_event import EventKind
+from dispatcher.domain.event import EventKind
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import DispatcherError
 from dispatcher.store.address_hashes import AddressHasher

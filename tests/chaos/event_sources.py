@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import orjson
 
 from dispatcher.dev.ports import choose
-from dispatcher.domain.provider_event import EventKind, ProviderEvent
+from dispatcher.domain.event import EventKind, ProviderEvent
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events.intake import EventIntake

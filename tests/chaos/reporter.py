@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from tests.chaos.event_sources import EventSource
 from tests.chaos.harness import HarnessFailed
 

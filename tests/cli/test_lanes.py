@@ -46,8 +46,12 @@ def test_a_sender_s_rule_decides_the_lane_by_address_then_by_domain(
     assert stored(connection, "news@example.com")[0] == "bulk"
     assert stored(connection, "news@mail.example.com")[0] == "normal"
     assert stored(connection, "otp@example.com", "bulk")[0] == "bulk"
-    rules = storing("lanes", "list", "--json").json["rules"]
-    assert rules == [{"sender": "@example.com", "lane": "bulk"}, {"sender": "otp@example.com", "lane": "urgent"}]
+    listed = storing("lanes", "list", "--json").json["lanes"]
+    assert {each["lane"]: each["senders"] for each in listed} == {
+        "urgent": ["otp@example.com"],
+        "normal": [],
+        "bulk": ["@example.com"],
+    }
 
     assert storing("lanes", "unset", "--from", "otp@example.com").code == 0
     assert stored(connection, "otp@example.com")[0] == "bulk"
@@ -89,13 +93,14 @@ def test_redelivery_is_turned_off_for_a_lane(storing: CommandLine, connection: p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("set", "slow", "--weight", "1"), "there is no lane 'slow'. DISPATCHER_LANES has: urgent, normal, bulk"),
-        (("set", "bulk"), "Nothing to set"),
-        (("set", "bulk", "--from", "a@example.com", "--weight", "1"), "--from cannot be combined"),
-        (("set", "bulk", "--from", "nothing"), "--from 'nothing'"),
-        (("unset",), "Give a lane or --from SENDER."),
-        (("set", "bulk", "--weight", "nan"), "'nan' is not a number"),
-        (("set", "bulk", "--weight", "1e-320"), "is not in the range"),
+        (("set", "slow", "--weight", "1"), "'LANE': it must be one of DISPATCHER_LANES: urgent, normal, bulk"),
+        (("set", "bulk"), "needs at least one of: --weight"),
+        (("set", "bulk", "--from", "nothing"), "'--from': it must be an address (otp@example.com) or a domain"),
+        (("unset",), "'LANE': it is required, or another one of: lane, sender"),
+        (("unset", "bulk", "--from", "a@example.com"), "'LANE': it is required, or another one of: lane, sender"),
+        (("unset", ""), "'LANE': it must be 1 to 100 printable characters"),
+        (("set", "bulk", "--weight", "nan"), "'--weight': it must be a number from 0.001"),
+        (("set", "bulk", "--weight", "1e-320"), "'--weight': it must be a number from 0.001"),
     ],
 )
 def test_a_wrong_lane_is_refused(storing: CommandLine, arguments: tuple[str, ...], words: str) -> None:
@@ -105,8 +110,30 @@ def test_a_wrong_lane_is_refused(storing: CommandLine, arguments: tuple[str, ...
     assert words in " ".join(ended.stderr.split())
 
 
-def test_unset_of_an_empty_name_says_that_nothing_is_set(storing: CommandLine) -> None:
-    assert "Nothing is set for" in storing("lanes", "unset", "").stderr
+def test_what_is_set_for_a_lane_that_was_removed_from_the_settings_is_listed_and_unset(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
+    connection.execute("insert into lane_policy (lane, weight) values ('old', 5)")
+    connection.execute("insert into lane_rule (sender, lane) values ('@example.com', 'old')")
+    connection.commit()
+
+    (*_, old) = storing("lanes", "list", "--json").json["lanes"]
+    assert (old["lane"], old["weight"], old["share"], old["senders"]) == ("old", 5.0, 0.0, ["@example.com"])
+    assert storing("lanes", "unset", "old").code == storing("lanes", "unset", "--from", "@example.com").code == 0
+    assert len(storing("lanes", "list", "--json").json["lanes"]) == 3
+
+
+def test_a_share_and_a_sender_s_lane_are_set_at_once_with_an_audit_record_each(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
+    assert storing("lanes", "set", "bulk", "--from", "a@example.com", "--weight", "5").code == 0
+
+    assert stored(connection, "a@example.com")[0] == "bulk"
+    details = [row[0] for row in connection.execute("select detail from operator_audit order by audit_id")]
+    assert [(each["lane"], each.get("weight"), each.get("sender_domain")) for each in details] == [
+        ("bulk", 5.0, None),
+        ("bulk", None, "example.com"),
+    ]
 
 
 @pytest.mark.parametrize("option", ["--per-second", "--weight"])

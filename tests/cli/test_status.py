@@ -17,7 +17,7 @@ from dispatcher.cli.status import take_snapshot
 from dispatcher.cli.status_page import table
 from dispatcher.config import load
 from dispatcher.domain.email_id import lowest_id_at
-from dispatcher.domain.lease_recovery import longest_recovery_seconds
+from dispatcher.domain.retry import longest_recovery_seconds
 from dispatcher.store.old_transactions import OldTransaction
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.store.pausing import pause

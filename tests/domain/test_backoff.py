@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 
 
 @given(st.integers(0, 10**6))

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.domain.echo import without_echo, words_without_echo
 from dispatcher.domain.outcome import Accepted, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
+from dispatcher.domain.provider_text import without_echo, words_without_echo
 
 EMAIL = OutgoingEmail(
     email_id=UUID(int=1),

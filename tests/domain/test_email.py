@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email import Email
-from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
 from dispatcher.domain.status import OnUncertain
+from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidEmail
 
 PDF = Attachment("receipt.pdf", "application/pdf", b"%PDF")

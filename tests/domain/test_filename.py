@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatcher.domain.filename import endings_of
+from dispatcher.domain.outgoing import endings_of
 
 
 @pytest.mark.parametrize(

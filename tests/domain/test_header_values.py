@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dispatcher.domain.email import Email
-from dispatcher.domain.header_values import HEADER_KINDS, HeaderKind, header_value_fault
+from dispatcher.domain.headers import HEADER_KINDS, HeaderKind, header_value_fault
 from dispatcher.errors import InvalidEmail
 
 

@@ -9,7 +9,7 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dispatcher.domain.json_names import has_duplicate_name
+from dispatcher.domain.json_data import has_duplicate_name
 
 TEXTS = st.text('a":\\ \n', max_size=6)
 VALUES = st.recursive(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dispatcher.domain.controls import LanePolicy
-from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.turns import LaneWeights
 
 
 def test_lanes_before_normal_weigh_more_and_lanes_after_it_less() -> None:

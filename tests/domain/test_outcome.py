@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dispatcher.domain.outcome import Concern, Deferred, Reason, Rejected, left_out
-from dispatcher.domain.refusal_words import RELAY
+from dispatcher.domain.provider_text import RELAY
 
 
 @pytest.mark.parametrize(

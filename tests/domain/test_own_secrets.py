@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dispatcher.config import load
 from dispatcher.config.setting import secrets_in
-from dispatcher.domain.own_secrets import Secrets
+from dispatcher.domain.scrub import Secrets
 
 SECRET = "p/w#d?x+é&\"1<2> %z'y"
 USER = "shop-user"

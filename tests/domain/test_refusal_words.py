@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dispatcher.domain.outcome import AccountFault
-from dispatcher.domain.refusal_words import HOST, LOGIN, QUOTA, RELAY, SENDER, STOPPED, Cause, cause_of
+from dispatcher.domain.provider_text import HOST, LOGIN, QUOTA, RELAY, SENDER, STOPPED, Cause, cause_of
 from dispatcher.transport.smtp_replies import reply_of
 
 TEXTS: list[tuple[Cause | AccountFault | None, str]] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatcher.domain.sms_reply import Reply, reply_in
+from dispatcher.domain.suppression import Reply, reply_in
 
 US, UK = "+14155550100", "+447700900123"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.event import ProviderEvent
 
 
 @dataclass

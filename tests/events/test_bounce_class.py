@@ -6,7 +6,7 @@ from email.message import Message
 
 import pytest
 
-from dispatcher.domain.provider_event import Bounce
+from dispatcher.domain.event import Bounce
 from dispatcher.events.bounce_class import ENHANCED, classify
 from dispatcher.events.bounce_text import field
 

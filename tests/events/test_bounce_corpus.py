@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.domain.bounce_address import BounceAddress
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.events.bounce_parser import events_of
 from dispatcher.store.address_hashes import normalised
 

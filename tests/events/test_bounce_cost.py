@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from dispatcher.domain.provider_event import Bounce
+from dispatcher.domain.event import Bounce
 from dispatcher.events.bounce_parser import MAX_RECIPIENTS, MAX_UNKNOWN_RECIPIENTS, events_of
 from dispatcher.events.maildir import MAX_OCTETS
 from tests.events.test_bounce_corpus import ANN, EMAIL_ID, octets_of

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.domain.provider_event import Bounce, EventKind
+from dispatcher.domain.event import Bounce, EventKind
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.events.intake import EventIntake, Stored

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.domain.provider_event import EventKind, ProviderEvent
+from dispatcher.domain.event import EventKind, ProviderEvent
 from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.events.intake import BATCH, EventBatcher
 from tests.events.recorder import Recorder

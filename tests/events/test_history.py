@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from dispatcher.domain.provider_event import Bounce, EventKind
+from dispatcher.domain.event import Bounce, EventKind
 from dispatcher.events.intake import EventIntake
 from dispatcher.ops.email_history import find_history
 from dispatcher.store.connections import connect_async

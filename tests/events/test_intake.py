@@ -10,9 +10,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from dispatcher.domain.address import mailbox_provider_of
 from dispatcher.domain.email_id import new_email_ids
-from dispatcher.domain.mailbox_provider import mailbox_provider_of
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreBusy, StoreUnavailable

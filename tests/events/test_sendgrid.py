@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.config import load
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.errors import ConfigurationError
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, Refusal, Skipped
 from dispatcher.events.sendgrid import SIGNATURE_HEADER, TIMESTAMP_HEADER, SendGridVerifier, parse

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.events.contract import Skipped
 from dispatcher.events.ses import events_of_message, parse, parse_text
 from dispatcher.store.address_hashes import AddressHasher

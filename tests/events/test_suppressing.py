@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dispatcher.config import load
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.suppression import SuppressionReason, SuppressionRules
 from dispatcher.events.intake import EventIntake, suppression_rules
 from dispatcher.store.connections import Pool

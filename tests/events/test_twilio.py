@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 import pytest
 
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.domain.provider_event import Bounce, EventKind
-from dispatcher.domain.sms_reply import Reply
+from dispatcher.domain.event import Bounce, EventKind
+from dispatcher.domain.suppression import Reply
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, Skipped
 from dispatcher.events.twilio import (
     SETTINGS_HEADER,

@@ -20,7 +20,7 @@ from standardwebhooks.webhooks import Webhook as Verifier
 from dispatcher.actions.runner import Face, Who, run
 from dispatcher.actions.webhooks import EnableWebhook, ListWebhooks, ReplayWebhook, RotateWebhook
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.domain.outgoing_event import OutgoingKind
+from dispatcher.domain.event import OutgoingKind
 from dispatcher.domain.status import Status
 from dispatcher.domain.webhook import SCHEDULE_SECONDS, Webhook, new_secret
 from dispatcher.events.webhook_delivery import CONCURRENT_POSTS, REFUSALS_IN_A_ROW, WebhookDelivery

@@ -17,10 +17,9 @@ from dispatcher import Sms, enqueue_many
 from dispatcher.config import load
 from dispatcher.dev.http_behaviour import Fault, Reply
 from dispatcher.dev.http_double import HttpDouble
-from dispatcher.domain.open_message import OpenMessage
+from dispatcher.domain.event import OpenMessage, ProviderEvent
 from dispatcher.domain.outcome import Accepted, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreUnavailable

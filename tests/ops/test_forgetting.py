@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from dispatcher import Acceptance, Attachment, MessageKeyConflict, enqueue
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.suppression import Recipient, SuppressionReason, SuppressionRules
 from dispatcher.events.intake import EventIntake
 from dispatcher.ops.acts import Act

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
 
-from dispatcher.domain.controls import PauseScope
+from dispatcher.actions import pauses
+from dispatcher.actions.action import Refused
+from dispatcher.actions.runner import Face, Who, run
+from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.domain.waiting import WaitReason, explain_wait
-from dispatcher.ops import pausing
-from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.controls import list_pauses, read_controls
 from dispatcher.store.emails import find_facts
@@ -21,7 +25,33 @@ from tests.store.books import Books
 from tests.store.pausing import pause
 from tests.waiting import until_answer
 
-ACT = Act("ann@ops-1", "maintenance")
+SETTINGS = SimpleNamespace(lanes=("urgent", "normal", "bulk"), providers=())
+
+
+async def begin(
+    session: AsyncSession,
+    scope: PauseScope,
+    name: str = "",
+    *,
+    actor: str = "ann@ops-1",
+    reason: str = "maintenance",
+    seconds: float | None = None,
+) -> Pause:
+    return await _run(session, "Pause", scope, name, actor, reason=reason, for_seconds=seconds)
+
+
+async def end(
+    session: AsyncSession, scope: PauseScope, name: str = "", *, actor: str = "ann@ops-1", reason: str = "maintenance"
+) -> Pause:
+    return await _run(session, "Resume", scope, name, actor, reason=reason)
+
+
+async def _run(session: AsyncSession, verb: str, scope: PauseScope, name: str, actor: str, **given: Any) -> Pause:
+    field = "tenant_id" if scope is PauseScope.TENANT else str(scope)
+    action = getattr(pauses, f"{verb}{scope.capitalize()}")
+    named = {} if scope is PauseScope.ALL else {field: name}
+    found: Pause = await run(session, action(**named, **given), Who(Face.COMMAND, actor), SETTINGS)
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -36,12 +66,12 @@ def _worker(tables_url: str) -> Iterator[None]:
 
 
 async def test_a_pause_and_its_end_are_audited(session: AsyncSession, books: Books) -> None:
-    begun = await pausing.pause(session, PauseScope.TENANT, "acme", ACT, seconds=3600)
+    begun = await begin(session, PauseScope.TENANT, "acme", seconds=3600)
     (found,) = await list_pauses(session)
-    assert found == begun
+    assert replace(found, actor="ann") == begun
     assert begun.until is not None
     assert timedelta(minutes=59) < begun.until - datetime.now(UTC) < timedelta(minutes=61)
-    assert await pausing.resume(session, PauseScope.TENANT, "acme", Act("bob@ops-2", "done")) == begun
+    assert await end(session, PauseScope.TENANT, "acme", actor="bob@ops-2", reason="done") == begun
     assert await list_pauses(session) == []
 
     entries = books.select("select actor, action, reason, detail from operator_audit order by audit_id")
@@ -53,8 +83,8 @@ async def test_a_pause_and_its_end_are_audited(session: AsyncSession, books: Boo
 
 
 async def test_a_second_pause_changes_the_end_and_the_reason_of_the_first(session: AsyncSession) -> None:
-    first = await pausing.pause(session, PauseScope.ALL, "", ACT, seconds=60)
-    second = await pausing.pause(session, PauseScope.ALL, "", Act("bob", "it takes longer"), seconds=None)
+    first = await begin(session, PauseScope.ALL, seconds=60)
+    second = await begin(session, PauseScope.ALL, actor="bob", reason="it takes longer")
 
     assert await list_pauses(session) == [second]
     assert (second.began_at, second.until, second.reason) == (first.began_at, None, "it takes longer")
@@ -67,16 +97,16 @@ async def test_a_pause_that_has_ended_by_itself_is_no_longer_in_force(session: A
         return await list_pauses(session) == []
 
     await until_answer(has_ended)
-    with pytest.raises(pausing.NotPaused, match='No pause "tenant acme" is in force'):
-        await pausing.resume(session, PauseScope.TENANT, "acme", ACT)
+    with pytest.raises(Refused, match="This pause is not in force"):
+        await end(session, PauseScope.TENANT, "acme")
     assert books.count("operator_audit") == 0
-    again = await pausing.pause(session, PauseScope.TENANT, "acme", ACT, seconds=None)
+    again = await begin(session, PauseScope.TENANT, "acme")
     assert datetime.now(UTC) - again.began_at < timedelta(seconds=5)
 
 
 async def test_a_new_pause_deletes_pauses_that_have_ended(session: AsyncSession, books: Books) -> None:
     pause(books.connection, "tenant", "old", seconds=-1)
-    await pausing.pause(session, PauseScope.LANE, "bulk", ACT, seconds=None)
+    await begin(session, PauseScope.LANE, "bulk")
 
     assert [row["name"] for row in books.select("select name from pause")] == ["bulk"]
     assert (await read_controls(session)).pause_of_lane("bulk") is not None
@@ -96,8 +126,8 @@ async def test_an_email_that_is_paused_waits_for_that_reason(
 ) -> None:
     (email_id,) = books.enqueue(1, tenant_id="acme")
     books.change(email_id, publish_due_at=None)
-    begun = await pausing.pause(session, scope, name, ACT, seconds=7200)
-    await pausing.pause(session, PauseScope.TENANT, "other", ACT, seconds=None)
+    begun = await begin(session, scope, name, seconds=7200)
+    await begin(session, PauseScope.TENANT, "other")
 
     facts = await find_facts(session, email_id)
     assert facts is not None
@@ -115,7 +145,7 @@ async def test_an_email_that_another_provider_can_send_does_not_wait_for_a_pause
 ) -> None:
     (email_id,) = books.enqueue(1)
     books.change(email_id, publish_due_at=None)
-    await pausing.pause(session, PauseScope.PROVIDER, "smtp", ACT, seconds=None)
+    await begin(session, PauseScope.PROVIDER, "smtp")
 
     facts = await find_facts(session, email_id)
     assert facts is not None
@@ -135,7 +165,7 @@ async def test_resume_ends_the_wait_that_workers_began_themselves_and_is_audited
             [slot, state],
         )
 
-    ended = await pausing.resume(session, PauseScope.PROVIDER, "smtp", ACT)
+    ended = await end(session, PauseScope.PROVIDER, "smtp")
 
     assert (ended.subject, ended.reason, ended.actor) == ("provider smtp", "throttled", "dispatcher")
     marked = books.select("select slot from provider_state where resumed_at is not null order by slot")
@@ -166,7 +196,7 @@ async def test_resume_of_a_provider_makes_emails_due_that_workers_postponed_with
     found = []
     for scope, name in ((PauseScope.LANE, "normal"), (PauseScope.PROVIDER, "smtp")):
         pause(books.connection, scope, name)
-        await pausing.resume(session, scope, name, ACT)
+        await end(session, scope, name)
         found.append(books.row(email_id)["publish_due_at"])
 
     assert found[0] == late
@@ -176,20 +206,18 @@ async def test_resume_of_a_provider_makes_emails_due_that_workers_postponed_with
 async def test_resume_ends_an_operators_pause_and_the_workers_waits_together(
     session: AsyncSession, books: Books
 ) -> None:
-    begun = await pausing.pause(session, PauseScope.PROVIDER, "smtp", ACT, seconds=None)
+    begun = await begin(session, PauseScope.PROVIDER, "smtp")
     books.connection.execute("insert into provider_state (provider, slot, state) values ('smtp', 'a:w0', 'open')")
 
-    assert await pausing.resume(session, PauseScope.PROVIDER, "smtp", ACT) == begun
+    assert await end(session, PauseScope.PROVIDER, "smtp") == begun
 
     assert books.select("select from provider_state where resumed_at is not null")
     assert books.count("operator_audit") == 2
 
 
 async def test_a_provider_that_needs_no_resume_is_neither_paused_nor_awaited_by_workers(session: AsyncSession) -> None:
-    with pytest.raises(
-        pausing.NotPaused, match='No pause "provider smtp" is in force, and no worker waits for the pro'
-    ):
-        await pausing.resume(session, PauseScope.PROVIDER, "smtp", ACT)
+    with pytest.raises(Refused, match="The provider smtp is not paused, and no worker waits for it"):
+        await end(session, PauseScope.PROVIDER, "smtp")
 
 
 async def test_a_worker_takes_a_resume_once_and_a_closed_breaker_needs_none(
@@ -198,11 +226,11 @@ async def test_a_worker_takes_a_resume_once_and_a_closed_breaker_needs_none(
     store = ProviderStore(pool, slot="a:w0")
     for provider in ("smtp", "ses"):
         await store.set_state(provider, "open", "connection_failed", 60.0)
-        await pausing.resume(session, PauseScope.PROVIDER, provider, ACT)
+        await end(session, PauseScope.PROVIDER, provider)
     await store.set_state("smtp", "open", "connection_failed", 120.0)
     await store.set_state("ses", "closed", None, None)
 
     assert await store.take_resumes() == ["smtp"]
     assert await store.take_resumes() == []
-    with pytest.raises(pausing.NotPaused):
-        await pausing.resume(session, PauseScope.PROVIDER, "ses", ACT)
+    with pytest.raises(Refused):
+        await end(session, PauseScope.PROVIDER, "ses")

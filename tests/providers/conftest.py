@@ -14,7 +14,7 @@ import trustme
 import uvloop
 
 from dispatcher.config import BUILT_IN
-from dispatcher.domain.own_secrets import OWN_SECRETS
+from dispatcher.domain.scrub import OWN_SECRETS
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

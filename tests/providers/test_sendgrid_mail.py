@@ -18,7 +18,7 @@ from sendgrid.helpers import mail as helpers
 
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.domain.header_names import is_reserved
+from dispatcher.domain.headers import is_reserved
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, OutgoingEmail
 from dispatcher.errors import InvalidEmail

@@ -15,9 +15,9 @@ from dispatcher.config import examine, load
 from dispatcher.dev.conformance import a_text
 from dispatcher.dev.http_apis import twilio_error
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.echo import without_echo
 from dispatcher.domain.outcome import Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.provider_text import without_echo
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.twilio import TwilioSettings, form_of
 from tests.providers.conftest import Authority

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dispatcher.broker.publisher import Publisher
-from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.retry import Backoff
 from dispatcher.relay.dead_letters import DeadLetterPublisher
 from dispatcher.relay.queues import QueueWriter
 from dispatcher.store.connections import connect_async

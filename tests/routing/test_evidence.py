@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.domain.refusal_words import SENDER
+from dispatcher.domain.provider_text import SENDER
 from dispatcher.routing.breaker import (
     DEFAULT_PAUSE_SECONDS,
     FAILURES_IN_A_ROW,

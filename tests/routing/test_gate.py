@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.turns import LaneWeights
 from dispatcher.routing.gate import Gate
 
 

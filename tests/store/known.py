@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.event import EventKind, OutgoingKind
 from dispatcher.domain.failures import ItemOutcome
-from dispatcher.domain.outgoing_event import OutgoingKind
-from dispatcher.domain.provider_event import EventKind
 from dispatcher.domain.status import FINISHED, OnUncertain, Status
 from dispatcher.store.leases import Lease
 

@@ -25,10 +25,9 @@ from dispatcher import enqueue
 from dispatcher.actions.batch import Batch, Judged
 from dispatcher.actions.dlq import DiscardDead
 from dispatcher.actions.held import Confirm, Release
+from dispatcher.domain.event import EventKind, OutgoingKind, ProviderEvent
 from dispatcher.domain.failures import ItemOutcome
 from dispatcher.domain.outcome import Reason
-from dispatcher.domain.outgoing_event import OutgoingKind
-from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import MessageKeyConflict

@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dispatcher.domain.outgoing_event import OutgoingKind
+from dispatcher.domain.event import OutgoingKind
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.webhook import MAX_WEBHOOKS, new_secret
 from dispatcher.errors import StoreUnavailable

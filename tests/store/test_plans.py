@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from dispatcher.domain.email_id import new_email_ids
-from dispatcher.domain.provider_event import EventKind, ProviderEvent
+from dispatcher.domain.event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.store.activity import list_workers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
-from dispatcher.domain.own_secrets import OWN_SECRETS
+from dispatcher.domain.scrub import OWN_SECRETS
 from dispatcher.store.results import storable
 
 

@@ -22,9 +22,9 @@ from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import Pointer, encode
 from dispatcher.config import Settings, load
 from dispatcher.domain.controls import Controls
-from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
+from dispatcher.domain.turns import LaneWeights
 from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger

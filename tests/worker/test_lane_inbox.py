@@ -11,8 +11,8 @@ import pytest
 
 from dispatcher.broker.consumer import Delivery
 from dispatcher.broker.pointer import Pointer
-from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.domain.status import OnUncertain
+from dispatcher.domain.turns import LaneWeights
 from dispatcher.routing.breaker import CircuitBreaker
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.leases import Lease

@@ -11,7 +11,7 @@ import pytest
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.domain.refusal_words import RELAY
+from dispatcher.domain.provider_text import RELAY
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.instants import AHEAD_SECONDS
 from tests.providers.places import smtp_place

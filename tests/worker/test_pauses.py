@@ -9,13 +9,14 @@ from uuid import UUID
 
 import pytest
 
+from dispatcher.actions.pauses import ResumeProvider
+from dispatcher.actions.runner import Face, Who
+from dispatcher.actions.runner import run as run_action
 from dispatcher.domain.controls import Controls, Pause, PauseScope
 from dispatcher.domain.outcome import Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.errors import ProviderFault
-from dispatcher.ops import pausing
-from dispatcher.ops.acts import Act
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import connect_async
 from dispatcher.store.leases import Lease
@@ -375,7 +376,8 @@ async def test_resume_ends_the_wait_that_a_worker_began_itself_within_two_second
     began_at = time.monotonic()
 
     async with await connect_async(tables_url, name="operator") as session:
-        await pausing.resume(session, PauseScope.PROVIDER, "scripted", Act("ann@ops-1", "the quota was raised"))
+        resume_it = ResumeProvider(provider="scripted", reason="the quota was raised")
+        await run_action(session, resume_it, Who(Face.COMMAND, "ann@ops-1"))
 
     await until(lambda: not bench.books.select(waits))
     assert time.monotonic() - began_at < 2

@@ -25,7 +25,7 @@ from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.domain.email_rules import instant
-from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
+from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.ops.acts import Act
 from dispatcher.ops.email_history import EmailHistory, find_history, for_tenant

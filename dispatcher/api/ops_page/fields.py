@@ -10,7 +10,6 @@ from starlette.requests import Request
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.domain.email_rules import tenant
-from dispatcher.domain.instant import parse_length
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.ops.acts import Act
 
@@ -112,22 +111,4 @@ def number_of(
     if not least <= found <= most:
         kind = "whole number" if is_whole else "number"
         raise Mistake(f"{label} must be a {kind} from {least:g} to {most:,.0f}.")
-    return found
-
-
-def length_of(form: Mapping[str, str], name: str, label: str, *, most: float) -> float | None:
-    """A length of time in a form, such as `2h`, in seconds; None if the field is empty.
-
-    Raises:
-        Mistake: The text is not a length of time, or the length is above `most`.
-    """
-    text = form.get(name, "").strip()
-    if not text:
-        return None
-    try:
-        found = parse_length(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found <= most:
-        raise Mistake(f"{label} must be a length of time such as 30m, 2h or 3d, at most {most / 86_400:,.0f} days.")
     return found

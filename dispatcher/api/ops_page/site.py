@@ -22,10 +22,11 @@ from dispatcher.api.ops_page.rendering import rendering
 from dispatcher.api.ops_page.sessions import Sessions, csrf_token
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.config import Settings
-from dispatcher.domain.controls import Pause
+from dispatcher.domain.controls import Pause, seen_by
 from dispatcher.errors import StoreUnavailable
-from dispatcher.ops.pausing import current_pauses, seen_by
+from dispatcher.ops.cached import Cached
 from dispatcher.store.connections import AsyncSession, Pool, session
+from dispatcher.store.controls import list_pauses
 
 Handler = Callable[[Request, Visitor], Awaitable[Response]]
 FormHandler = Callable[[Request, Visitor, Form], Awaitable[Response]]
@@ -34,6 +35,8 @@ CONCURRENT_PAGES: Final = 4
 """The most requests that a process handles at the same time, half of them for one tenant. Further requests wait."""
 WAIT_SECONDS: Final = 2.0
 """How long a request waits for its turn before it gets a page that asks the visitor to try again."""
+PAUSES_SECONDS: Final = 1.0
+"""How long all pages share one reading of the pauses."""
 STRANGERS: Final = " "
 """In whose name requests take turns until their visitor is known. No tenant and no actor has this name."""
 MAX_PARTS: Final = 256
@@ -73,7 +76,7 @@ class Site:
         self.jobs = jobs
         self.path = PATH if settings.ops_url is None else urlsplit(settings.ops_url).path.rstrip("/")
         self.sessions = Sessions(settings, access, pool, self.path)
-        self.pauses = current_pauses()
+        self.pauses = Cached(list_pauses, PAUSES_SECONDS)
         self.resources = AsyncExitStack()
         self._pool = pool
         self._turns = FairTurns(CONCURRENT_PAGES, seconds=WAIT_SECONDS)
@@ -225,6 +228,7 @@ class Site:
 
     def see_other(self, path: str, **parameters: object) -> Response:
         """The answer to a form that was processed: a redirect (303) to a path below `site.path`."""
+        self.pauses.forget()  # the form may have changed them
         return RedirectResponse(self.url(path, **parameters), 303)
 
     async def error_page(self, request: Request, error: PageError) -> Response:

@@ -18,8 +18,8 @@ from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.domain.event import TYPES
 from dispatcher.domain.kinds import Wrong
-from dispatcher.domain.outgoing_event import TYPES
 from dispatcher.ops.webhooks import TestResult, post_test
 
 PATH: Final = "/webhooks"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
-from dispatcher.domain.refusal_words import QUOTA_SECONDS, SENDER, cause_of
+from dispatcher.domain.provider_text import QUOTA_SECONDS, SENDER, cause_of
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.transport.http_response import HttpResponse, message_name, number

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from dispatcher.domain.outcome import Accepted, AccountFault, Deferred, Outcome, Reason, Rejected, Uncertain
-from dispatcher.domain.refusal_words import SENDER, cause_of
+from dispatcher.domain.provider_text import SENDER, cause_of
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import ProviderFault

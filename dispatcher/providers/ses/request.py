@@ -31,9 +31,9 @@ import orjson
 
 from dispatcher.domain.address import Address, is_plain, parse_address
 from dispatcher.domain.capabilities import octets_of, recipients_of
+from dispatcher.domain.json_data import canonical_data
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.domain.template_data import canonical_data
 from dispatcher.domain.text import body_fault
 from dispatcher.providers.contract import BulkEntry, BulkLimits
 from dispatcher.transport.body import Base64Body, Base64Content, Body

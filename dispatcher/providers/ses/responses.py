@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from dispatcher.domain.outcome import Accepted, AccountFault, Deferred, Outcome, Reason, Rejected, Uncertain
-from dispatcher.domain.refusal_words import QUOTA_SECONDS, SENDER, STOPPED, cause_of
+from dispatcher.domain.provider_text import QUOTA_SECONDS, SENDER, STOPPED, cause_of
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import BulkCallRefused

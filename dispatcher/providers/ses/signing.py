@@ -30,7 +30,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials, RefreshableCredentials
 from botocore.exceptions import NoCredentialsError
 
-from dispatcher.domain.own_secrets import OWN_SECRETS
+from dispatcher.domain.scrub import OWN_SECRETS
 from dispatcher.errors import ProviderFault
 from dispatcher.host.daemon_thread import in_daemon_thread
 from dispatcher.providers.ses.endpoint import new_session

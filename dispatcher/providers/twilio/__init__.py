@@ -23,11 +23,10 @@ from urllib.parse import urlencode
 
 from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.open_message import OpenMessage
+from dispatcher.domain.event import OpenMessage, ProviderEvent
 from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.phone import sms_number
-from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.domain.sms import SMS_CHANNEL
 from dispatcher.domain.text import body_fault
 from dispatcher.errors import InvalidEmail, ProviderFault

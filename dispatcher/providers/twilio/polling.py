@@ -14,8 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 from uuid import UUID
 
-from dispatcher.domain.open_message import Traits
-from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.event import ProviderEvent, Traits
 from dispatcher.providers.contract import PollRefused
 from dispatcher.providers.twilio.responses import code_of
 from dispatcher.providers.twilio.statuses import SID, event_of

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.event import Bounce, EventKind, ProviderEvent
 from dispatcher.providers.twilio.responses import NAME
 from dispatcher.providers.twilio.responses import OPTED_OUT as _OPTED_OUT
 

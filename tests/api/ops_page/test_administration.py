@@ -11,12 +11,13 @@ import pytest
 
 from dispatcher import Email, enqueue
 from dispatcher.actions.audit import ListAudit
+from dispatcher.actions.pauses import PauseTenant
 from dispatcher.actions.runner import Face, Who, run
 from dispatcher.actions.suppressions import AddSuppressions, RemoveSuppressions
 from dispatcher.actions.webhooks import DisableWebhook
-from dispatcher.domain.controls import PauseScope, login_of
+from dispatcher.domain.controls import login_of
 from dispatcher.domain.failures import Selection
-from dispatcher.ops import pausing, replaying
+from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import connect_async
 from tests.api.ops_page.browsing import Browser
@@ -264,13 +265,14 @@ async def test_lanes_and_tenants_are_changed_with_a_reason_and_reset(
     shown = text_of(await operator.get("/ops/lanes"))
     assert "normal shop 1" in shown
 
-    changed = await operator.submit("/lanes/set", lane="bulk", weight="5", redeliver_for="off", reason="campaign")
+    changed = await operator.submit("/lanes/set", lane="bulk", weight="5", redeliver_seconds="off", reason="campaign")
     assert changed.status == 303
     page = text_of(await operator.follow())
     assert "bulk 5 %" in page
     refused = await operator.submit("/lanes/set", lane="bulk", weight="-1", reason="campaign")
-    assert (refused.status, "The weight must be a number from 0.001 to 1,000,000" in text_of(refused)) == (400, True)
-    assert (await operator.submit("/lanes/set", lane="nosuch", weight="1", reason="r")).status == 404
+    assert (refused.status, "Weight must be a number from 0.001 to 1,000,000" in text_of(refused)) == (400, True)
+    unknown = await operator.submit("/lanes/set", lane="nosuch", weight="1", reason="r")
+    assert "Lane must be one of DISPATCHER_LANES: urgent, normal, bulk." in text_of(unknown)
     await operator.get("/ops/lanes")
     await operator.submit("/tenants/set", tenant_id="acme", per_second="50", reason="contract")
     assert "acme 1 50" in text_of(await operator.follow())
@@ -282,7 +284,7 @@ async def test_lanes_and_tenants_are_changed_with_a_reason_and_reset(
     assert (await operator.post("/ops/tenants/unset", reset)).status == 303
     assert (await operator.post("/ops/lanes/unset", reset)).status == 303
     again = await operator.post("/ops/lanes/unset", reset)
-    assert (again.status, "Nothing is set for bulk." in text_of(again)) == (409, True)
+    assert (again.status, "Nothing is set for this lane or sender." in text_of(again)) == (400, True)
 
     acts = [(action, reason) for _, action, reason in audited(connection)]
     assert acts == [
@@ -297,16 +299,16 @@ async def test_a_pause_shows_on_every_page_until_it_is_resumed(
     operator: Browser, visitor_of_shop: Browser, connection: psycopg.Connection
 ) -> None:
     await operator.get("/ops/pauses")
-    refused = await operator.submit("/pause", scope="lane", name="nosuch", reason="r")
-    assert "DISPATCHER_LANES has: urgent, normal, bulk" in text_of(refused)
-    await operator.submit("/pause", scope="lane", name="bulk", length="2h", reason="legal looks at it")
+    refused = await operator.submit("/pause/lane", lane="nosuch", reason="r")
+    assert "Lane must be one of DISPATCHER_LANES: urgent, normal, bulk." in text_of(refused)
+    await operator.submit("/pause/lane", lane="bulk", for_seconds="2h", reason="legal looks at it")
     await operator.follow()
 
     for page in PAGES:
         assert "Paused: lane bulk until" in text_of(await operator.get(f"/ops{page}")), page
     assert "Paused:" not in text_of(await visitor_of_shop.get("/ops/suppressions"))
     await operator.get("/ops/pauses")
-    await operator.submit("/resume", reason="legal is done")
+    await operator.submit("/resume/lane", reason="legal is done")
     page = text_of(await operator.follow())
     assert "Nothing is paused." in page
     assert "Paused:" not in page
@@ -323,7 +325,7 @@ async def test_a_provider_for_which_workers_wait_is_resumed(
     assert "Sending is suspended." not in text_of(await visitor_of_shop.get("/ops/pauses"))
     assert "Sending is suspended. (1 worker, " in text_of(await operator.get("/ops/pauses"))
 
-    await operator.submit("/resume", reason="the account works again")
+    await operator.submit("/resume/provider", reason="the account works again")
 
     assert "Resumed." in text_of(await operator.follow())
     assert connection.execute("select from provider_state where resumed_at is not null").fetchall()
@@ -409,9 +411,9 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
         ("/suppressions/add", {"tenant_id": "acme"}),
         ("/suppressions/look-up", {"tenant_id": "acme"}),
         ("/suppressions/remove", {"tenant_id": "acme"}),
-        ("/pauses/pause", {"scope": "all"}),
-        ("/pauses/pause", {"scope": "tenant", "name": "acme"}),
-        ("/pauses/resume", {"scope": "lane", "name": "bulk"}),
+        ("/pause/all", {}),
+        ("/pause/tenant", {"tenant_id": "acme"}),
+        ("/resume/lane", {"lane": "bulk"}),
         ("/lanes/set", {"lane": "bulk", "weight": "1"}),
         ("/tenants/set", {"tenant_id": "shop", "per_second": "1"}),
         ("/keys/revoke", {}),
@@ -421,7 +423,7 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
     assert (removed.status, f"There is no webhook {other}." in text_of(removed)) == (400, True)
     assert audited(connection) == []
     await browser.get("/ops/pauses")
-    await browser.submit("/pause", reason="complaints")
+    await browser.submit("/pause/tenant", reason="complaints")
     assert "Paused: tenant shop" in text_of(await browser.follow())
 
 
@@ -431,7 +433,7 @@ async def test_a_tenant_sees_no_operators_host_and_an_operator_sees_it(
     act = Act.of("ann@secret-host-1", "secret")
     webhook_id = make_webhook(connection, "shop")
     async with await connect_async(database_url, name="test session") as session:
-        await pausing.pause(session, PauseScope.TENANT, "shop", act, seconds=None)
+        await run(session, PauseTenant(tenant_id="shop", reason=act.reason), Who(Face.COMMAND, act.actor))
         await run(session, DisableWebhook(webhook_id=webhook_id, reason=act.reason), Who(Face.COMMAND, act.actor))
         replay = await replaying.create(session, Selection(tenant_id="shop"), act)
     token = make_key(connection, scopes=["operate"])
@@ -472,5 +474,5 @@ async def test_a_visitor_who_may_only_read_gets_no_form_and_can_send_none(
         answer = await browser.get(f"/ops{page}")
         assert answer.status == 200, page
         assert 'name="reason"' not in answer.body.decode(), page
-    for path in ("/pauses/pause", "/suppressions/add", "/webhooks/remove", "/lanes/set", "/keys/revoke"):
+    for path in ("/pause/all", "/suppressions/add", "/webhooks/remove", "/lanes/set", "/keys/revoke"):
         assert (await browser.post(f"/ops{path}", {"reason": "r"})).status == 403, path

@@ -206,7 +206,7 @@ async def test_a_session_that_another_process_ends_shows_no_page_at_once_and_ref
     assert (await browser.get("/ops/", **REFRESH)).status == 200
     connection.execute("delete from ops_session")
 
-    assert (await browser.post("/ops/pauses/pause", {}, **REFRESH)).status == 401
+    assert (await browser.post("/ops/pause/all", {}, **REFRESH)).status == 401
     assert (await browser.get("/ops/")).status == 303
     await until_refused(browser)
 

@@ -115,7 +115,7 @@ async def test_a_visitor_signs_in_acts_under_the_own_name_and_signs_out(
     page = await browser.get(f"{OPS}/pauses")
     assert page.status == 200
     assert b"openid ann-1 (ann@example.org)" in page.body
-    paused = await browser.submit("/pause", scope="lane", name="bulk", reason="Newsletter")
+    paused = await browser.submit("/pause/lane", lane="bulk", reason="Newsletter")
     assert paused.status == 303, paused.body.decode()
     rows = connection.execute("select actor from dispatcher.operator_audit").fetchall()
     assert rows == [("openid ann-1 (ann@example.org)",)]
@@ -321,12 +321,12 @@ async def test_a_form_whose_session_has_ended_goes_on_after_a_sign_in_in_another
     await sign_in(browser)
     await browser.get(f"{OPS}/pauses")
     connection.execute("delete from dispatcher.ops_session")
-    kept = await browser.submit("/pause", scope="lane", name="bulk", reason="Newsletter")
+    kept = await browser.submit("/pause/lane", lane="bulk", reason="Newsletter")
     too_early = await browser.submit("/sign-in")
     await sign_in(browser)
     browser.page = too_early
     confirming = await browser.submit("/sign-in")
-    sent = await browser.submit("/pause")
+    sent = await browser.submit("/pause/lane")
 
     assert (kept.status, too_early.status) == (401, 401)
     assert b"You are not signed in yet." in too_early.body
@@ -356,7 +356,7 @@ async def test_a_visitor_without_a_mapped_claim_gets_a_page_that_names_the_claim
     issuer.claims = {"groups": "staff"}
     reader = visit(api)
     await sign_in(reader)
-    refused = await reader.post(f"{OPS}/pauses/pause", {"scope": "lane"})
+    refused = await reader.post(f"{OPS}/pause/all", {})
     refused_page = await reader.get(f"{OPS}/replays/new")
 
     assert (missing.status, unmapped.status) == (403, 403)

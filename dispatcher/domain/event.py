@@ -1,0 +1,224 @@
+"""Events: what providers report after they accepted an email, what we ask them about, and what the feed reports to
+applications."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Final
+from uuid import UUID
+
+from dispatcher.domain.values import dataclass, field
+
+
+class EventKind(StrEnum):
+    """What happened to an email, in the vocabulary of django-anymail. The value of `email_event.kind`."""
+
+    ACCEPTED = "accepted"
+    """The provider took the email. The provider may still drop the email."""
+    DELIVERED = "delivered"
+    """The recipient's server took the email. A bounce may still follow."""
+    DEFERRED = "deferred"
+    """The recipient's server refused the email for now. The provider tries again."""
+    BOUNCED = "bounced"
+    """The recipient's server refused the email, and the provider does not try again."""
+    COMPLAINED = "complained"
+    """The recipient reported the email as spam."""
+    REJECTED = "rejected"
+    """The provider took the email and then refused to send it, for example because of its own suppression list."""
+    UNSUBSCRIBED = "unsubscribed"
+    OPENED = "opened"
+    CLICKED = "clicked"
+
+
+class Bounce(StrEnum):
+    """How permanent a bounce is. The value of `email_event.bounce`."""
+
+    HARD = "hard"
+    """The address does not exist or accepts no email. A later email would bounce, too."""
+    SOFT = "soft"
+    """The mailbox is full, or the message was too large. A later email may arrive."""
+    BLOCKED = "blocked"
+    """The receiving server refuses the sender, for example by reputation. The address may be valid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderEvent:
+    """One event for one recipient of one email.
+
+    Attributes:
+        provider: The name of the provider that reported the event, such as `sendgrid`.
+        happened_at: When the event happened, by the provider's clock, with a time zone.
+        recipient: The address in clear text. It must not be logged, and only its hash is stored. None if the event
+            does not say which recipient it concerns.
+        bounce: Set if, and only if, the kind is BOUNCED.
+        code: The status code of the receiving server or of the provider, such as `5.1.1`.
+        detail: The provider's explanation. It is scrubbed of addresses before it is stored, and must not be logged.
+        distinction: Distinguishes this event from other events of the same kind, recipient and instant, such as the URL
+            of a click.
+        is_dated: Whether `happened_at` distinguishes this event from others. False if the provider does not say when
+            the event happened, or if anyone can choose this time.
+    """
+
+    email_id: UUID
+    provider: str
+    kind: EventKind
+    happened_at: datetime
+    recipient: str | None = None
+    bounce: Bounce | None = None
+    code: str | None = None
+    detail: str | None = None
+    distinction: str = ""
+    is_dated: bool = True
+
+    def key(self, address_hash: bytes | None) -> bytes:
+        """16 bytes that identify the event within its email, so that a repeated event is stored once.
+
+        The key does not contain the provider's event id, because providers may repeat an event with a new id.
+
+        Args:
+            address_hash: The hash of `recipient`; None if the event has no recipient.
+        """
+        instant = f"{self.happened_at.timestamp():.3f}" if self.is_dated else ""
+        parts = (self.provider, self.kind, (address_hash or b"").hex(), instant, self.distinction)
+        return sha256("\n".join(parts).encode()).digest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedEvent:
+    """What a provider reported about an email, without the recipient, as operators see it.
+
+    Attributes:
+        event_key: Hexadecimal octets.
+        happened_at: When the event happened, by the provider's clock.
+        doubt: What the event does not prove (docs/events.md); None if it proves what it says.
+    """
+
+    received_at: datetime
+    email_id: UUID
+    event_key: str
+    happened_at: datetime
+    provider: str
+    kind: str
+    bounce: str | None
+    code: str | None
+    detail: str | None
+    doubt: str | None
+    tenant_id: str
+    message_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """The properties by which we find a held message in a provider's list of messages. They must not be logged.
+
+    Attributes:
+        sender: The sender; empty if the message was sent with the provider's default sender.
+        accepted_from: The earliest time at which the provider can have accepted the message. This time and
+            `accepted_until` allow for a difference between our clock and the provider's.
+        accepted_until: The latest time at which the provider can have accepted the message.
+        other_ids: The provider's ids of other messages to the same recipient. The message has none of these ids.
+    """
+
+    recipient: str = field(repr=False)
+    sender: str = field(repr=False)
+    text: str = field(repr=False)
+    accepted_from: datetime
+    accepted_until: datetime
+    other_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMessage:
+    """A message about which we ask the provider: it was accepted but no final event arrived, or it is held.
+
+    Attributes:
+        message_id: The provider's id; None for a held message, because it is unknown whether the provider accepted it.
+        traits: The properties to search for; None if there is a `message_id`.
+    """
+
+    email_id: UUID
+    message_id: str | None
+    traits: Traits | None = None
+
+
+class OutgoingKind(StrEnum):
+    """What became of an email; the value of `outgoing_event.kind`."""
+
+    SENT = "sent"
+    """A provider accepted the email."""
+    FAILED = "failed"
+    """The email was rejected, or no attempts are left."""
+    HELD = "held"
+    """It is unknown whether the provider accepted the email."""
+    DELIVERED = "delivered"
+    """The recipient's server took the email."""
+    BOUNCED = "bounced"
+    """The recipient's server refused the email for good."""
+    COMPLAINED = "complained"
+    """The recipient reported the email as spam."""
+    SUPPRESSED = "suppressed"
+    """The email failed because all of its recipients are suppressed."""
+    CANCELLED = "cancelled"
+    """The email will not be sent: it has expired, or the application or an operator cancelled it."""
+
+    @property
+    def type(self) -> str:
+        """The kind's name in the HTTP API and in webhooks, such as `email.sent`."""
+        return f"{TYPE_PREFIX}{self.value}"
+
+
+TYPE_PREFIX: Final = "email."
+TYPES: Final = tuple(kind.type for kind in OutgoingKind)
+
+
+def kind_of(text: str) -> OutgoingKind:
+    """The kind with this name, such as `email.sent` or `sent`. Raises ValueError."""
+    try:
+        return OutgoingKind(text.removeprefix(TYPE_PREFIX))
+    except ValueError:
+        raise ValueError(f"must be one of: {', '.join(TYPES)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingEvent:
+    """One event of the feed. Contains neither the email's content nor an address.
+
+    `event_id` is the same in each delivery, so that a receiver can ignore repetitions. `reason` is a
+    `domain.outcome.Reason`, `code` the status code of the provider or the recipient's server, `bounce` is `hard`,
+    `soft` or `blocked`. `address_hash` is None if the event is about all recipients. `happened_at`, by the provider's
+    clock, is None for a change of status.
+    """
+
+    event_id: UUID
+    kind: OutgoingKind
+    email_id: UUID
+    tenant_id: str
+    message_key: str
+    correlation_id: str | None
+    reason: str | None
+    provider: str | None
+    code: str | None
+    bounce: str | None
+    address_hash: bytes | None
+    happened_at: datetime | None
+    created_at: datetime
+
+    def document(self, recipients: Sequence[str] | None = None) -> dict[str, Any]:
+        """The event as JSON, with these addresses: `type`, `timestamp` and `data`, according to Standard Webhooks."""
+        data: dict[str, Any] = {
+            "email_id": str(self.email_id),
+            "tenant_id": self.tenant_id,
+            "message_key": self.message_key,
+            "correlation_id": self.correlation_id,
+            "provider": self.provider,
+            "reason": self.reason,
+            "code": self.code,
+            "bounce": self.bounce,
+            "happened_at": self.happened_at or self.created_at,
+        }
+        if recipients is not None:
+            data["recipients"] = list(recipients)
+        return {"type": self.kind.type, "timestamp": self.created_at, "data": data}
