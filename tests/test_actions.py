@@ -164,6 +164,7 @@ def _audited(connection: psycopg.Connection) -> list[Any]:
     rows = connection.execute("select action, reason, detail from operator_audit order by audit_id").fetchall()
     connection.execute("alter table operator_audit disable trigger all")
     connection.execute("delete from operator_audit")
+    connection.execute("alter table operator_audit enable trigger all")
     connection.execute("truncate webhook restart identity cascade")
     connection.commit()
     return [(action, reason, _lasting(detail)) for action, reason, detail in rows]
