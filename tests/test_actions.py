@@ -32,14 +32,18 @@ from dispatcher.actions.action import (
     read,
 )
 from dispatcher.actions.batch import Batch
+from dispatcher.actions.dlq import ListDead
+from dispatcher.actions.held import ListHeld
 from dispatcher.actions.runner import Face, Who, run, tenant_of
 from dispatcher.actions.tenants import ListTenants, SetTenant, UnsetTenant
+from dispatcher.actions.unsent import Reschedule
 from dispatcher.api.batch_face import BATCHES
 from dispatcher.api.face import body_of, operation
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.batch_face import batch_command
 from dispatcher.cli.face import command
 from dispatcher.client import ApiProblem, Client
+from dispatcher.client.face import call_of
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.api_key import Scope
@@ -48,7 +52,7 @@ from dispatcher.domain.kinds import FLAG, LIMIT, TENANT, Wrong
 from dispatcher.domain.values import dataclass
 from dispatcher.store.queries import all_queries
 from tests.api.ops_page.browsing import Browser, forms_of
-from tests.api.running_api import UNREACHABLE_AMQP_URL, Answer, Api, make_key, running, settings_of
+from tests.api.running_api import EMAIL, UNREACHABLE_AMQP_URL, Answer, Api, make_key, running, settings_of
 from tests.cli.commandline import CommandLine
 from tests.store.statements import prepared
 
@@ -160,6 +164,7 @@ def _audited(connection: psycopg.Connection) -> list[Any]:
     rows = connection.execute("select action, reason, detail from operator_audit order by audit_id").fetchall()
     connection.execute("alter table operator_audit disable trigger all")
     connection.execute("delete from operator_audit")
+    connection.execute("alter table operator_audit enable trigger all")
     connection.execute("truncate webhook restart identity cascade")
     connection.commit()
     return [(action, reason, _lasting(detail)) for action, reason, detail in rows]
@@ -310,6 +315,39 @@ async def test_a_key_of_one_tenant_or_without_the_scope_may_not_change_what_tena
         misspelt = await api.call("PUT", "/v1/tenants/acme", body={"wieght": 2, "reason": "r"}, token=reader)
     assert [(each.status, each.code) for each in answers] == [(403, "insufficient-scope")] * 2
     assert misspelt.status == 403
+
+
+def test_a_field_in_the_path_must_not_be_in_the_body_too() -> None:
+    with pytest.raises(Mistakes, match="must leave out tenant_id"):
+        read(SetTenant, {"weight": 2, "tenant_id": "shop"}, {"tenant_id": "acme"})
+
+
+def test_a_flag_that_is_false_is_no_choice() -> None:
+    with pytest.raises(Mistakes, match="another one of"):
+        read(Reschedule, {"now": False}, {})
+    assert not read(Reschedule, {"now": False, "send_in_seconds": 60}, {}).now
+
+
+async def test_a_list_takes_what_the_client_sends_and_hides_hosts_from_a_tenant(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    async with running(settings) as api:
+        email_id = (await api.post("a", EMAIL | {"tenant_id": "shop"})).json["id"]
+        connection.execute(
+            "update email_log set status = 'held', publish_due_at = null, created_at = now() - interval '2 hours'"
+        )
+        connection.execute(
+            "insert into email_attempt (email_id, attempt_number, worker, provider, started_at, finished_at, outcome)"
+            " values (%s, 1, 'host-7', 'smtp', now(), now(), 'uncertain')",
+            [email_id],
+        )
+        one, every = (make_key(connection, scopes=["operate"], tenant_id=tenant) for tenant in ("shop", None))
+        for action, count in ((ListDead(older_than_seconds=3600.0), 1), (ListHeld(newer_than_seconds=3600.0), 0)):
+            answer = await api.get(call_of(action).path, token=one)
+            assert (answer.status, len(answer.json["emails"])) == (200, count)
+        (own,) = (await api.get("/v1/held?older_than_seconds=60", token=one)).json["emails"]
+        (all_,) = (await api.get("/v1/held?tenant_id=shop", token=every)).json["emails"]
+    assert (own["email_id"], own["worker"], all_["worker"]) == (email_id, None, "host-7")
 
 
 def test_a_misspelt_field_gets_a_suggestion() -> None:

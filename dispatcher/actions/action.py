@@ -327,6 +327,10 @@ class Action(Generic[R_co]):
 
         return await fetch(source, self.query, parameters, into=self.row)
 
+    def for_tenant(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """The rows as somebody sees them who sees one tenant only."""
+        return rows
+
     async def after_commit(self, settings: Any) -> None:
         """Does what follows the commit of a change."""
 
@@ -423,6 +427,8 @@ def read(
         near = get_close_matches(name, known, 1)  # never repeat the name: it may be private
         hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
         mistakes.append(Mistake("", f"has an unknown field; {hint}"))
+    both = sorted(given.keys() & texts.keys() & set(known))
+    mistakes += [Mistake("", f"must leave out {name}, which is in the path") for name in both]
     for name, each in action.fields.items():
         try:
             if name in given:
@@ -436,7 +442,8 @@ def read(
     if action.some_of and not any(given.get(each) is not None or texts.get(each) for each in action.some_of):
         mistakes.append(Mistake("", f"needs at least one of: {', '.join(action.some_of)}"))
     faulty = {each.field for each in mistakes}
-    if action.one_of and not faulty & set(action.one_of) and sum(each in values for each in action.one_of) != 1:
+    chosen = [each for each in action.one_of if values.get(each, False) is not False]
+    if action.one_of and not faulty & set(action.one_of) and len(chosen) != 1:
         mistakes.append(Mistake(action.one_of[0], f"is required, or another one of: {', '.join(action.one_of)}"))
     if mistakes:
         raise Mistakes(mistakes)

@@ -7,6 +7,8 @@ the email arrived. To find out, search for the email's id at the provider: the i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
@@ -37,6 +39,10 @@ class ListHeld(
     plural = "emails"
     nothing = "No held email matches."
     examples = ("held list --provider ses --older-than 1h", "held list --json | jq -r '.emails[].email_id'")
+
+    def for_tenant(self, rows: Sequence[HeldEmail]) -> Sequence[HeldEmail]:
+        """Without the names of hosts."""
+        return [replace(each, worker=None) for each in rows]
 
 
 class HeldDecision(FailureFilter[Any], Batch):

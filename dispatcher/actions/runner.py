@@ -121,6 +121,8 @@ async def run(source: Source, action: Action[R], who: Who, settings: object = No
     if isinstance(action, Paged):
         parameters |= action.position()
     rows = await action.run(source, {**parameters, **await action.prepare(source, settings)})
+    if who.tenant_id is not None:
+        rows = action.for_tenant(rows)
     if isinstance(action, Paged):
         return action.page(rows, action.limit)  # type: ignore[return-value]
     if action.is_list:

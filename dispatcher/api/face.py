@@ -33,6 +33,7 @@ _LOCATION: Final = {
     "Location": {"schema": {"type": "string"}, "description": "The path of what was created.", "required": True}
 }
 _WORD: Final = re.compile(r"(?<!^)(?=[A-Z])")
+_NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ class ActionEndpoints:
 
         async def without_body(request: Request) -> Response:
             async with self.access.admit(request, action.scope) as caller:
-                return await self._run(action, caller, request, {}, query(request))
+                texts = query(request)
+                numbers = {name: float(texts.pop(name)) for name in _numbers(action, texts)}
+                return await self._run(action, caller, request, numbers, texts)
 
         return with_body if has_body else without_body
 
@@ -133,6 +136,12 @@ def _error(mistake: Mistake, location: str) -> FieldError:
         path = "/".join(filter(None, (mistake.field, mistake.path)))
         return FieldError(location, f"#/{path}" if path else "#", mistake.rule)
     return FieldError(location, mistake.field, mistake.rule)
+
+
+def _numbers(action: type[Action[Any]], texts: Mapping[str, str]) -> list[str]:
+    """The parameters that are numbers, such as seconds. Without this, only `2h` would be such a number."""
+    numbers = {name for name, each in action.fields.items() if each.kind.schema.get("type") == "number"}
+    return [name for name, text in texts.items() if name in numbers and _NUMBER.fullmatch(text)]
 
 
 def query(request: Request) -> dict[str, str]:

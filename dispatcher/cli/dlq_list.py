@@ -57,7 +57,7 @@ def _list(by: str | None, poison: bool, **given: Any) -> int:
     The command reads only the database. With --poison it reads the DLQ instead; it does not remove or reorder messages.
     """
     if poison:
-        return _list_poison(int(given["limit"] or ListDead.fields["limit"].default), as_json=given["as_json"])
+        return _list_poison(read_options(ListDead, _without_json(given)).limit, as_json=given["as_json"])
     if by:
         return _list_groups(read_options(ListDead, _without_json(given)).selected(), by, as_json=given["as_json"])
     return _call(_LIST, **given)
@@ -97,14 +97,20 @@ def _discard(names: tuple[str, ...], **given: Any) -> int:
 
     if len(poison) < len(names):
         raise click.UsageError("Discard poison messages and dead letters of emails with two commands.")
-    if not given["reason"]:
+    asked = read_options(DiscardDead, {name: given[name] for name in DiscardDead.fields if name in given})
+    if asked.is_selecting() or asked.tenant_id or given["as_json"]:
+        raise click.UsageError("Poison messages are discarded by their ids alone, and without --json.")
+    if not (given["reason"] or asked.dry_run):
         raise click.UsageError("--reason is missing. Give a few words for the audit log.")
-    act = Act.of(given["actor"], given["reason"])
 
     async def discard_all(session: AsyncSession, dlq: DeadLetterQueue) -> int:
         return sum([await discard_poison(session, dlq, name, act) for name in poison])
 
     say(f"This discards {counted(len(poison), 'poison message')}: {', '.join(poison)}.")
+    if asked.dry_run:
+        say("Nothing was changed.")
+        return Exit.DONE
+    act = Act.of(given["actor"], given["reason"])
     confirm("Discard them?", yes=given["yes"])
     say(f"Discarded {counted(run_with_dlq('dlq', discard_all), 'poison message')}.")
     return Exit.DONE

@@ -23,7 +23,11 @@ def call_of(action: Action[R]) -> ApiCall[R]:
     for name in action.path_names():
         path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
     if method == "GET":
-        return ApiCall(_parser(action), method, path + (f"?{urlencode(given)}" if given else ""))
+        texts = {
+            name: str(value) if isinstance(value, str) else orjson.dumps(value).decode().strip('"')
+            for name, value in given.items()
+        }
+        return ApiCall(_parser(action), method, path + (f"?{urlencode(texts)}" if texts else ""))
     return ApiCall(_parser(action), method, path, (("Content-Type", "application/json"),), orjson.dumps(given))
 
 

@@ -31,6 +31,7 @@ MAX_SECONDS: Final = 10 * 366 * 86_400
 MAX_IDS: Final = 1000
 MAX_TENANT_CHARACTERS: Final = 100
 MAX_PAGE_ROWS: Final = 100
+_MAX_CURSOR_CHARACTERS: Final = 1000
 
 
 class Wrong(ValueError):
@@ -174,10 +175,11 @@ def cursor(columns: Iterable[type[Any]]) -> Kind[str]:
     types = tuple(columns)
 
     def read(value: Any) -> str:
+        _require(len(value) <= _MAX_CURSOR_CHARACTERS)
         cursor_values(types, value)
         return str(value)
 
-    schema = {"type": "string", "minLength": 1, "maxLength": 1000}
+    schema = {"type": "string", "minLength": 1, "maxLength": _MAX_CURSOR_CHARACTERS}
     return Kind("must be `next` of an earlier page", schema, read, metavar="CURSOR")
 
 
@@ -188,7 +190,11 @@ def cursor_text(values: Iterable[object]) -> str:
 
 def cursor_values(types: Iterable[type[Any]], text: str) -> list[Any]:
     """The values of a cursor; raises ValueError if the text is not a cursor of such columns."""
-    kinds, found = tuple(types), json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    kinds = tuple(types)
+    try:
+        found = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except RecursionError:
+        raise ValueError from None
     _require(isinstance(found, list) and len(found) == len(kinds) and all(isinstance(each, str) for each in found))
     made = [
         kind.fromisoformat(each) if kind is datetime else kind(each) for kind, each in zip(kinds, found, strict=True)

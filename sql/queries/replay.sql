@@ -3,6 +3,8 @@
 -- in which an operator sends an email again. The statement names the emails in `item`: whether only a held email may be
 -- sent again, whether an email that may have arrived may be, and from when on a discarded dead letter prevents it.
 -- `judged` has an outcome per email: `replayed`, or why nothing changed; null: another transaction has locked the row.
+-- The update has no condition on the status: it would apply to the row as it was when the statement began, and leave out an
+-- email that became held while the statement waited for its lock. `candidate` has locked the current row.
 candidate as (
     select
         e.email_id,
@@ -54,7 +56,6 @@ made_pending as (
         dead_letter_due_at = null,
         dead_letter_discarded_at = null
     where e.email_id = any(array(select email_id from judged where outcome = 'replayed'))
-        and e.status in ('failed', 'held')
     returning
         e.email_id,
         e.attempt_count,

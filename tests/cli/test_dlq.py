@@ -495,12 +495,17 @@ def test_poison_is_listed_shown_exported_repaired_and_discarded(
     broken = quick("dlq", "replay", second["poison_id"], "--body", "exported", *WHY)
     fixed = quick("dlq", "replay", second["poison_id"], "--body", str(repaired), *WHY)
     asked = quick("dlq", "discard", first["poison_id"], *WHY)
+    dry = quick("dlq", "discard", first["poison_id"], "--dry-run", "--yes")
+    limited = quick("dlq", "list", "--poison", "--json", "--limit", "1")
+    unlimited = quick("dlq", "list", "--poison", "--limit", "many")
     discarded = quick("dlq", "discard", first["poison_id"], *WHY, "--yes")
 
     assert first["beginning"] == "\\x1b[2Jgarbage"
     assert "1b 5b 32 4a" in shown.stdout
     assert (tmp_path / "exported").read_bytes() == b"\x1b[2Jgarbage"
     assert (broken.code, fixed.code, asked.code, discarded.code) == (1, 0, 2, 0)
+    assert (dry.code, "Nothing was changed." in dry.stderr, unlimited.code) == (0, True, 2)
+    assert [each["poison_id"] for each in limited.json["poison"]] == [first["poison_id"]]
     assert quick("dlq", "list", "--poison", "--json").json == {"poison": [], "total": 0}
     (taken,) = asyncio.run(dead_emails.rabbit.take_all(dead_emails.topology.queue, 1))
     assert taken.body == repaired.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -65,5 +66,7 @@ def test_a_cursor_returns_the_values_of_its_columns() -> None:
     text = kinds.cursor_text((at, 7, "é", UUID(ID)))
     assert kinds.cursor_values(columns, text) == [at, 7, "é", UUID(ID)]
     assert kinds.cursor(columns).of_text(text) == text
-    with pytest.raises(Wrong):
-        kinds.cursor((int,)).of_text(text)
+    nested = urlsafe_b64encode(b"[" * 740).decode()
+    for wrong in (text, "x", nested, nested * 10, kinds.cursor_text(["a"])):
+        with pytest.raises(Wrong):
+            kinds.cursor((int,)).of_text(wrong)

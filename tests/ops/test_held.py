@@ -15,9 +15,11 @@ from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession, connect_async
 from tests.ops.dead_emails import DeadEmails
 from tests.ops.decisions import decide
+from tests.waiting import until
 
 CONFIRM = Confirm(reason="ann@example.org got it")
 RELEASE = Release(reason="the provider never had it")
+WAITING_HERE = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 
 async def test_a_confirmed_email_is_sent_counted_and_audited(session: AsyncSession, dead_emails: DeadEmails) -> None:
@@ -94,6 +96,20 @@ async def test_of_a_concurrent_confirm_and_release_one_is_applied(tables_url: st
     won = [(a == "confirmed", b == "released") for a, b in zip(confirmed, released, strict=True)]
     assert all(a != b for a, b in won)
     assert len(dead_emails.audit()) == 20
+
+
+async def test_an_email_that_becomes_held_while_the_release_waits_for_its_row_is_released(
+    session: AsyncSession, tables_url: str, dead_emails: DeadEmails
+) -> None:
+    (email_id,) = dead_emails.create(status="sending")
+
+    async with await connect_async(tables_url, name="worker") as worker, worker.transaction():
+        await worker.execute("update dispatcher.email_log set status = 'held' where email_id = %s", [email_id])
+        releasing = asyncio.create_task(decide(session, RELEASE, email_id))
+        await until(lambda: dead_emails.books.select(WAITING_HERE))
+
+    assert await releasing == ["released"]
+    assert (dead_emails.books.row(email_id)["status"], len(dead_emails.audit())) == ("pending", 1)
 
 
 def test_a_reason_is_required() -> None:
