@@ -62,7 +62,7 @@ def test_a_command_of_the_runbook_exists(line: str, tmp_path: Path) -> None:
         "dispatcher dlq lsit",
         "dispatcher dlq list --by nothing",
         "dispatcher status --jsno",
-        "dispatcher held confirm ID",
+        "dispatcher held confirm ID --raeson delivered",
     ],
 )
 def test_an_unknown_command_is_detected(line: str, tmp_path: Path) -> None:

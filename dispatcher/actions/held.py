@@ -30,7 +30,7 @@ class ListHeld(
     query="list_held",
     reach=Reach.ANY_TENANT,
 ):
-    """List held emails, oldest first, with everything that helps to find out whether they arrived."""
+    """List held emails, oldest first, with what shows if they arrived."""
 
     key: ClassVar = {"email_id": UUID}
     limit: int = field(ROWS, "The most emails.", default=50)

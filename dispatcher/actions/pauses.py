@@ -154,8 +154,8 @@ class ResumeTenant(_End, name="resume tenant", http="DELETE /v1/pauses", query="
 
 
 class ResumeProvider(_End, name="resume provider", http="DELETE /v1/pauses/providers/{provider}", query="end_pause"):
-    """End the pause of a provider, and the wait that workers began themselves, because the provider throttled us,
-    failed or refused all emails. Other pauses stay in force.
+    """End the pause of a provider. This also ends the wait that workers began themselves, because the provider
+    throttled us, failed or refused all emails. Other pauses stay in force.
     """
 
     provider: str = field(PROVIDER, "The provider. DISPATCHER_PROVIDERS need not contain it any more.")

@@ -2,7 +2,7 @@
 
 `create index` in a migration blocks every write until PostgreSQL has read the table. So in a database that is in use,
 `init` takes these statements out of a migration, and builds each index concurrently after the migration, whose columns
-the index may need. If a build is interrupted, the next `init` finds the index missing or invalid, and builds it.
+the index may need. If an index is missing or invalid, because a build was interrupted or somebody dropped it, the next `init` builds it.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def without_indexes(text: str) -> str:
 
 
 def lasting_indexes(texts: Iterable[str]) -> dict[str, Index]:
-    """The indexes of `indexes_of` that exist after these migrations, in order, by name."""
+    """The indexes that exist after these migrations, in order, by name."""
     found: dict[str, Index] = {}
     for text in texts:
-        found |= {index.name: index for index in indexes_of(text)}
+        found |= {index.name: index for index in (Index(*each) for each in _CREATED.findall(text))}
         for name in _DROPPED.findall(text):
             found.pop(name, None)
     return found

@@ -50,9 +50,6 @@ grant select on
 grant execute on function
     dispatcher.email_id_lowest_at, dispatcher.email_partitions_ended, dispatcher.hash_addresses,
     dispatcher.find_keys, dispatcher.recipient_domains, dispatcher.find_recipients,
-    dispatcher.find_dead_emails(
-        text, text, text, text, text, double precision, double precision, uuid[], boolean, text, text
-    ),
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.email_partitions_make,
     dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune,
     dispatcher.email_recipient_summarize, dispatcher.named_lock_holder, dispatcher.advisory_lock_holders
@@ -76,9 +73,6 @@ grant select (tenant_id, message_key, email_id) on dispatcher.email_idempotency 
 grant execute on function
     dispatcher.email_id_lowest_at, dispatcher.email_partitions_ended, dispatcher.hash_addresses,
     dispatcher.recipient_domains,
-    dispatcher.find_dead_emails(
-        text, text, text, text, text, double precision, double precision, uuid[], boolean, text, text
-    ),
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.named_lock_holder,
     dispatcher.advisory_lock_holders
     to {role};

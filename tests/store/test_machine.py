@@ -155,7 +155,7 @@ MUTANTS: Final = {
     ),
     "published_with_another_due_mark": Mutant(
         "mark_published",
-        "where email_id = any(%(email_ids)s)\nand email_id between %(lowest_id)s and %(highest_id)s\nand (\n"
+        "where email_id = any(%(email_ids)s) and email_id between %(lowest_id)s and %(highest_id)s\nand (\n"
         "(email_id, publish_due_at) in (\nselect t.email_id, t.due_at",
         "where email_id = any(%(email_ids)s)\nand (\n(email_id) in (\nselect t.email_id",
     ),
@@ -196,7 +196,7 @@ MUTANTS: Final = {
         "recover_expired", "coalesce(on_uncertain, %(on_uncertain)s)", "%(on_uncertain)s"
     ),
     "recovery_that_loses_doubt": Mutant("recover_expired", "        was_uncertain = true,\n"),
-    "lease_found_expired_before_its_end": Mutant("find_expiring", "locked_until < clock_timestamp(), ", "true, "),
+    "lease_found_expired_before_its_end": Mutant("find_expiring", "locked_until < clock_timestamp(),", "true,"),
     "lease_found_expiring_at_any_time": Mutant("find_expiring", "%(within_seconds)s *", "(1e9 + %(within_seconds)s) *"),
     "expired_lease_released_with_any_token": Mutant(
         "release_found",
