@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from dispatcher.actions.action import Reach, field
 from dispatcher.actions.batch import Batch, Verdict
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.kinds import AGE, FILTER_TEXT, FLAG, SEND_AT, one_of
+from dispatcher.domain.email_rules import MAX_DAYS_AHEAD
+from dispatcher.domain.kinds import AGE, FILTER_TEXT, FLAG, SEND_AT, one_of, seconds
 from dispatcher.domain.status import Status
+
+SEND_IN: Final = seconds(0, MAX_DAYS_AHEAD * 86_400)
 
 
 class Unsent(Batch):
@@ -88,7 +91,7 @@ class Reschedule(
     """
 
     send_at: datetime | None = field(SEND_AT, "Send at this time, such as 2026-12-24T18:00:00+01:00.", default=None)
-    send_in_seconds: float | None = field(AGE, "Send after this time, such as 90s, 15m, 2h or 3d.", default=None)
+    send_in_seconds: float | None = field(SEND_IN, "Send after this time, such as 90s, 15m, 2h or 3d.", default=None)
     now: bool = field(FLAG, "Send as soon as possible.", default=False)
 
     http_one = "POST /v1/emails/{email_id:uuid}/reschedule"

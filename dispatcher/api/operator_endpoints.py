@@ -131,11 +131,12 @@ class OperatorEndpoints:
                     yield caller, asked, connection
 
     def _document(self, caller: Caller, replay: Replay) -> Replay:
-        """The replay as the caller may see it. A tenant does not see the name and the reason of another operator."""
+        """The replay as the caller may see it. A tenant does not see the name, the reason and the filters of another
+        operator."""
         tenant_id = None if caller.key is None else caller.key.tenant_id
         seen = self.jobs.seen(replay)
         is_visible = tenant_id is None or self.access.is_own_act(replay.actor, tenant_id)
-        return seen if is_visible else replace(seen, actor=None, reason=None)
+        return seen if is_visible else replace(seen, actor=None, reason=None, selection={})
 
 
 @asynccontextmanager

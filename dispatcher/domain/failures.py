@@ -173,7 +173,7 @@ class Replay:
         paced_with: Replays that were running when this replay began, and include some of the same emails. All of these
             replays together send at the lowest of their rates.
         source: How the emails were selected: `filter`, `ids` or `queue`.
-        selection: The filters by name, or the number of ids.
+        selection: The filters by name, or the number of ids; empty if a tenant may not see them.
         reason, actor: None if a tenant may not see them.
     """
 

@@ -80,6 +80,8 @@ class RequestBatcher(Generic[T, R]):
     async def submit(self, items: Sequence[T]) -> list[R | DispatcherError]:
         """Commits items, and returns their results in the same order. Errors are values, because other items of the
         same batch have other results."""
+        if not items:
+            return []
         loop = asyncio.get_running_loop()
         request: _Request[R] = _Request([None] * len(items), len(items), loop.create_future())
         for index, item in enumerate(items):
@@ -137,15 +139,14 @@ class RequestBatcher(Generic[T, R]):
         """Commits a batch and sets its results. If that fails, sets no results and returns the error."""
         try:
             results = await self._commit([queued.item for queued in batch])
+            for queued, result in zip(batch, results, strict=True):
+                queued.set_result(result)
         except DispatcherError as error:
             return error.with_traceback(None)  # the traceback would keep the batch in memory
         except Exception as error:  # noqa: BLE001 - the waiting requests raise it
             for request in {id(queued.request): queued.request for queued in batch}.values():
                 if not request.done.done():
                     request.done.set_exception(error)
-            return None
-        for queued, result in zip(batch, results, strict=True):
-            queued.set_result(result)
         return None
 
     async def _split(self, batch: list[_Queued[T, R]], refusal: DispatcherError) -> None:

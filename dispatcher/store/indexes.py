@@ -2,7 +2,8 @@
 
 `create index` in a migration blocks every write until PostgreSQL has read the table. So in a database that is in use,
 `init` takes these statements out of a migration, and builds each index concurrently after the migration, whose columns
-the index may need. If an index is missing or invalid, because a build was interrupted or somebody dropped it, the next `init` builds it.
+it may need. The next `init` builds an index that is missing or invalid, because a build was interrupted, or
+was dropped.
 """
 
 from __future__ import annotations

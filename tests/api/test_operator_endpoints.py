@@ -153,7 +153,8 @@ async def test_the_reason_of_a_replay_is_shown_to_whose_key_gave_it_and_to_keys_
     own, colleague = (make_key(connection, scopes=["operate"]) for _ in range(2))
     everyone = make_key(connection, scopes=["operate"], tenant_id=None)
     of_tenant = (await api.call("POST", "/v1/replays", body=REASON, token=own)).json
-    of_operator = (await api.call("POST", "/v1/replays", body=REASON | {"tenant_id": "shop"}, token=everyone)).json
+    private = {"tenant_id": "shop", "text": "words of an operator"}
+    of_operator = (await api.call("POST", "/v1/replays", body=REASON | private, token=everyone)).json
     paths = [f"/v1/replays/{made['id']}" for made in (of_tenant, of_operator)]
 
     seen = {
@@ -162,7 +163,13 @@ async def test_the_reason_of_a_replay_is_shown_to_whose_key_gave_it_and_to_keys_
     }
     seen["everyone"] = [(await api.get(f"{path}?tenant_id=shop", token=everyone)).json["reason"] for path in paths]
 
+    filters = [
+        (await api.get(paths[1] + query, token=token)).json["selection"]
+        for query, token in (("", own), ("?tenant_id=shop", everyone))
+    ]
+
     why = REASON["reason"]
+    assert (filters[0], filters[1]["text"]) == ({}, private["text"])
     assert seen == {"own": [why, None], "colleague": [why, None], "everyone": [why, why]}
 
 
