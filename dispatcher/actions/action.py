@@ -201,7 +201,8 @@ class Action(Generic[R_co]):
         stops: A column of a paged list. A statement that examines a limited number of rows may return, as its last row,
             the last row that it has examined, with null in this column. The next page continues there.
         constants: More parameters of the query.
-        some_of, one_of: Fields of which at least one, or exactly one, must be given.
+        some_of: The request must give at least one of these fields.
+        one_of: The request must give exactly one of these fields.
         done: What the command and the page say afterwards.
         tells_row: Whether they also say the row's `describe()`.
         secret: The field of the row with a secret, which every face shows once.
@@ -328,7 +329,7 @@ class Action(Generic[R_co]):
         return await fetch(source, self.query, parameters, into=self.row)
 
     def for_tenant(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """The rows as somebody sees them who sees one tenant only."""
+        """The rows without what a tenant may not see."""
         return rows
 
     async def after_commit(self, settings: Any) -> None:

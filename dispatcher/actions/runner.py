@@ -20,7 +20,7 @@ DEFAULT_TENANT: Final = "default"
 
 
 class Face(StrEnum):
-    """Through what somebody acts."""
+    """The faces of an action."""
 
     COMMAND = "command"
     HTTP = "http"
@@ -54,7 +54,7 @@ _UNNAMED: Final[dict[tuple[Face, Reach], str | None]] = {
     (Face.OPEN_HTTP, Reach.ANY_TENANT): DEFAULT_TENANT,
     # HTTP with a key of all tenants: the request must name a tenant.
 }
-"""The tenant if somebody who sees all tenants names none; None: all tenants."""
+"""The tenant if an actor who sees all tenants names none; None: all tenants."""
 
 
 def tenant_of(action: type[Action[Any]], who: Who, given: str | None) -> str | None:
@@ -81,7 +81,7 @@ def tenant_of(action: type[Action[Any]], who: Who, given: str | None) -> str | N
 
 
 def check(action: type[Action[Any]], who: Who, *others: Scope) -> None:
-    """Checks that somebody may use an action. `others` are scopes that are enough, too.
+    """Checks that an actor may use an action. Each scope of `others` is enough, too.
 
     Raises:
         Refused: `insufficient-scope`.

@@ -66,7 +66,7 @@ def make_app(
         events: None if no provider posts events.
         ops: The operators' page; None if it is off.
     """
-    actions = ActionEndpoints(access, operators.bodies, operators.sessions, settings)
+    actions = ActionEndpoints(access, operators.bodies, operators.sessions, status.source, settings)
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
     enqueues: list[tuple[str, str, Endpoint, Operation]] = [
         ("POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE),

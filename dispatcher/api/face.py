@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from dispatcher.api.operation import BODY_PROBLEMS, Operation, object_schema, pa
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
+from dispatcher.store.statements import Source
 
 CONCURRENT_LISTS: Final = 2
 """The most concurrent list queries; one tenant has at most one. More could slow down enqueueing."""
@@ -43,6 +44,7 @@ class ActionEndpoints:
     access: AccessControl
     bodies: BodyReader
     sessions: FairSessions
+    readers: Source
     settings: Settings
     lists: FairTurns = field(default_factory=lambda: FairTurns(CONCURRENT_LISTS))
 
@@ -91,9 +93,12 @@ class ActionEndpoints:
         location = "parameter" if request.method == "GET" else "pointer"
         with problems(location, in_path):
             asked = read(action, given, {**texts, **in_path}, is_reason_required=True)
-            turn = self.lists.turn(caller.share) if isinstance(asked, Paged) else nullcontext()
-            async with turn, self.sessions.of(caller.share) as connection:
-                result = await run(connection, asked, who(caller), self.settings)
+            if isinstance(asked, Paged):  # not on the few sessions that changes wait for
+                async with self.lists.turn(caller.share):
+                    result = await run(self.readers, asked, who(caller), self.settings)
+            else:
+                async with self.sessions.of(caller.share) as connection:
+                    result = await run(connection, asked, who(caller), self.settings)
         headers = (
             {"Location": action.created.format_map({name: getattr(result, name) for name in action.row.__match_args__})}
             if action.created

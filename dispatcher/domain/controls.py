@@ -86,7 +86,7 @@ class Pause:
 
 
 def seen_by(pauses: Sequence[Pause], tenant_id: str | None) -> list[Pause]:
-    """The pauses that somebody may see: all, or only the pause of one tenant, with a login instead of an actor."""
+    """All pauses; or, for a tenant, only its own pause, with a login instead of an actor."""
     if tenant_id is None:
         return list(pauses)
     own = (PauseScope.TENANT, tenant_id)

@@ -51,7 +51,7 @@ class Kind(Generic[T]):
         schema: The JSON Schema of the value in a request.
         read: Returns the value of a JSON value; raises ValueError, TypeError, InvalidEmail or `Wrong` otherwise.
         parse: Returns the JSON value of a text on the command line, in a URL or in a form; raises ValueError.
-        metavar: What stands for the value in `--help`.
+        metavar: The name of the value in `--help`.
         choices: All values, if they are few.
     """
 

@@ -96,6 +96,11 @@ class Explanation:
         ends = [*(blank.start() for blank in BLANK_LINES.finditer(self.text)), len(self.text)]
         return [(end, says_why(self.text[start:end])) for start, end in pairwise([0, *ends])]
 
+    @cached_property
+    def _address_lines(self) -> list[tuple[int, str]]:
+        """Where each line that begins with an address starts, and the address."""
+        return [(found.start(), normalised(found[1])) for found in _ADDRESS_LINE.finditer(self.text)]
+
     def names(self, address: str) -> bool:
         """Whether the text contains an address. Longer addresses that contain this address do not count."""
         return next(self._places(address), None) is not None
@@ -112,9 +117,9 @@ class Explanation:
             return ""
         place, end = next(((at, end) for at, (end, has_reason) in places if has_reason), (places[0][0], len(self.text)))
         start = self.text.rfind("\n", 0, place) + 1
-        lines = _ADDRESS_LINE.finditer(self.text, start, end)
-        another = next((each for each in lines if normalised(each[1]) != address), None)
-        return self.text[start : another.start() if another else end]
+        lines = islice(self._address_lines, bisect(self._address_lines, (start, "")), None)
+        another = next((at for at, named in lines if at >= end or named != address), end)
+        return self.text[start : min(another, end)]
 
     def _places(self, address: str) -> Iterator[int]:
         if address and address in self._lower:

@@ -3,7 +3,8 @@
 The database is the source of truth. A dead letter is about one failure of one email. The email's number of attempts
 identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed
 email. A dead letter is stale if its email is no longer failed or held, if the email has failed again, or if an operator
-discarded the dead letter. So whoever replays, confirms, releases or discards an email needs no connection to RabbitMQ.
+discarded the dead letter. So a process that replays, confirms, releases or discards emails needs no
+connection to RabbitMQ.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Call(Protocol):
 
 @dataclass(slots=True)
 class Deadline:
-    """A `Call` of which the transport must know only the deadline."""
+    """A `Call` that has only a deadline."""
 
     deadline: float
 

@@ -13,7 +13,8 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,7 @@ from dispatcher.transport.call import Deadline
 from dispatcher.transport.destination import NoAnswer, Resolve, addresses_of
 from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_connection import HttpConnection
-from dispatcher.transport.http_response import NoResponse, RequestNotSent
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 from dispatcher.transport.tcp import connect_to
 from dispatcher.transport.tls import http_context
 from dispatcher.version import VERSION
@@ -38,6 +39,8 @@ MAX_INFORMATIONAL: Final = 8
 """The most 1xx responses before a response. Receivers usually send none, and at most two: 100 and 103."""
 _MAX_POSTS: Final = 256
 """More posts than any caller makes at the same time."""
+_untried: ContextVar[list[str]] = ContextVar("_untried")
+"""The checked addresses to which the current post has not connected yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +133,26 @@ class SignedPoster:
         deadline = asyncio.get_running_loop().time() + 2 * self._total_seconds
         try:
             async with asyncio.timeout(self._total_seconds):
-                self._check_scheme(await self._find_addresses())
-                response = await self._transport.post(self._url, headers, body, Deadline(deadline))
+                found = await self._find_addresses()
+                self._check_scheme(found)
+                _untried.set(list(found))
+                response = await self._send(headers, body, Deadline(deadline))
         except TimeoutError:
             raise NoAnswer(f"no answer within {self._total_seconds:g} s") from None
         except (RequestNotSent, NoResponse) as error:
             raise NoAnswer(error.detail) from error
         return PostAnswer(response.status, min(response.retry_after or 0.0, LONGEST_RETRY_AFTER_SECONDS))
+
+    async def _send(self, headers: Mapping[str, str], body: bytes, call: Deadline) -> HttpResponse:
+        """Sends the request. If a server ends the connection before the request is sent, for example because of its
+        certificate, connects to the other addresses."""
+        while True:
+            left = len(_untried.get())
+            try:
+                return await self._transport.post(self._url, headers, body, call)
+            except RequestNotSent:
+                if not 0 < len(_untried.get()) < left:
+                    raise
 
     async def _find_addresses(self) -> Sequence[str]:
         if self._addresses is None:
@@ -157,7 +173,11 @@ class SignedPoster:
             raise NoAnswer("the URL must begin with https://")
 
     async def _connect(self, host: str, port: int) -> socket.socket:
-        """Connects to one of the checked addresses. An address may be, for example, of IPv6 on a host without IPv6."""
+        """Connects to an untried address. An address may be, for example, of IPv6 on a host without IPv6."""
         kind, flags = socket.SOCK_STREAM, socket.AI_NUMERICHOST
-        found = await self._find_addresses()
-        return await connect_to([socket.getaddrinfo(each, port, type=kind, flags=flags)[0] for each in found], host)
+        untried = _untried.get()
+        found = [socket.getaddrinfo(each, port, type=kind, flags=flags)[0] for each in untried]
+        connected = await connect_to(found, host)
+        peer = connected.getpeername()
+        untried[:] = [each for each, info in zip(untried, found, strict=True) if info[4] != peer]
+        return connected

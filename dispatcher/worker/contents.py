@@ -110,7 +110,7 @@ class ContentLoader:
     def __init__(
         self, store: LeaseStore, outage: StoreOutage, window: Window, *, octets: int, copies: int, prefetch: int
     ) -> None:
-        """`octets`: the most memory for content, together with its encoded copies, of which an email has `copies`."""
+        """`octets`: the most memory for content and its encoded copies. An email has `copies` of them."""
         light = octets // LIGHT_SHARE
         self._store = store
         self._outage = outage

@@ -531,7 +531,7 @@ create table email_event (
     ),
     constraint email_event_bounce_known check ((bounce in ('hard', 'soft', 'blocked')) = (kind = 'bounced'))
 ) partition by range (email_id);
-comment on column email_event.event_key is 'A hash of what the event says (domain/provider_event.py), because a provider may repeat an event under a new event id.';
+comment on column email_event.event_key is 'A hash of what the event says (domain/event.py), because a provider may repeat an event under a new event id.';
 comment on column email_event.address_hash is 'HMAC of the recipient with dispatcher_database.address_key; null: the event has no recipient.';
 comment on column email_event.happened_at is 'By the provider''s clock.';
 comment on column email_event.doubt is 'Why the event is not believed. impossible: no worker can have sent the email through this provider, so the event proves nothing. recipient: nothing proves that the event is about this recipient, so it suppresses nobody. Null: there is no doubt.';

@@ -144,6 +144,13 @@ settled as (
 select email_id, outcome
 from judged;
 
+-- name: has_running_replay
+-- A row: at least one replay is running.
+select replay_id
+from dispatcher.email_replay
+where state = 'running'
+limit 1;
+
 -- name: find_overlaps
 -- Other running replays in which some of these emails still wait: the given emails, and the emails that still wait in
 -- the given replay. Returns the replay's id, actor, reason and rate, and the number of common emails.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
@@ -13,6 +12,7 @@ import pytest
 from dispatcher.domain.event import Bounce
 from dispatcher.events.bounce_parser import MAX_RECIPIENTS, MAX_UNKNOWN_RECIPIENTS, events_of
 from dispatcher.events.maildir import MAX_OCTETS
+from tests.cpu import cpu_seconds
 from tests.events.test_bounce_corpus import ANN, EMAIL_ID, octets_of
 
 MAX_SECONDS: Final = 0.1
@@ -88,16 +88,6 @@ SHAPES: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def _cpu_seconds(call: Callable[[], object]) -> float:
-    """The least CPU time of three calls."""
-    taken = []
-    for _ in range(3):
-        began_at = time.thread_time()
-        call()
-        taken.append(time.thread_time() - began_at)
-    return min(taken)
-
-
 @pytest.mark.parametrize("recipients", [(), (ANN,), CROWD], ids=["unknown", "one", "crowd"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_hostile_message_takes_little_cpu_time(shape: str, recipients: tuple[str, ...]) -> None:
@@ -108,7 +98,7 @@ def test_a_hostile_message_takes_little_cpu_time(shape: str, recipients: tuple[s
         with suppress(ValueError):  # the message is refused
             events_of(octets, EMAIL_ID, recipients, NOW)
 
-    assert _cpu_seconds(read) <= MAX_SECONDS
+    assert cpu_seconds(read) <= MAX_SECONDS
 
 
 @pytest.mark.parametrize(("recipients", "most"), [((), MAX_UNKNOWN_RECIPIENTS), ((ANN,), 1), (CROWD[:7], 7)])

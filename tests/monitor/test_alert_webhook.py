@@ -113,6 +113,24 @@ async def test_the_next_address_is_tried_if_one_is_unreachable(
     assert len(receiver.posted) == 1
 
 
+async def test_the_next_address_is_tried_if_a_server_refuses_the_handshake(
+    receiver: Receiver, ca_file: Path, notice: Notice
+) -> None:
+    async def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        refused.append(writer)
+        writer.write(b"this is not TLS")
+        writer.close()
+
+    refused: list[asyncio.StreamWriter] = []
+    async with await asyncio.start_server(refuse, "127.0.0.2", receiver.server_port):
+        channel = channel_to(
+            f"https://alerts.example.com:{receiver.server_port}/x", ca_file, Resolver(["127.0.0.2", "127.0.0.1"])
+        )
+        await channel.send(notice)
+
+    assert (len(refused), len(receiver.posted)) == (1, 1)
+
+
 async def test_only_a_few_addresses_of_a_host_are_tried(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
     url = f"https://alerts.example.com:{receiver.server_port}/x"
     unreachable = [f"127.9.9.{number}" for number in range(1, MAX_ADDRESSES)]

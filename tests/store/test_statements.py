@@ -35,7 +35,7 @@ VOID = 2278
 
 
 def fits(oid: int, kind: Any, *, is_parameter: bool = False) -> bool:
-    """Whether a Python type stands for a PostgreSQL type."""
+    """Whether a column of a PostgreSQL type has values of a Python type."""
     if get_origin(kind) is UnionType:
         return any(fits(oid, part, is_parameter=is_parameter) for part in get_args(kind) if part is not NoneType)
     outer = get_origin(kind) or kind
