@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,7 @@ WINDOW: Final = 1000
 faster."""
 
 
+@dataclass(eq=False, repr=False)
 class Publisher:
     """Publishes to one exchange. Connects on first use, and again after the connection was lost.
 
@@ -40,24 +41,17 @@ class Publisher:
     to the event loop on which it first publishes.
     """
 
-    def __init__(
-        self,
-        amqp_url: str,
-        exchange: str,
-        *,
-        name: str,
-        ca_file: Path | None = None,
-        batch_seconds: float = BATCH_SECONDS,
-        window: int = WINDOW,
-    ) -> None:
+    amqp_url: str
+    exchange: str
+    _: KW_ONLY
+    name: str
+    ca_file: Path | None = None
+    batch_seconds: float = BATCH_SECONDS  # of one call of `publish`, including the connection
+    window: int = WINDOW
+
+    def __post_init__(self) -> None:
         """Does not connect yet. Raises ConfigurationError if the URL is invalid."""
-        parameters(amqp_url)
-        self._amqp_url = amqp_url
-        self._exchange = exchange
-        self._name = name
-        self._ca_file = ca_file
-        self.batch_seconds = batch_seconds  # of one call of `publish`, including the connection
-        self._window = window
+        parameters(self.amqp_url)
         self._stream: _Stream | None = None
         self._connecting = asyncio.Lock()
 
@@ -73,7 +67,7 @@ class Publisher:
         try:
             async with asyncio.timeout(self.batch_seconds):
                 stream = await self._connected()
-                await stream.write(messages, batch, self._exchange)
+                await stream.write(messages, batch, self.exchange)
                 fault = await batch.done
                 if messages and stream.is_refused(messages[0].queue, batch.published):
                     # Drop this connection; the next message opens a new one. Callers publish unconfirmed messages
@@ -119,7 +113,7 @@ class Publisher:
 
     async def bind(self, queue: str) -> None:
         """Binds a queue to the exchange. Without this binding, RabbitMQ returns all messages."""
-        await bind((await self._connected()).connection, self._exchange, queue)
+        await bind((await self._connected()).connection, self.exchange, queue)
 
     async def close(self) -> None:
         """Closes the connection if one is open. A later `publish` opens a new connection."""
@@ -131,10 +125,10 @@ class Publisher:
         async with self._connecting:
             if self._stream is None or not self.is_open:
                 await self.close()
-                connection = await open_connection(self._amqp_url, name=self._name, ca_file=self._ca_file)
+                connection = await open_connection(self.amqp_url, name=self.name, ca_file=self.ca_file)
                 try:
                     channel = await connection.open_channel()
-                    stream = _Stream(connection, channel, self._window)
+                    stream = _Stream(connection, channel, self.window)
                     await channel.call(channel.raw.confirm_delivery, ack_nack_callback=stream.on_answer)
                 except BaseException:
                     connection.abort()

@@ -170,17 +170,14 @@ def reply_in(text: str, number: str) -> Reply | None:
     spoken = [row[1:] for row in _LANGUAGES if number.startswith(tuple(f"+{code}" for code in row[0].split(" ")))]
     stop, start, courtesy = (set(" ".join(words).split()) for words in zip(*spoken, strict=True))
     plain = "".join(each for each in normalize("NFKD", text.casefold()) if not "\u0300" <= each <= "\u036f")
-    sentences = [words for part in re.split(r"[.!?\n]", plain) if (words := _words(part))]
+    joined = (re.sub(r"\bopt\W+(?=out\b|in\b)", "opt", part) for part in re.split(r"[.!?\n]", plain))
+    sentences = [words for part in joined if (words := re.findall(r"[^\W\d_]+", part))]
     if not sentences:
         return None
     if _asks(sentences[0], stop, courtesy):
         return Reply.STOP
     whole = list(chain.from_iterable(sentences))
     return Reply.START if whole == ["yes"] or _asks(whole, start, courtesy) else None
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[^\W\d_]+", re.sub(r"\bopt\W+(?=out\b|in\b)", "opt", text))
 
 
 def _asks(words: list[str], wanted: set[str], courtesy: set[str]) -> bool:

@@ -42,34 +42,29 @@ class MailChannel:
     name = "email"
 
     async def send(self, notice: Notice) -> str:
+        server = self.server
         try:
-            async with asyncio.timeout(self.total_seconds):
-                refused = await self._send(self._message(notice))
+            client = aiosmtplib.SMTP(
+                hostname=server.host,
+                port=server.port,
+                username=server.username or None,
+                password=server.password or None,
+                use_tls=server.security == "tls",
+                start_tls=server.security == "starttls",
+                tls_context=None if server.security == "none" else client_context(self.ca_file),
+                timeout=self.total_seconds,
+                # By default, aiosmtplib resolves this host's full name, which blocks the event loop.
+                local_hostname=default_ehlo_name("127.0.0.1"),
+            )
+            async with asyncio.timeout(self.total_seconds), client:
+                message = self._message(notice).as_bytes()
+                refused, _ = await client.sendmail(self.sender, list(self.recipients), message)
         except TimeoutError:
             raise NotDelivered(f"no answer within {self.total_seconds:g} s") from None
         except (aiosmtplib.SMTPException, OSError, UnicodeError) as error:
             raise NotDelivered(_cause(error)) from error
-        taken = len(self.recipients) - refused
+        taken = len(self.recipients) - len(refused)
         return f"the SMTP server accepted the alert for {taken} of {len(self.recipients)} recipients"
-
-    async def _send(self, message: EmailMessage) -> int:
-        """Returns the number of refused recipients. If all are refused, raises an SMTPException."""
-        server = self.server
-        client = aiosmtplib.SMTP(
-            hostname=server.host,
-            port=server.port,
-            username=server.username or None,
-            password=server.password or None,
-            use_tls=server.security == "tls",
-            start_tls=server.security == "starttls",
-            tls_context=None if server.security == "none" else client_context(self.ca_file),
-            timeout=self.total_seconds,
-            # By default, aiosmtplib resolves this host's full name, which blocks the event loop.
-            local_hostname=default_ehlo_name("127.0.0.1"),
-        )
-        async with client:
-            refused, _ = await client.sendmail(self.sender, list(self.recipients), message.as_bytes())
-            return len(refused)
 
     def _message(self, notice: Notice) -> EmailMessage:
         message = EmailMessage(_WHOLE_LINES)

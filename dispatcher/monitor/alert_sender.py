@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import Final
 from uuid import uuid4
@@ -18,6 +19,7 @@ FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 60.0
 
 
+@dataclass(eq=False, repr=False)
 class AlertSender:
     """Sends the due notices through one channel. The monitor runs one such task per channel.
 
@@ -26,21 +28,16 @@ class AlertSender:
     is dropped.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        checks: AlertChecks,
-        state: AlertState,
-        *,
-        reminder_seconds: float,
-        first_wait_seconds: float = FIRST_WAIT_SECONDS,
-    ) -> None:
-        self._channel = channel
-        self._checks = checks
-        self._state = state
-        self._reminder_seconds = reminder_seconds
-        self._backoff = Backoff(base_seconds=first_wait_seconds, cap_seconds=LONGEST_WAIT_SECONDS)
-        self._checked = checks.subscribe()
+    channel: Channel
+    checks: AlertChecks
+    state: AlertState
+    _: KW_ONLY
+    reminder_seconds: float
+    first_wait_seconds: float = FIRST_WAIT_SECONDS
+
+    def __post_init__(self) -> None:
+        self._backoff = Backoff(base_seconds=self.first_wait_seconds, cap_seconds=LONGEST_WAIT_SECONDS)
+        self._checked = self.checks.subscribe()
         self._ids: dict[tuple[Kind, Phase], str] = {}
         self._log = get_log()
 
@@ -54,20 +51,20 @@ class AlertSender:
 
     async def _send_due(self) -> bool:
         """Sends all due notices, and returns True. If the channel does not accept one, waits and returns False."""
-        for alert in list(self._checks.alerts.values()):
-            age_seconds = self._state.age_seconds(alert.kind, self._channel.name)
+        for alert in list(self.checks.alerts.values()):
+            age_seconds = self.state.age_seconds(alert.kind, self.channel.name)
             phase = next_phase(
-                is_firing=alert.is_firing, notice_age_seconds=age_seconds, reminder_seconds=self._reminder_seconds
+                is_firing=alert.is_firing, notice_age_seconds=age_seconds, reminder_seconds=self.reminder_seconds
             )
             if phase is not None and not await self._send(alert, phase):
                 return False
         return True
 
     async def _send(self, alert: Alert, phase: Phase) -> bool:
-        fields = {"channel": self._channel.name, "kind": alert.kind, "phase": phase}
+        fields = {"channel": self.channel.name, "kind": alert.kind, "phase": phase}
         notice_id = self._ids.setdefault((alert.kind, phase), f"alert_{uuid4().hex}")
         try:
-            await self._channel.send(Notice(notice_id, phase, datetime.now(UTC), alert))
+            await self.channel.send(Notice(notice_id, phase, datetime.now(UTC), alert))
         except NotDelivered as error:
             # Wait at least half of the backoff, because very short waits would fill the log.
             seconds = self._backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
@@ -77,5 +74,5 @@ class AlertSender:
         self._ids = {key: value for key, value in self._ids.items() if key[0] is not alert.kind}
         if self._backoff.reset():
             self._log.info("alert.channel_recovered", **fields)
-        await self._state.record(alert.kind, self._channel.name, None if phase is Phase.RESOLVED else alert.raised_at)
+        await self.state.record(alert.kind, self.channel.name, None if phase is Phase.RESOLVED else alert.raised_at)
         return True

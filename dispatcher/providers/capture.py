@@ -123,11 +123,8 @@ class CaptureProvider:
 
     def _fault(self, error: OSError) -> ProviderFault:
         self._is_created = False
-        return ProviderFault(
-            self.name,
-            f"{self._folder} cannot be written: {error.strerror}.",
-            remedy=f"Free some disk space, or set {self._variable} to a writable folder.",
-        )
+        remedy = f"Free some disk space, or set {self._variable} to a writable folder."
+        return ProviderFault(self.name, f"{self._folder} cannot be written: {error.strerror}.", remedy=remedy)
 
 
 PROVIDER: Final = CaptureProvider

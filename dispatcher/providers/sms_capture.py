@@ -44,9 +44,8 @@ class SmsCaptureProvider(CaptureProvider):
         if fault := body_fault(email.text):
             raise UnrenderableEmail(Reason.INVALID_CONTENT, f"text {fault}")
         if len(email.to) != 1:
-            raise UnrenderableEmail(
-                Reason.INVALID_CONTENT, f"the SMS has {len(email.to)} recipients; it must have exactly one"
-            )
+            words = f"the SMS has {len(email.to)} recipients; it must have exactly one"
+            raise UnrenderableEmail(Reason.INVALID_CONTENT, words)
         segments = segments_of(email.text)
         return orjson.dumps(
             {

@@ -39,9 +39,7 @@ class DeadLetterPublisher:
             return False
         confirmed = await self._writer.write([Outgoing.of_dead_letter(self._dlq, row, row.traceparent) for row in due])
         if count := self._writer.count(confirmed):
-            due_at = {
-                row.email_id: row.failed_at for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed
-            }
-            await outbox.mark_dead_lettered(due_at)
+            written = (row for row, is_confirmed in zip(due, confirmed, strict=True) if is_confirmed)
+            await outbox.mark_dead_lettered({row.email_id: row.failed_at for row in written})
             get_log().info("relay.dead_lettered", count=count)
         return count == len(due)

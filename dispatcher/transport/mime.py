@@ -215,7 +215,11 @@ def _boundary(kind: str, email: OutgoingEmail) -> str:
 
 
 def _text_part(subtype: str, name: str, text: str) -> bytes:
-    text = _with_line_ends(text)
+    # CRLF ends every line, including the last (RFC 2046, section 4.1.1). An empty text stays empty.
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if text and not text.endswith("\n"):
+        text += "\n"
+    text = text.replace("\n", "\r\n")
     try:
         octets = text.encode()
     except UnicodeEncodeError:
@@ -226,14 +230,6 @@ def _text_part(subtype: str, name: str, text: str) -> bytes:
         f"Content-Transfer-Encoding: {encoding}\r\n\r\n"
     )
     return head.encode() + octets
-
-
-def _with_line_ends(text: str) -> str:
-    """The text with CRLF after every line, including the last (RFC 2046, section 4.1.1). An empty text stays empty."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if text and not text.endswith("\n"):
-        text += "\n"
-    return text.replace("\n", "\r\n")
 
 
 def _encoded(text: str, octets: bytes) -> tuple[str, str, bytes]:

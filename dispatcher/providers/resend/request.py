@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import orjson
 
-from dispatcher.domain.address import Address, is_plain
+from dispatcher.domain.address import is_plain
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
@@ -90,23 +90,20 @@ def _recipients(email: OutgoingEmail) -> Document:
     elif not to and len(bcc) == 1:
         to, bcc = bcc, []
     if not to:
-        raise UnrenderableEmail(
-            Reason.REJECTED_RECIPIENT, "to and cc are empty, and Resend requires a recipient that is not bcc"
-        )
+        words = "to and cc are empty, and Resend requires a recipient that is not bcc"
+        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, words)
     return {field: found for field, found in (("to", to), ("cc", cc), ("bcc", bcc)) if found}
 
 
 def _mailboxes(field: str, texts: Sequence[str], reason: Reason) -> list[str]:
     if all(map(is_plain, texts)):  # the usual case
         return list(texts)
-    return [_mailbox(field, address) for address in addresses(field, texts, reason)]
-
-
-def _mailbox(field: str, address: Address) -> str:
-    name = checked_text(f"a name in {field}", address.display_name)
-    if not name:
-        return ascii_spec(address)
-    return f"{quoted(name) if _SPECIAL_IN_NAMES.search(name) else name} <{ascii_spec(address)}>"
+    found = []
+    for address in addresses(field, texts, reason):
+        name, spec = checked_text(f"a name in {field}", address.display_name), ascii_spec(address)
+        shown = quoted(name) if _SPECIAL_IN_NAMES.search(name) else name
+        found.append(f"{shown} <{spec}>" if name else spec)
+    return found
 
 
 def _add_content(document: Document, email: OutgoingEmail) -> None:

@@ -98,7 +98,11 @@ def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
         "headers": headers_of(email),
     }
     if email.reply_to:
-        _add_reply_to(document, email.reply_to)
+        seen: set[str] = set()
+        addresses = _addresses("reply_to", email.reply_to, Reason.INVALID_CONTENT)
+        mailboxes = [_mailbox(one) for one in addresses if _is_new(_spelling(one), seen)]
+        # SendGrid accepts either `reply_to` or `reply_to_list`, not both.
+        document |= {"reply_to": mailboxes[0]} if len(mailboxes) == 1 else {"reply_to_list": mailboxes}
     _add_content(document, email)
     if email.tags:
         tags = dict.fromkeys(email.tags)
@@ -178,17 +182,6 @@ def _mailbox(address: Address, *, is_recipient: bool = False) -> Document:
         "email": ascii_spec(address),
         "name": quoted(name) if is_recipient and _MISREAD_IN_NAMES.search(name) else name,
     }
-
-
-def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
-    seen: set[str] = set()
-    addresses = _addresses("reply_to", texts, Reason.INVALID_CONTENT)
-    mailboxes = [_mailbox(one) for one in addresses if _is_new(_spelling(one), seen)]
-    # SendGrid accepts either `reply_to` or `reply_to_list`, not both.
-    if len(mailboxes) == 1:
-        document["reply_to"] = mailboxes[0]
-    else:
-        document["reply_to_list"] = mailboxes
 
 
 def _add_content(document: Document, email: OutgoingEmail) -> None:

@@ -141,16 +141,13 @@ def _glimpse(response: HttpResponse) -> str:
 def _complaints(response: HttpResponse) -> list[_Complaint]:
     """SendGrid's errors; empty if the body does not have the documented form."""
     errors = response.document.get("errors")
-    found = [_complaint(error) for error in errors] if isinstance(errors, list) else []
+    found = []
+    for error in errors if isinstance(errors, list) else []:
+        known = error if isinstance(error, dict) else {"message": error}
+        field, message = known.get("field"), known.get("message")
+        field = field if isinstance(field, str) and field != "null" else ""
+        found.append(_Complaint(field, message if isinstance(message, str) else ""))
     return [complaint for complaint in found if complaint.message or complaint.field]
-
-
-def _complaint(error: object) -> _Complaint:
-    if not isinstance(error, dict):
-        return _Complaint("", error if isinstance(error, str) else "")
-    field, message = error.get("field"), error.get("message")
-    known = field if isinstance(field, str) and field != "null" else ""
-    return _Complaint(known, message if isinstance(message, str) else "")
 
 
 def _throttled_for(response: HttpResponse) -> float | None:

@@ -63,24 +63,19 @@ def matching(document: Message, traits: Traits, default_sender: str) -> Message 
 
 
 def _is_like(message: Message, traits: Traits, sender: str) -> bool:
-    created_at = _instant(message.get("date_created"))
+    try:
+        created_at = email.utils.parsedate_to_datetime(str(message.get("date_created")))
+    except ValueError:
+        return False
+    created_at = created_at if created_at.tzinfo else created_at.replace(tzinfo=UTC)
     field = "messaging_service_sid" if sender.startswith("MG") else "from"
     return (
         bool(sender)
         and message.get("to") == traits.recipient
         and message.get(field) == sender
         and message.get("body") == traits.text
-        and created_at is not None
         and traits.accepted_from <= created_at <= traits.accepted_until
     )
-
-
-def _instant(text: object) -> datetime | None:
-    try:
-        found = email.utils.parsedate_to_datetime(str(text))
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def event_in(message: Message, email_id: UUID) -> ProviderEvent | None:
