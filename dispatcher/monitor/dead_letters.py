@@ -47,11 +47,7 @@ class DlqSweep:
         self._surplus = 0
 
     async def run_once(self) -> None:
-        """Sweeps the DLQ if necessary. While RabbitMQ is unreachable, does nothing: an alert says so.
-
-        Raises:
-            StoreUnavailable: PostgreSQL cannot be reached, or the session was lost.
-        """
+        """Sweeps the DLQ if necessary. While RabbitMQ is unreachable, does nothing: an alert says so."""
         settings = self._settings
         async with (
             await connect_async(settings.database_url, name="dispatcher dlq sweep") as session,
@@ -82,19 +78,12 @@ class DlqSweep:
 
 
 class DlqEntry(NamedTuple):
-    """A message on the DLQ with its decoded dead letter and the email's row.
-
-    Attributes:
-        dead_letter: The dead letter; None if the message is not one of the dispatcher's dead letters.
-        email: The email's row; None if there is no such email, or if its message key is not the dead letter's.
-        is_orphan: Whether the message is a dead letter whose email no longer exists (pruned, or missing in a restored
-            backup).
-    """
+    """A message on the DLQ with its decoded dead letter and the email's row."""
 
     found: DlqMessage
-    dead_letter: DeadLetter | None
-    email: DeadLetterEmail | None
-    is_orphan: bool
+    dead_letter: DeadLetter | None  # None if the message is not one of the dispatcher's dead letters
+    email: DeadLetterEmail | None  # None if there is no such email, or if its message key is not the dead letter's
+    is_orphan: bool  # whether the dead letter's email no longer exists (pruned, or missing in a restored backup)
 
     @property
     def is_poison(self) -> bool:
@@ -117,12 +106,8 @@ def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
 @asynccontextmanager
 async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
     """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second one would not find the
-    messages that the first one is reading.
-
-    Raises:
-        DispatcherError: another process was still reading the DLQ after `LOCK_WAIT_SECONDS`.
-        BrokerUnavailable, TopologyError, StoreUnavailable: a server is unreachable, or the queue does not exist.
-    """
+    messages that the first one is reading. Raises DispatcherError if another process still reads after
+    LOCK_WAIT_SECONDS."""
     async with _exclusively(session, dlq), dlq.scan() as opened:
         yield opened
 
@@ -141,7 +126,12 @@ async def _exclusively(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIter
 
 async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[DlqEntry]:
     """Decodes messages and finds their emails' rows. The entries have the order of the messages."""
-    letters = [_decoded(found) for found in batch]
+    letters: list[DeadLetter | None] = []
+    for message in batch:
+        try:
+            letters.append(decode(message.body))
+        except InvalidPointer:
+            letters.append(None)
     emails = await find_dead_letter_emails(session, {letter.email_id for letter in letters if letter})
     entries = []
     for found, letter in zip(batch, letters, strict=True):
@@ -159,12 +149,12 @@ class Swept(NamedTuple):
 
 
 async def sweep(session: AsyncSession, dlq: DeadLetterQueue) -> Swept:
-    """Removes stale dead letters from the DLQ. Raises the errors of `scan`."""
+    """Removes stale dead letters from the DLQ."""
     return await remove(session, dlq, lambda each: each.is_stale)
 
 
 async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> Swept:
-    """Removes the messages that `is_selected` selects, and repeats until none is left. Raises the errors of `scan`."""
+    """Removes the messages that `is_selected` selects, and repeats until none is left."""
     async with _exclusively(session, dlq):
         first = found = await _remove(session, dlq, is_selected)
         for _ in range(MAX_PASSES):
@@ -204,10 +194,3 @@ async def list_dead_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> l
             if each.dead_letter and not each.is_poison and not each.is_stale
         ]
     return list(dict.fromkeys(ids))
-
-
-def _decoded(found: DlqMessage) -> DeadLetter | None:
-    try:
-        return decode(found.body)
-    except InvalidPointer:
-        return None
