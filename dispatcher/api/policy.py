@@ -13,28 +13,19 @@ from dispatcher.errors import InvalidEmail
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The limits that the settings DISPATCHER_API_* set.
-
-    Attributes:
-        attachment_bytes: The most bytes of all attachments together, decoded.
-        denied_extensions: Filename extensions that no attachment may have, in lower case, without the dot.
-        headers: Names of headers that an email may set, in lower case.
-        header_prefixes: An email may also set headers whose names begin with one of these prefixes.
-        allowed_headers: Headers that control a provider, such as X-MC-Tags, and that an email may set nevertheless.
-    """
+    """The limits that the settings DISPATCHER_API_* set."""
 
     recipients: int
     attachments: int
-    attachment_bytes: int
-    denied_extensions: frozenset[str]
-    headers: frozenset[str]
-    header_prefixes: tuple[str, ...]
-    allowed_headers: tuple[str, ...]
+    attachment_bytes: int  # of all attachments together, decoded
+    denied_extensions: frozenset[str]  # of filenames, in lower case, without the dot
+    headers: frozenset[str]  # the names that an email may set, in lower case
+    header_prefixes: tuple[str, ...]  # an email may also set headers whose names begin with one of these
+    allowed_headers: tuple[str, ...]  # control a provider, such as X-MC-Tags, and may be set nevertheless
     sms: SmsRules
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
-        """The limits in the settings."""
         allowed = [name.lower() for name in settings.api_allowed_headers]
         return cls(
             recipients=settings.api_max_recipients,
@@ -48,11 +39,7 @@ class Policy:
         )
 
     def check(self, email: Message) -> None:
-        """Checks that an email is allowed.
-
-        Raises:
-            InvalidEmail: a field is not allowed; reports the first such field.
-        """
+        """Raises InvalidEmail for the first field that is not allowed."""
         recipients = len(email.to) + len(email.cc) + len(email.bcc)
         if recipients > self.recipients:
             detail = f"together with cc and bcc has {recipients:,} recipients; this API allows {self.recipients:,}"
@@ -61,12 +48,8 @@ class Policy:
             lowered = name.lower()
             if lowered not in self.headers and not lowered.startswith(self.header_prefixes):
                 raise InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
-        if email.attachments:
-            self._check_attachments(email)
         if isinstance(email, Sms) and (fault := self.sms.fault(email.to[0], email.text)):
             raise fault
-
-    def _check_attachments(self, email: Message) -> None:
         if len(email.attachments) > self.attachments:
             raise InvalidEmail(
                 "attachments", f"has {len(email.attachments):,} entries; this API allows {self.attachments:,}"

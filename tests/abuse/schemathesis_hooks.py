@@ -18,7 +18,7 @@ import jsonschema
 import schemathesis
 from schemathesis import CheckContext, GenerationMode, HookContext, Response
 
-from dispatcher.api.email_schema import SCHEMAS
+from dispatcher.api.enqueue_endpoints import SCHEMAS
 from dispatcher.api.policy import Policy
 from dispatcher.config import load
 from dispatcher.domain.email import Email
