@@ -250,8 +250,8 @@ class EnqueueEndpoints:
                     f"in {reservation.retry_after:,} s."
                 )
                 raise Problem("quota-exceeded", detail, retry_after=reservation.retry_after)
-            return await self.batcher.enqueue(drafts)
-        answers = await self.batcher.enqueue(drafts)
+            return await self.batcher.submit(drafts)
+        answers = await self.batcher.submit(drafts)
         unused = sum(
             recipients_of(item.email)
             for item, answer in zip(drafts, answers, strict=True)

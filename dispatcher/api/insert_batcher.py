@@ -25,13 +25,13 @@ InsertResult = Enqueued | DispatcherError
 """The result for one email. Errors are values, since other emails of the same batch have other results."""
 
 
-class InsertBatcher:
+class InsertBatcher(RequestBatcher[Draft, InsertResult]):
     """Inserts drafts, which are prepared emails, in batches of at most `max_emails`."""
 
     def __init__(self, store: DraftStore, publisher: ImmediatePublisher, max_emails: int) -> None:
         self._store = store
         self._publisher = publisher
-        batcher = RequestBatcher(
+        super().__init__(
             self._insert,
             size_of=_content_bytes,
             most_size=BATCH_OCTETS,
@@ -40,8 +40,6 @@ class InsertBatcher:
             concurrent=CONCURRENT_INSERTS,
             concurrent_parts=CONCURRENT_RETRIES,
         )
-        self.enqueue = batcher.submit
-        self.finish = batcher.finish
 
     async def _insert(self, drafts: list[Draft]) -> list[InsertResult]:
         began_at = time.perf_counter()

@@ -51,7 +51,7 @@ def routes(site: Site) -> list[Route]:
     assert site.settings.ops_url is not None  # `config.rules` requires DISPATCHER_OPS_URL for OpenID Connect
     issuer = OpenIdIssuer(site.settings, site.settings.ops_url.rstrip("/") + RETURN)
     site.resources.push_async_callback(issuer.close)
-    sign_in = _OpenIdSignIn(site, issuer, _PendingCookie(site.settings, site.path))
+    sign_in = _OpenIdSignIn(site, issuer)
     # A slow issuer must not delay the pages, so requests to these routes take no turn.
     return [
         Route(START, site.guarded(sign_in.start, takes_turn=False), methods=["GET"]),
@@ -59,53 +59,21 @@ def routes(site: Site) -> list[Route]:
     ]
 
 
-class _PendingCookie:
-    """The cookie that keeps a pending sign-in in the browser for ten minutes.
-
-    The cookie is SameSite=Lax: when the issuer's site redirects to ours, browsers do not send a strict cookie. The
-    cookie is signed with a key that is derived from the client secret, so that every process on every host can check
-    it.
-    """
-
-    def __init__(self, settings: Settings, path: str) -> None:
-        self._settings = settings
-        self._path = path
-        secret = settings.ops_oidc_client_secret.encode()
-        self._key = OctKey.import_key(hmac.digest(secret, b"email-dispatcher pending sign-in", "sha256"))
-
-    def send(self, request: Request, response: Response, pending: PendingSignIn) -> None:
-        claims = {**asdict(pending), "exp": int(time.time()) + MAX_SECONDS}
-        text = jwt.encode({"alg": COOKIE_ALGORITHM}, claims, self._key)
-        response.set_cookie(**self._attributes(request), value=text, max_age=MAX_SECONDS, samesite="lax")
-
-    def read(self, request: Request) -> PendingSignIn | None:
-        """The sign-in that this browser has begun; None if the cookie is missing, forged, or older than ten minutes."""
-        text = request.cookies.get(self._attributes(request)["key"], "")
-        try:
-            token = jwt.decode(text, self._key, algorithms=[COOKIE_ALGORITHM])
-            jwt.JWTClaimsRegistry(exp={"essential": True}).validate(token.claims)
-            return PendingSignIn(*(str(token.claims[name]) for name in PendingSignIn.__slots__))
-        except (JoseError, ValueError, KeyError):
-            return None
-
-    def delete(self, request: Request, response: Response) -> None:
-        response.delete_cookie(**self._attributes(request), samesite="lax")
-
-    def _attributes(self, request: Request) -> dict[str, Any]:
-        return cookie(COOKIE, self._path, is_https=is_secure(request, self._settings.ops_url))
-
-
 class _OpenIdSignIn:
     """The handlers of the two requests of a sign-in: before and after the visitor signs in at the issuer.
 
-    Failed sign-ins are counted separately from wrong API keys, so a visitor can still sign in with a key.
+    A cookie keeps the pending sign-in in the browser. It is SameSite=Lax: when the issuer's site redirects to ours,
+    browsers do not send a strict cookie. It is signed with a key that is derived from the client secret, so that every
+    process on every host can check it. Failed sign-ins are counted separately from wrong API keys, so a visitor can
+    still sign in with a key.
     """
 
-    def __init__(self, site: Site, issuer: OpenIdIssuer, cookie: _PendingCookie) -> None:
+    def __init__(self, site: Site, issuer: OpenIdIssuer) -> None:
         self._site = site
         self._issuer = issuer
-        self._cookie = cookie
         self._attempts = AttemptLimiter()
+        secret = site.settings.ops_oidc_client_secret.encode()
+        self._key = OctKey.import_key(hmac.digest(secret, b"email-dispatcher pending sign-in", "sha256"))
 
     async def start(self, request: Request) -> Response:
         target = target_of(request.query_params.get("next", ""))
@@ -120,7 +88,9 @@ class _OpenIdSignIn:
             self._count_failure(client, error)
             raise
         response = RedirectResponse(url, 303)
-        self._cookie.send(request, response, pending)
+        claims = {**asdict(pending), "exp": int(time.time()) + MAX_SECONDS}
+        text = jwt.encode({"alg": COOKIE_ALGORITHM}, claims, self._key)
+        response.set_cookie(**self._cookie(request), value=text, max_age=MAX_SECONDS, samesite="lax")
         return response
 
     async def finish(self, request: Request) -> Response:
@@ -129,7 +99,7 @@ class _OpenIdSignIn:
         A request without the pending sign-in that it names is not counted: a page of another website could send such
         requests, and so keep the visitor out. All other requests end the pending sign-in.
         """
-        pending = self._cookie.read(request)
+        pending = self._pending(request)
         if pending is None or not hmac.compare_digest(
             request.query_params.get("state", "").encode(), pending.state.encode()
         ):
@@ -144,8 +114,21 @@ class _OpenIdSignIn:
         except PageError as error:
             self._count_failure(client, error)
             response = await self._site.error_page(request, error)
-        self._cookie.delete(request, response)
+        response.delete_cookie(**self._cookie(request), samesite="lax")
         return response
+
+    def _cookie(self, request: Request) -> dict[str, Any]:
+        return cookie(COOKIE, self._site.path, is_https=is_secure(request, self._site.settings.ops_url))
+
+    def _pending(self, request: Request) -> PendingSignIn | None:
+        """The sign-in that this browser has begun; None if the cookie is missing, forged, or older than ten minutes."""
+        text = request.cookies.get(self._cookie(request)["key"], "")
+        try:
+            token = jwt.decode(text, self._key, algorithms=[COOKIE_ALGORITHM])
+            jwt.JWTClaimsRegistry(exp={"essential": True}).validate(token.claims)
+            return PendingSignIn(*(str(token.claims[name]) for name in PendingSignIn.__slots__))
+        except (JoseError, ValueError, KeyError):
+            return None
 
     async def _visitor(self, request: Request, pending: PendingSignIn) -> Visitor:
         given = request.query_params
