@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
-from dispatcher.api.status_endpoints import TENANT, TENANT_ID, Parameter
-from dispatcher.domain.kinds import NOT_BLANK
+from dispatcher.api.status_endpoints import TENANT, Parameter
 from dispatcher.domain.status import Status
 from dispatcher.version import VERSION
 
 MAX_REASON_CHARACTERS: Final = 500
 _COMMON_PROBLEMS: Final = (
+    "database-unavailable",
     "malformed-request",
     "method-not-allowed",
     "request-timeout",
@@ -30,7 +30,6 @@ _KEY_PROBLEMS: Final = (
     "host-forbidden",
     "rate-limited",
 )
-_STORE_PROBLEMS: Final = ("database-unavailable",)
 BODY_PROBLEMS: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
 
 
@@ -78,7 +77,7 @@ class Operation:
             success["headers"] = self.headers
         codes: dict[int, list[str]] = {}
         key_problems = _KEY_PROBLEMS if self.needs_key else ()
-        for code in (*self.problems, *key_problems, *_STORE_PROBLEMS, *_COMMON_PROBLEMS):
+        for code in (*self.problems, *key_problems, *_COMMON_PROBLEMS):
             codes.setdefault(PROBLEM_TYPES[code].status, []).append(code)
         problems = {str(status): _problems(status, codes[status]) for status in sorted(codes)}
         return {str(self.status): success, **problems}
@@ -124,13 +123,6 @@ def _problems(status: int, codes: list[str]) -> dict[str, Any]:
 TENANT_PARAMETER: Final = query_parameter("tenant_id", TENANT)
 INSTANT: Final = {"type": "string", "format": "date-time"}
 ID: Final = {"type": "string", "format": "uuid"}
-REASON: Final = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": MAX_REASON_CHARACTERS,
-    "pattern": NOT_BLANK,
-    "description": "Printable characters, not only spaces. The audit log records the reason.",
-}
 DECISION_PROBLEMS: Final = ("not-found", *BODY_PROBLEMS, "invalid-body")
 _FIELD_ERROR: Final = {
     "type": "object",
@@ -143,7 +135,6 @@ _FIELD_ERROR: Final = {
     },
 }
 _SCHEMAS: Final[dict[str, Any]] = {
-    "Decision": object_schema({"reason": REASON, "tenant_id": TENANT_ID}, "tenant_id"),
     "Problem": {
         "type": "object",
         "required": ["type", "title", "status", "code"],

@@ -88,7 +88,7 @@ class EmailValidator:
                     raise _refusal(InvalidEmail("message_key", reason), prefix)
                 document["message_key"] = key
         try:
-            email = message_from_json(document, allowed_headers=self.policy.allowed_headers)
+            email = message_from_json(document, allowed_headers=self.policy.settings.allowed_provider_headers)
         except InvalidEmail as error:
             raise _refusal(error, prefix) from None
         caller.check_sender(email.sender, prefix)

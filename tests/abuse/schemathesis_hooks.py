@@ -26,7 +26,7 @@ from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidEmail
 
 HELD: Final = os.environ.get("HELD", "").split(",")
-POLICY: Final = Policy.of(load({}))
+POLICY: Final = Policy(load({}))
 GOOD: Final[dict[str, Any]] = {
     "message_key": "a key",
     "from": "shop@example.com",

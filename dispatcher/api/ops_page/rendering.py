@@ -14,8 +14,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.actions.action import cell, path_of
-from dispatcher.actions.action import label as words
+from dispatcher.actions.action import cell, label, path_of
 from dispatcher.api.ops_page.forms import CSRF_FIELD
 from dispatcher.api.ops_page.plain_text import breakable, plain, visible, whole
 from dispatcher.ops.email_history import DOUBTS
@@ -62,12 +61,18 @@ class Rendering:
             static=lambda name: path + static_files()[name].path,
             version=VERSION,
             doubts=DOUBTS,
-            label=words,
+            label=label,
             cell=cell,
             path_of=path_of,
         )
         self._environment.filters.update(
-            time=time, age=age, number=number, copy=copyable, duration=duration, bytes=byte_count, label=label
+            time=time,
+            age=age,
+            number=number,
+            copy=lambda value: _COPY.format(value, value, value),
+            duration=duration,
+            bytes=byte_count,
+            label=label,
         )
 
     def render(self, template: str, *, request: Request, csrf_token: str | None, **values: Any) -> str:
@@ -144,16 +149,6 @@ def byte_count(value: int | None) -> str:
             break
         size, unit = size / 1000, larger
     return f"{size:,.0f} {unit}" if unit == "B" or size >= 10 else f"{size:,.1f} {unit}"
-
-
-def copyable(value: object) -> Markup:
-    """A text with a button that copies it. Without scripts, only the text is visible."""
-    return _COPY.format(value, value, value)
-
-
-def label(name: str) -> str:
-    """The label of a field: `address_hash` becomes `Address hash`."""
-    return name.replace("_", " ").replace("-", " ").strip().capitalize()
 
 
 class StaticFile(NamedTuple):
