@@ -24,7 +24,7 @@ from dispatcher.api.ops_page.origins import client_address, cookie, is_secure
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.plain_text import cut, visible
 from dispatcher.api.ops_page.sessions import hashed
-from dispatcher.api.ops_page.sign_in import check_attempts, target_of
+from dispatcher.api.ops_page.sign_in import target_of
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.config import Settings
@@ -80,7 +80,7 @@ class _OpenIdSignIn:
         if await self._site.visitor(request) is not None:
             return self._site.see_other(target)
         client = client_address(request)
-        check_attempts(self._attempts, client)
+        self._attempts.check(client)
         pending = PendingSignIn.new(target)
         try:
             url = await self._issuer.sign_in_url(pending)
@@ -105,7 +105,7 @@ class _OpenIdSignIn:
         ):
             raise _not_begun()
         client = client_address(request)
-        check_attempts(self._attempts, client)
+        self._attempts.check(client)
         try:
             visitor = await self._visitor(request, pending)
             await self._site.sessions.begin(request, visitor)

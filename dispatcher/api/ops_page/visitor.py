@@ -27,9 +27,6 @@ class Visitor:
         """An act of this visitor, for the audit log. Raises DispatcherError if the reason is empty."""
         return Act.of(self.name, reason)
 
-    def sees(self, tenant_id: str) -> bool:
-        return self.tenant_id is None or self.tenant_id == tenant_id
-
 
 def require_operate(visitor: Visitor) -> None:
     """Raises PageError if the visitor may only read. The error says how the visitor can get the right to act."""
