@@ -32,15 +32,12 @@ UNREACHABLE_AMQP_URL: Final = "amqp://guest:guest@127.0.0.1:1/%2F"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP response."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
 
     @property
     def json(self) -> Any:
-        """The parsed body."""
         return orjson.loads(self.body)
 
     @property
@@ -57,8 +54,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """A running API, and a client of this API."""
-
     port: int
     settings: Settings
     client: Client
@@ -66,7 +61,6 @@ class Api:
 
     @property
     def url(self) -> str:
-        """The base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def call(
@@ -111,7 +105,6 @@ class Api:
         return await self.call("POST", "/v1/emails", key=key, body=EMAIL if body is None else body, **named)
 
     async def get(self, path: str, **named: Any) -> Answer:
-        """Sends a GET request."""
         return await self.call("GET", path, **named)
 
 

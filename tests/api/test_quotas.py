@@ -50,7 +50,6 @@ class Clocks:
 
 @pytest.fixture
 def clocks(connection: psycopg.Connection, database_url: str) -> Clocks:
-    """Clocks that the test controls."""
     connection.execute("create table public.clock as select '2030-06-01 23:59:50+00'::timestamptz as shown")
     connection.execute(
         "create function public.clock_timestamp() returns timestamptz language sql as 'select shown from public.clock'"
