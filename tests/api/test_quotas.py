@@ -39,11 +39,7 @@ class Clocks:
     steady: float = 1000.0
 
     def advance(self, seconds: float, *, steady: float | None = None) -> None:
-        """Advances both clocks.
-
-        Args:
-            steady: The seconds for the monotonic clock, if they differ from `seconds`.
-        """
+        """Advances both clocks; the monotonic one by `steady` seconds, if given."""
         self.connection.execute("update public.clock set shown = shown + %s * interval '1 second'", [seconds])
         self.steady += seconds if steady is None else steady
 

@@ -47,7 +47,6 @@ COOKIE_ALGORITHM: Final = "HS256"
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes to the issuer and back."""
     assert site.settings.ops_url is not None  # `config.rules` requires DISPATCHER_OPS_URL for OpenID Connect
     issuer = OpenIdIssuer(site.settings, site.settings.ops_url.rstrip("/") + RETURN)
     site.resources.push_async_callback(issuer.close)

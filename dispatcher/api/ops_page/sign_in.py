@@ -20,7 +20,6 @@ MAX_TARGET_CHARACTERS: Final = 4000
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the sign-in form and of signing out."""
     attempts = AttemptLimiter()
 
     async def show(request: Request) -> Response:

@@ -10,8 +10,6 @@ from dispatcher.ops.acts import Act
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A signed-in visitor, and what the visitor may see and do."""
-
     key_id: str  # the API key's id; empty if the visitor signed in without a key
     name: str  # the actor in the audit log
     tenant_id: str | None  # whose emails the visitor sees; None for all tenants
