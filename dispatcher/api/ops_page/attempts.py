@@ -40,6 +40,7 @@ class AttemptLimiter:
             raise PageError(429, problem, f"Try again in {wait} s.", retry_after=wait)
 
     def add_failure(self, client: str) -> None:
+        """Counts a failed attempt. It does not make others wait if the client has signed in before."""
         if client not in self._clients:
             self._clients[client] = _Failures(ATTEMPTS_PER_CLIENT, SECONDS_PER_CLIENT_ATTEMPT)
         self._clients.move_to_end(client)
