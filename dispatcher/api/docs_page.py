@@ -24,7 +24,6 @@ nav a { display: inline-block; margin-right: 1.2rem; }
 
 
 def page(description: Mapping[str, Any]) -> str:
-    """The HTML page for an OpenAPI document."""
     operations = [
         (method.upper(), path, operation)
         for path, methods in description["paths"].items()

@@ -169,7 +169,6 @@ class EnqueueEndpoints:
         return await self._create(request, {})
 
     async def create_sms(self, request: Request) -> Response:
-        """Enqueues one SMS. The SMS is committed before the response is sent."""
         return await self._create(request, {"channel": SMS_CHANNEL})
 
     async def _create(self, request: Request, kind: Mapping[str, str]) -> Response:

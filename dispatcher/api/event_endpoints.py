@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -119,47 +119,31 @@ RECEIVE_TWILIO_SMS: Final = replace(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class EventEndpoints:
-    """Verifies, parses and stores the events that providers post."""
+    """Verifies, parses and stores the events that the configured providers post."""
 
-    bodies: BodyReader
-    sink: EventSink
-    sendgrid: SendGridVerifier | None
-    sns: SnsVerifier | None
-    twilio: TwilioVerifier | None = None
-    twilio_url: str = ""
-    pool: Pool | None = None
-
-    @classmethod
-    def of(
-        cls,
-        settings: Settings,
-        bodies: BodyReader,
-        sink: EventSink,
-        fetch: Fetch | None = None,
-        pool: Pool | None = None,
-    ) -> EventEndpoints:
-        """The endpoints of the configured providers.
-
-        `fetch` requests a URL of Amazon SNS, to get a certificate or to confirm a subscription; tests pass their own.
-        `pool` stores suppressions, because a recipient who answers an SMS with STOP is suppressed, and certificates.
-        """
-        keys, topics, seconds = (
-            settings.sendgrid_events_keys,
-            settings.ses_events_topics,
-            settings.events_max_age_seconds,
-        )
-        return cls(
-            bodies,
-            sink,
-            SendGridVerifier(keys, max_age_seconds=seconds) if keys else None,
-            SnsVerifier(topics, max_age_seconds=seconds, fetch=fetch or fetcher(settings.ca_file), source=pool)
-            if topics
-            else None,
-            *_twilio(settings),
-            pool,
-        )
+    def __init__(
+        self, settings: Settings, bodies: BodyReader, sink: EventSink, fetch: Fetch | None, pool: Pool
+    ) -> None:
+        """`fetch` requests a URL of Amazon SNS, to get a certificate or to confirm a subscription; by default, over the
+        network. `pool` stores suppressions, because a recipient who answers an SMS with STOP is suppressed, and
+        certificates."""
+        self.bodies = bodies
+        self.sink = sink
+        self.pool = pool
+        seconds = settings.events_max_age_seconds
+        self.sendgrid: SendGridVerifier | None = None
+        if keys := settings.sendgrid_events_keys:
+            self.sendgrid = SendGridVerifier(keys, max_age_seconds=seconds)
+        self.sns: SnsVerifier | None = None
+        if topics := settings.ses_events_topics:
+            fetch = fetch or fetcher(settings.ca_file)
+            self.sns = SnsVerifier(topics, max_age_seconds=seconds, fetch=fetch, source=pool)
+        self.twilio: TwilioVerifier | None = None
+        own = settings.own.get(twilio.NAME)
+        if isinstance(own, TwilioSettings) and own.callback_url is not None and own.auth_token:
+            self.twilio = TwilioVerifier((own.auth_token, *own.webhook_secrets))
+            self.twilio_url = own.callback_url
 
     @property
     def routes(self) -> list[tuple[str, Endpoint, Operation]]:
@@ -211,7 +195,6 @@ class EventEndpoints:
 
     async def receive_twilio_sms(self, request: Request) -> Response:
         """Reads an SMS from a recipient: STOP suppresses the recipient's number, START ends the suppression."""
-        assert self.pool is not None
         with _as_problems(twilio.NAME):
             base_url = self.twilio_url.removesuffix("/").removesuffix("/events/twilio")
             form = await self._twilio_form(request, f"{base_url}/inbound/twilio")
@@ -235,13 +218,6 @@ class EventEndpoints:
     async def _store(self, provider: str, parsed: ParsedEvents) -> None:
         await self.sink.store(parsed.events)
         report_skipped(provider, parsed)
-
-
-def _twilio(settings: Settings) -> tuple[TwilioVerifier | None, str]:
-    own = settings.own.get(twilio.NAME)
-    if not isinstance(own, TwilioSettings) or own.callback_url is None or not own.auth_token:
-        return None, ""
-    return TwilioVerifier((own.auth_token, *own.webhook_secrets)), own.callback_url
 
 
 @contextmanager

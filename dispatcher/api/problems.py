@@ -127,7 +127,6 @@ class Problem(Exception):
         return self.with_traceback(None)
 
     def document(self) -> dict[str, Any]:
-        """The RFC 9457 document."""
         problem_type = PROBLEM_TYPES[self.code]
         document: dict[str, Any] = {
             "type": _TYPE + self.code,

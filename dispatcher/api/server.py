@@ -290,7 +290,7 @@ async def _event_endpoints(
             for_providers=True,
         )
         intake = EventIntake(pool, suppression_rules(settings))
-        endpoints = event_endpoints.EventEndpoints.of(settings, bodies, EventBatcher(intake), fetch, pool)
+        endpoints = event_endpoints.EventEndpoints(settings, bodies, EventBatcher(intake), fetch, pool)
         if endpoints.sns is not None:
             await endpoints.sns.certificates.load()
         yield endpoints

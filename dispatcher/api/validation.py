@@ -52,7 +52,6 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def require_key(document: object, key: str | None) -> None:
-    """Checks that the header or the body has a message key."""
     if key is None and isinstance(document, dict) and document.get("message_key") is None:
         detail = (
             f"Set the header {KEY_HEADER}, or message_key in the body, to your unique name for the email, "

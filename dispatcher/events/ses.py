@@ -119,7 +119,13 @@ def _of_recipients(kind: EventKind, field: str, *texts: str) -> _Read:
             # suppress an address.
             bounce = Bounce.HARD if notice.facts.get("bounceType") == "Permanent" else Bounce.SOFT
         return [
-            make(kind, bounce, recipient=each.address, code=each.code or code, detail=fields.detail(*said, each.detail))
+            make(
+                kind=kind,
+                bounce=bounce,
+                recipient=each.address,
+                code=each.code or code,
+                detail=fields.detail(*said, each.detail),
+            )
             for each in _recipients(notice, field)
         ]
 

@@ -60,7 +60,6 @@ class BatchQueue(Generic[T]):
         self._woken.set()
 
     def clear(self) -> None:
-        """Drops all queued items."""
         self._items.clear()
         self._woken.set()
 

@@ -99,7 +99,6 @@ class RequestBatcher(Generic[T, R]):
         return request.results  # type: ignore[return-value]  # every item has its result now
 
     async def finish(self) -> None:
-        """Waits until no transaction is running."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

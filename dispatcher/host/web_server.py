@@ -69,7 +69,6 @@ class WebServer:
         """Connections that have not sent a whole request, oldest first."""
 
     async def run(self) -> None:
-        """Serves the pages until cancelled."""
         backoff = Backoff(self._retry_seconds, LONGEST_RETRY_SECONDS)
         while True:
             try:

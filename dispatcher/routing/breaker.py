@@ -191,7 +191,6 @@ class CircuitBreaker:
             self._probe = None
 
     def succeed(self, trial: int) -> None:
-        """Notes that the provider answered about the email."""
         self.abandon(trial)
         if trial > self._succeeded:
             self._succeeded = trial

@@ -26,8 +26,6 @@ MAX_REMEMBERED: Final = 1024
 
 
 class Blame(Enum):
-    """What caused a refusal."""
-
     EMAIL = auto()
     """The email is the cause, and uses up an attempt."""
     PROVIDER = auto()

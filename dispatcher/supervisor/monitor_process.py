@@ -41,7 +41,6 @@ this time, PostgreSQL ends the session, and another monitor sends the alerts."""
 
 
 def run_monitor(settings: Settings, context: ChildContext) -> int:
-    """Runs the monitor until it is stopped; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="monitor")
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, "monitor")

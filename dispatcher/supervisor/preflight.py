@@ -96,7 +96,13 @@ def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> lis
         except ServerUnavailable as error:
             if not waits:
                 return []
-            _wait(server, error, backoff)
+            # A start may wait for days, and each try creates garbage, so `run` collects it from the first wait on.
+            gc.enable()
+            # Wait at least half of the backoff, because retries after very short waits would fill the log.
+            seconds = backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
+            reason = f"{error.message} {error.remedy or ''}".rstrip()
+            get_log().warning(f"{server}.connection_lost", reason=reason, retry_in_seconds=round(seconds, 1))
+            time.sleep(seconds)
         except ConfigurationError as error:
             return list(error.mistakes)
         except (SchemaError, TopologyError) as error:
@@ -105,13 +111,3 @@ def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> lis
             if backoff.reset():
                 get_log().info(f"{server}.connected")
             return []
-
-
-def _wait(server: str, error: ServerUnavailable, backoff: Backoff) -> None:
-    # A start may wait for days, and each try creates garbage, so `run` collects it from the first wait on.
-    gc.enable()
-    # Wait at least half of the backoff, because retries after very short waits would fill the log.
-    seconds = backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
-    reason = f"{error.message} {error.remedy or ''}".rstrip()
-    get_log().warning(f"{server}.connection_lost", reason=reason, retry_in_seconds=round(seconds, 1))
-    time.sleep(seconds)

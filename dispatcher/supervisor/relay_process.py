@@ -38,7 +38,6 @@ each email's message is confirmed, or the email is still due."""
 
 
 def run_relay(settings: Settings, context: ChildContext) -> int:
-    """Runs the relay until it is stopped; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="relay")
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, "relay")
@@ -49,7 +48,6 @@ def run_relay(settings: Settings, context: ChildContext) -> int:
 def leader_services(
     settings: Settings, publisher: Publisher, workers_here: Callable[[], Collection[str] | None]
 ) -> Callable[[Outbox], LeaderServices]:
-    """Returns a function that creates the leading relay's services."""
     return lambda outbox: LeaderServices(
         by_time=(
             LostCommits(outbox),

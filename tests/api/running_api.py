@@ -32,15 +32,12 @@ UNREACHABLE_AMQP_URL: Final = "amqp://guest:guest@127.0.0.1:1/%2F"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP response."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
 
     @property
     def json(self) -> Any:
-        """The parsed body."""
         return orjson.loads(self.body)
 
     @property
@@ -57,8 +54,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """A running API, and a client of this API."""
-
     port: int
     settings: Settings
     client: Client
@@ -66,7 +61,6 @@ class Api:
 
     @property
     def url(self) -> str:
-        """The base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     async def call(
@@ -80,14 +74,7 @@ class Api:
         token: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Sends a request, and returns its response.
-
-        Args:
-            body: The request body, to be encoded as JSON.
-            raw: The request body as bytes.
-            key: The Idempotency-Key.
-            token: The API key.
-        """
+        """Sends a request with a `body` to be encoded as JSON, or a `raw` one. `token` is the API key."""
         request = self.client.request(method, self.url + path)
         if key is not None:
             request = request.header("Idempotency-Key", key)
@@ -111,7 +98,6 @@ class Api:
         return await self.call("POST", "/v1/emails", key=key, body=EMAIL if body is None else body, **named)
 
     async def get(self, path: str, **named: Any) -> Answer:
-        """Sends a GET request."""
         return await self.call("GET", path, **named)
 
 
@@ -135,11 +121,9 @@ def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: st
 async def running(
     settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS, fetch: Fetch | None = None
 ) -> AsyncIterator[Api]:
-    """Runs an API during the block, with timeouts long enough for a busy machine.
+    """Runs an API during the block, with timeouts long enough for a busy machine. `fetch` sends requests to Amazon SNS.
 
-    Args:
-        lock_seconds: How long a request waits for a transaction that has locked the same message key or quota row.
-        fetch: Sends requests to Amazon SNS.
+    `lock_seconds`: how long a request waits for a transaction that has locked the same message key or quota row.
     """
     listener: socket.socket = listen(settings, shares_port=False)
     port: int = listener.getsockname()[1]

@@ -15,11 +15,7 @@ FLOOD: Final = 200
 
 
 class Requests:
-    """Requests that each hold a permit until the test ends them.
-
-    Attributes:
-        holding: The callers of the requests that hold a permit, in the order in which they got it.
-    """
+    """Requests that each hold a permit until the test ends them; `holding` has their callers, in order."""
 
     def __init__(self, turns: FairTurns) -> None:
         self._turns = turns

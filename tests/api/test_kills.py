@@ -31,9 +31,7 @@ def database_url(own_database_url: str) -> str:
 class Clients:
     """Concurrent clients that post emails as fast as they can until the API is killed.
 
-    Attributes:
-        accepted: The email ids by message key, for each key that got a 202.
-        posted: All message keys that were posted.
+    `accepted`: the email ids by message key, for each key that got a 202.
     """
 
     def __init__(self) -> None:
@@ -41,11 +39,7 @@ class Clients:
         self.posted: set[str] = set()
 
     async def post(self, port: int, life: int) -> None:
-        """Posts until the connections break.
-
-        Args:
-            life: The number of the API process; each message key contains this number.
-        """
+        """Posts until the connections break. Each message key contains `life`, the number of the API process."""
         await asyncio.gather(*(self._post(port, f"{life}-{client}") for client in range(CLIENTS)))
 
     async def _post(self, port: int, name: str) -> None:

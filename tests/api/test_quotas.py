@@ -39,18 +39,13 @@ class Clocks:
     steady: float = 1000.0
 
     def advance(self, seconds: float, *, steady: float | None = None) -> None:
-        """Advances both clocks.
-
-        Args:
-            steady: The seconds for the monotonic clock, if they differ from `seconds`.
-        """
+        """Advances both clocks; the monotonic one by `steady` seconds, if given."""
         self.connection.execute("update public.clock set shown = shown + %s * interval '1 second'", [seconds])
         self.steady += seconds if steady is None else steady
 
 
 @pytest.fixture
 def clocks(connection: psycopg.Connection, database_url: str) -> Clocks:
-    """Clocks that the test controls."""
     connection.execute("create table public.clock as select '2030-06-01 23:59:50+00'::timestamptz as shown")
     connection.execute(
         "create function public.clock_timestamp() returns timestamptz language sql as 'select shown from public.clock'"

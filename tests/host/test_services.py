@@ -16,23 +16,17 @@ from tests.waiting import until
 
 
 class Failing:
-    """A task that fails each time."""
-
     times = 0
 
     async def run(self) -> None:
-        """See `Task`."""
         self.times += 1
         raise LookupError("ann@example.org")
 
 
 class StrayCancel:
-    """A task that awaits a cancelled future."""
-
     times = 0
 
     async def run(self) -> None:
-        """See `Task`."""
         self.times += 1
         waited_for: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waited_for.cancel()
@@ -46,7 +40,6 @@ class Steady:
     ended = False
 
     async def run(self) -> None:
-        """See `Task`."""
         self.times += 1
         try:
             await asyncio.Event().wait()
@@ -55,14 +48,11 @@ class Steady:
 
 
 class Deaf:
-    """A task that ignores cancellation."""
-
     def __init__(self) -> None:
         self.released = asyncio.Event()
         self.asked = False
 
     async def run(self) -> None:
-        """See `Task`."""
         while not self.released.is_set():
             try:
                 await self.released.wait()
@@ -72,7 +62,6 @@ class Deaf:
 
 @asynccontextmanager
 async def kept(*tasks: Task) -> AsyncIterator[None]:
-    """Runs the tasks for the length of a block."""
     stop = asyncio.Event()
     keeping_them = asyncio.create_task(run_tasks(tasks, stop, process="monitor", first_wait_seconds=0.001))
     try:
@@ -135,7 +124,6 @@ class Rounds:
         self.rounds = 0
 
     async def run_once(self) -> None:
-        """See `Service`."""
         self.rounds += 1
         if self.faults:
             raise self.faults.pop(0)
@@ -147,7 +135,6 @@ class Endless:
     interval_seconds = 0.001
 
     async def run_once(self) -> None:
-        """See `Service`."""
         await asyncio.Event().wait()
 
 

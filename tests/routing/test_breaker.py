@@ -42,15 +42,12 @@ class Scene:
             self.fail("connection_failed")
 
     def fail(self, reason: str = "server_error") -> None:
-        """Tries an email; the provider itself fails."""
         self.breaker.fail(self.breaker.begin(), reason)
 
     def throttle(self, seconds: float | None) -> None:
-        """Tries an email; the provider asks to slow down."""
         self.breaker.pause(self.breaker.begin(), seconds, "throttled")
 
     def half_open(self) -> None:
-        """Opens the breaker, and moves the clock until it is half open."""
         self.fail_often()
         self.now += FIRST_OPEN_SECONDS
         assert self.breaker.state is BreakerState.HALF_OPEN

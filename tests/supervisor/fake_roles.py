@@ -54,7 +54,6 @@ class Eager(Restarts):
 
     @property
     def wait_seconds(self) -> float:
-        """Always zero."""
         return 0.0
 
 
@@ -64,7 +63,6 @@ class Patient(Restarts):
 
     @property
     def wait_seconds(self) -> float:
-        """Always an hour, in seconds."""
         return 3600.0
 
 
@@ -77,7 +75,6 @@ class FakeProcess:
     diary: Path
 
     def note(self, word: str) -> None:
-        """Write a line into the diary."""
         with self.diary.open("ab", buffering=0) as file:
             file.write(f"{self.name} {os.getpid()} {word}\n".encode())
 
@@ -123,7 +120,6 @@ def note_ends(toy: FakeProcess, context: ChildContext) -> int:
 
 
 def obey_signal(toy: FakeProcess, _context: ChildContext) -> int:
-    """React to SIGTERM only."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     toy.note("serving")
     signal.sigwait({signal.SIGTERM})
@@ -132,7 +128,6 @@ def obey_signal(toy: FakeProcess, _context: ChildContext) -> int:
 
 
 def obey_lifeline(toy: FakeProcess, context: ChildContext) -> int:
-    """React to the lifeline only."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     toy.note("serving")
     assert os.read(context.lifeline, 1) == b""
@@ -141,7 +136,6 @@ def obey_lifeline(toy: FakeProcess, context: ChildContext) -> int:
 
 
 def ignore_everything(toy: FakeProcess, _context: ChildContext) -> int:
-    """Never stops."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     toy.note("serving")
     while True:
@@ -149,7 +143,6 @@ def ignore_everything(toy: FakeProcess, _context: ChildContext) -> int:
 
 
 def end(toy: FakeProcess, _context: ChildContext) -> int:
-    """Exit immediately."""
     toy.note(f"descriptors={len(list(Path('/proc/self/fd').iterdir()))}")
     return int(toy.argument)
 
@@ -166,18 +159,15 @@ def fail(_toy: FakeProcess, _context: ChildContext) -> int:
 
 
 def abort(_toy: FakeProcess, _context: ChildContext) -> int:
-    """Die of SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
 def be_mistaken(_toy: FakeProcess, _context: ChildContext) -> int:
-    """Fail because the settings are invalid."""
     raise ConfigurationError(["TOY_SIZE must be a whole number.", "TOY_COLOUR is not set."])
 
 
 def hang(toy: FakeProcess, context: ChildContext) -> int:
-    """Start the loop, and then hang."""
 
     async def block() -> None:
         stop_event(context)
@@ -190,34 +180,28 @@ def hang(toy: FakeProcess, context: ChildContext) -> int:
 
 
 def retire(toy: FakeProcess, context: ChildContext) -> int:
-    """Serve, and ask to be replaced."""
     context.process_slot.ask_for_successor()
     return serve(toy, context)
 
 
 def kill_itself(_toy: FakeProcess, _context: ChildContext) -> int:
-    """Die of SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
 def fill_disk(_toy: FakeProcess, _context: ChildContext) -> int:
-    """Fail because the disk is full."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/private/file")
 
 
 def be_refused(_toy: FakeProcess, _context: ChildContext) -> int:
-    """Fail because a server refuses the login."""
     raise ConfigurationError(["no entry for the user private"]) from StoreRefused("no entry for the user private")
 
 
 def lose_server(_toy: FakeProcess, _context: ChildContext) -> int:
-    """Fail because a server is unreachable."""
     raise StoreUnavailable("no connection to private as private")
 
 
 def hit_bug(_toy: FakeProcess, _context: ChildContext) -> int:
-    """Fail because of a bug."""
     raise LookupError("private")
 
 
@@ -247,7 +231,6 @@ KINDS: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
 
 
 def role(text: str, folder: Path) -> Role:
-    """The role that an argument describes."""
     title, _, rest = text.partition("=")
     kind, _, argument = rest.partition(":")
     name, _, times = title.partition("*")

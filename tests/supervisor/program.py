@@ -49,8 +49,6 @@ def eventually(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One process in the kernel's process table."""
-
     pid: int
     state: str
     parent: int
@@ -58,7 +56,6 @@ class Entry:
 
 
 def processes() -> list[Entry]:
-    """All processes, including zombies."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -107,12 +104,10 @@ class Program:
 
     @property
     def words(self) -> str:
-        """The output on stderr."""
         return self._words_path.read_text(errors="replace")
 
     @property
     def log(self) -> str:
-        """The output on stdout."""
         return self._log_path.read_text(errors="replace")
 
     def events(self, name: str, **fields: object) -> list[Event]:
@@ -161,11 +156,9 @@ class Program:
         return [entry.pid for entry in processes() if entry.session == self.pid and entry.state not in "ZX"]
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process itself."""
         os.kill(self.pid, number)
 
     def send_to(self, pid: int, number: signal.Signals) -> None:
-        """Send a signal to a descendant."""
         os.kill(pid, number)
 
     def freeze_all(self, *, seconds: float) -> None:
@@ -182,7 +175,6 @@ class Program:
         os.killpg(self.pid, number)
 
     def await_exit(self, seconds: float = DEADLINE_SECONDS) -> int:
-        """Wait for the exit; returns the exit code."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:

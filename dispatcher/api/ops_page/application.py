@@ -98,5 +98,4 @@ class OpsMount:
         return tuple(f"{path}/static/".encode() for path in self.paths)
 
     async def redirect(self, _request: Request) -> Response:
-        """Redirects from /ops to /ops/."""
         return with_security_headers(RedirectResponse(f"{self.site.path}/", 307))

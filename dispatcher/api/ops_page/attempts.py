@@ -7,6 +7,8 @@ import time
 from collections import OrderedDict
 from typing import Final
 
+from dispatcher.api.ops_page.page_errors import PageError
+
 ATTEMPTS_PER_CLIENT: Final = 5
 SECONDS_PER_CLIENT_ATTEMPT: Final = 10.0
 """After five failures, a client may make one attempt per interval of this length."""
@@ -16,11 +18,11 @@ MAX_CLIENTS: Final = 10_000
 
 
 class AttemptLimiter:
-    """Decides how long a client must wait after failed attempts to sign in. Each process counts on its own.
+    """Limits how often a client may fail to sign in. Each process counts on its own.
 
     A client is an address, as `client_address` returns it. The limit per client is much lower than the limit for all
     clients together, so a single client cannot block all clients. A client that has signed in before does not wait
-    because of other clients' failures.
+    because of other clients' failures, but its own still count: it could guess further keys.
     """
 
     def __init__(self) -> None:
@@ -28,13 +30,17 @@ class AttemptLimiter:
         self._all = _Failures(ATTEMPTS_IN_TOTAL, SECONDS_PER_ATTEMPT)
         self._known: OrderedDict[str, None] = OrderedDict()
 
-    def seconds_to_wait(self, client: str) -> int:
-        """How long a client has to wait for its next attempt; 0 if it may try now."""
-        own = self._clients[client].seconds_to_wait() if client in self._clients else 0
-        return own if client in self._known else max(own, self._all.seconds_to_wait())
+    def check(self, client: str) -> None:
+        """Raises PageError if the client has to wait for its next attempt."""
+        wait = self._clients[client].seconds_to_wait() if client in self._clients else 0
+        if client not in self._known:
+            wait = max(wait, self._all.seconds_to_wait())
+        if wait:
+            problem = "There were too many failed attempts to sign in."
+            raise PageError(429, problem, f"Try again in {wait} s.", retry_after=wait)
 
     def add_failure(self, client: str) -> None:
-        """Counts a failed attempt. If the client has signed in before, the failure does not make other clients wait."""
+        """Counts a failed attempt. It does not make others wait if the client has signed in before."""
         if client not in self._clients:
             self._clients[client] = _Failures(ATTEMPTS_PER_CLIENT, SECONDS_PER_CLIENT_ATTEMPT)
         self._clients.move_to_end(client)
@@ -45,10 +51,6 @@ class AttemptLimiter:
             self._clients.popitem(last=False)
 
     def add_success(self, client: str) -> None:
-        """Remembers a client that has signed in, so that it does not wait because of other clients' failures.
-
-        The client's own failures still count: otherwise, a client with a valid key could guess further keys.
-        """
         self._known[client] = None
         self._known.move_to_end(client)
         if len(self._known) > MAX_CLIENTS:
@@ -73,9 +75,7 @@ class _Failures:
 
     def seconds_to_wait(self) -> int:
         self._drain()
-        return (
-            max(0, math.ceil((self._count - (self._most - 1)) * self._seconds)) if self._count > self._most - 1 else 0
-        )
+        return max(0, math.ceil((self._count - (self._most - 1)) * self._seconds))
 
     def add(self) -> None:
         self._drain()

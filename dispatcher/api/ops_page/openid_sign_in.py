@@ -24,7 +24,7 @@ from dispatcher.api.ops_page.origins import client_address, cookie, is_secure
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.plain_text import cut, visible
 from dispatcher.api.ops_page.sessions import hashed
-from dispatcher.api.ops_page.sign_in import check_attempts, target_of
+from dispatcher.api.ops_page.sign_in import target_of
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.config import Settings
@@ -47,7 +47,6 @@ COOKIE_ALGORITHM: Final = "HS256"
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes to the issuer and back."""
     assert site.settings.ops_url is not None  # `config.rules` requires DISPATCHER_OPS_URL for OpenID Connect
     issuer = OpenIdIssuer(site.settings, site.settings.ops_url.rstrip("/") + RETURN)
     site.resources.push_async_callback(issuer.close)
@@ -80,7 +79,7 @@ class _OpenIdSignIn:
         if await self._site.visitor(request) is not None:
             return self._site.see_other(target)
         client = client_address(request)
-        check_attempts(self._attempts, client)
+        self._attempts.check(client)
         pending = PendingSignIn.new(target)
         try:
             url = await self._issuer.sign_in_url(pending)
@@ -105,7 +104,7 @@ class _OpenIdSignIn:
         ):
             raise _not_begun()
         client = client_address(request)
-        check_attempts(self._attempts, client)
+        self._attempts.check(client)
         try:
             visitor = await self._visitor(request, pending)
             await self._site.sessions.begin(request, visitor)

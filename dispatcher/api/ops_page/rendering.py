@@ -36,12 +36,6 @@ _TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; chars
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-@cache
-def rendering(path: str) -> Rendering:
-    """The templates for pages below a path. Cached, because compiling a template takes tens of milliseconds."""
-    return Rendering(path)
-
-
 class Rendering:
     """The templates for pages whose paths begin with `path`, with the functions and filters that they use."""
 
@@ -92,6 +86,10 @@ class Rendering:
         """A link to a path below the prefix of all pages. Leaves out parameters that are None or empty."""
         given = [(name, value) for name, value in parameters.items() if value is not None and value != ""]
         return self._path + path + (f"?{urlencode(given, doseq=True)}" if given else "")
+
+
+rendering: Final = cache(Rendering)
+"""The templates for pages below a path. Cached, because compiling a template takes tens of milliseconds."""
 
 
 def time(at: datetime | None) -> Markup | str:

@@ -50,8 +50,6 @@ class _OpenPage:
 
 
 class Sessions:
-    """Begins, finds and ends sessions."""
-
     def __init__(self, settings: Settings, access: AccessControl, pool: Pool, path: str) -> None:
         self._settings = settings
         self._access = access

@@ -11,7 +11,6 @@ from starlette.routing import Route
 from dispatcher.api.ops_page.attempts import AttemptLimiter
 from dispatcher.api.ops_page.forms import Form, KeptForm, read_form
 from dispatcher.api.ops_page.origins import client_address
-from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.sessions import visitor_of
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
@@ -21,7 +20,6 @@ MAX_TARGET_CHARACTERS: Final = 4000
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the sign-in form and of signing out."""
     attempts = AttemptLimiter()
 
     async def show(request: Request) -> Response:
@@ -78,20 +76,13 @@ async def _visitor_or_problem(site: Site, attempts: AttemptLimiter, client: str,
     secret = Secret.parse(form.get("key", "").strip())
     key = None if secret is None else site.access.find_known(secret)
     if key is None:
-        check_attempts(attempts, client)
+        attempts.check(client)
         key = None if secret is None else await site.access.find(secret)
     if key is None:
         attempts.add_failure(client)
         return "This API key does not exist, its secret is wrong, or it was revoked."
     attempts.add_success(client)
     return visitor_of(key) or "This API key has neither the scope operate nor the scope read."
-
-
-def check_attempts(attempts: AttemptLimiter, client: str) -> None:
-    """Raises PageError if the client has made too many failed attempts to sign in."""
-    if wait := attempts.seconds_to_wait(client):
-        problem = "There were too many failed attempts to sign in."
-        raise PageError(429, problem, f"Try again in {wait} s.", retry_after=wait)
 
 
 def target_of(text: str) -> str:

@@ -10,8 +10,6 @@ from dispatcher.ops.acts import Act
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A signed-in visitor, and what the visitor may see and do."""
-
     key_id: str  # the API key's id; empty if the visitor signed in without a key
     name: str  # the actor in the audit log
     tenant_id: str | None  # whose emails the visitor sees; None for all tenants
@@ -26,9 +24,6 @@ class Visitor:
     def act(self, reason: str) -> Act:
         """An act of this visitor, for the audit log. Raises DispatcherError if the reason is empty."""
         return Act.of(self.name, reason)
-
-    def sees(self, tenant_id: str) -> bool:
-        return self.tenant_id is None or self.tenant_id == tenant_id
 
 
 def require_operate(visitor: Visitor) -> None:

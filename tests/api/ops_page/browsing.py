@@ -12,20 +12,14 @@ from tests.api.running_api import Answer, Api
 
 @dataclass(slots=True)
 class FormOnPage:
-    """A form, with the values that a browser would send.
-
-    Attributes:
-        fields: Name and value of each field, in order.
-        controls: The name of each control, also of those without a value.
-    """
+    """A form, with the values that a browser would send."""
 
     action: str
     method: str
     fields: list[tuple[str, str]] = field(default_factory=list)
-    controls: list[str] = field(default_factory=list)
+    controls: list[str] = field(default_factory=list)  # the names of all controls, also of those without a value
 
     def names(self) -> list[str]:
-        """The fields' names."""
         return [name for name, _ in self.fields]
 
 
@@ -68,27 +62,19 @@ def forms_of(answer: Answer) -> list[FormOnPage]:
 
 @dataclass(slots=True)
 class Browser:
-    """A visitor's browser.
-
-    Attributes:
-        headers: Headers of each request.
-        strict_cookies: The names of cookies that another site's links do not send.
-        page: The last response.
-    """
+    """A visitor's browser."""
 
     api: Api
-    headers: dict[str, str] = field(default_factory=lambda: {"Sec-Fetch-Site": "same-origin"})
+    headers: dict[str, str] = field(default_factory=lambda: {"Sec-Fetch-Site": "same-origin"})  # of each request
     cookies: dict[str, str] = field(default_factory=dict)
-    strict_cookies: set[str] = field(default_factory=set)
+    strict_cookies: set[str] = field(default_factory=set)  # names of cookies that another site's links do not send
     set_cookies: list[str] = field(default_factory=list)
-    page: Answer | None = None
+    page: Answer | None = None  # the last response
 
     async def get(self, path: str, **headers: str) -> Answer:
-        """Requests a page."""
         return await self._send("GET", path, None, headers)
 
     async def post(self, path: str, fields: Mapping[str, str] | list[tuple[str, str]], **headers: str) -> Answer:
-        """Sends a form to a path."""
         return await self._send("POST", path, urlencode(fields).encode(), headers)
 
     async def submit(self, target: str, **values: str) -> Answer:
@@ -105,7 +91,6 @@ class Browser:
         return await self.get(parts.path + (f"?{parts.query}" if parts.query else ""))
 
     async def sign_in(self, key: str) -> Answer:
-        """Signs in with an API key."""
         await self.get("/ops/sign-in")
         return await self.submit("/sign-in", key=key)
 

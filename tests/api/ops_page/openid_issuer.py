@@ -68,40 +68,26 @@ def _part(content: Mapping[str, Any]) -> str:
 
 
 class Issuer(ThreadingHTTPServer):
-    """The server.
-
-    Attributes:
-        key: The key that signs.
-        published: The keys at `jwks_uri`.
-        claims: Replaces claims of the ID tokens; None removes a claim.
-        sign: Makes the token.
-        name: The issuer that the metadata names.
-        may_answer: While it is cleared, no request is answered.
-        waiting: Released by each request that waits for `may_answer`.
-    """
-
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.key = _first_key()
         self.published = [self.key]
-        self.claims: dict[str, Any] = {}
+        self.claims: dict[str, Any] = {}  # replaces claims of the ID tokens; None removes a claim
         self.sign: Signer = signed
         self.url = f"http://127.0.0.1:{self.server_port}/realms/ops"
-        self.name = self.url
+        self.name = self.url  # the issuer that the metadata names
         self.codes: dict[str, Code] = {}
-        self.may_answer = threading.Event()
+        self.may_answer = threading.Event()  # while it is cleared, no request is answered
         self.may_answer.set()
-        self.waiting = threading.Semaphore(0)
+        self.waiting = threading.Semaphore(0)  # released by each request that waits for `may_answer`
 
     def rotate(self) -> None:
-        """Replaces the key."""
         self.key = RSAKey.generate_key(2048)
         self.published = [self.key]
 
     def metadata(self) -> dict[str, Any]:
-        """The discovery document."""
         return {
             "issuer": self.name,
             "authorization_endpoint": f"{self.url}/authorize?theme=dark",
@@ -126,7 +112,6 @@ class Issuer(ThreadingHTTPServer):
         return f"{REDIRECT_URI}?{urlencode({'code': code, 'state': query['state'], 'iss': self.name})}"
 
     def redeem(self, form: Mapping[str, str], authorization: str) -> tuple[int, dict[str, Any]]:
-        """The answer of the token endpoint."""
         login = base64.b64encode(f"{CLIENT_ID}:{CLIENT_SECRET}".encode()).decode()
         if authorization != f"Basic {login}":
             return 401, {"error": "invalid_client"}

@@ -31,8 +31,7 @@ SLOW_FORM: Final = (
 def addresses(settings: Settings, method: str, email_id: object, *, has_id: bool = False) -> Iterator[str]:
     """The addresses that a method has, with an email's id, and with 1 for every other part.
 
-    Args:
-        has_id: Only addresses with an id.
+    `has_id`: only addresses with an id.
     """
     none = cast(Any, None)
     for route in make_ops_app(Site(settings, none, none, none)).routes:
