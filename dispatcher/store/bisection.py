@@ -21,15 +21,10 @@ R = TypeVar("R")
 async def bisect_batch(
     items: Sequence[T], execute: Callable[[Sequence[T]], Awaitable[R]]
 ) -> tuple[list[R], list[tuple[T, StatementRefused]]]:
-    """Executes a batched statement, and bisects the batch if PostgreSQL refuses the statement.
+    """Executes a batched statement, and bisects the batch if PostgreSQL refuses the statement (StatementRefused).
 
-    Args:
-        items: At least one item.
-        execute: Executes the statement for the given items. Called first with all items. If it raises StatementRefused,
-            it is called for each half of the items.
-
-    Returns:
-        The results of the calls that succeeded, in the order of the items; and each refused item with its error.
+    `execute` is called first with all items (at least one). Returns the results of the calls that succeeded, in the
+    order of the items; and each refused item with its error.
     """
     try:
         return [await execute(items)], []
