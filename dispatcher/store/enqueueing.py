@@ -150,20 +150,13 @@ def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Param
     """The parameters of the statement `enqueue_attachments` for the inserted emails; None if no inserted email has an
     attachment."""
     rows = [
-        (item.email_id, position, attachment)
+        (item.email_id, position, attachment.filename, attachment.content_type, attachment.content)
         for item in drafts
         if item.email_id in inserted
         for position, attachment in enumerate(item.email.attachments)
     ]
-    if not rows:
-        return None
-    return {
-        "email_ids": [email_id for email_id, _, _ in rows],
-        "positions": [position for _, position, _ in rows],
-        "filenames": [attachment.filename for _, _, attachment in rows],
-        "content_types": [attachment.content_type for _, _, attachment in rows],
-        "contents": [attachment.content for _, _, attachment in rows],
-    }
+    names = ("email_ids", "positions", "filenames", "content_types", "contents")
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else None
 
 
 def key_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:

@@ -66,13 +66,10 @@ async def fetch(
     into: Callable[..., Any] | None = None,
     is_exact: bool = False,
 ) -> list[Any]:
-    """Executes a statement and returns its rows. Errors are translated (see `translated`).
+    """Executes a statement, and returns its rows, converted by `into` (see `from_rows`). Errors are translated.
 
-    Args:
-        into: Converts each row (see `from_rows`).
-        is_exact: Whether to raise an error if Python cannot represent an instant. Otherwise, the nearest instant that
-            Python can represent stands for it (see `store.instants`), and the rows cannot be read in binary, which
-            takes less time.
+    If Python cannot represent an instant, the nearest one that it can stands for it (see `store.instants`). With
+    `is_exact`, this is an error instead, and the rows are read in binary, which takes less time.
     """
     async with session_of(source) as connection:
         cursor = await connection.execute(query(name), parameters, binary=is_exact)

@@ -168,16 +168,12 @@ select
 
 -- part: controls_version
 array[
-    (select count(*) from dispatcher.pause where until_at is null or until_at > clock_timestamp()),
     (
-        select coalesce(sum(xmin::text::bigint), 0)
+        select concat(count(*), ' ', sum(xmin::text::bigint))
         from dispatcher.pause
         where until_at is null or until_at > clock_timestamp()
     ),
-    (select count(*) from dispatcher.lane_policy),
-    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.lane_policy),
-    (select count(*) from dispatcher.tenant_limit),
-    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.tenant_limit),
-    (select count(*) from dispatcher.domain_limit),
-    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.domain_limit)
+    (select concat(count(*), ' ', sum(xmin::text::bigint)) from dispatcher.lane_policy),
+    (select concat(count(*), ' ', sum(xmin::text::bigint)) from dispatcher.tenant_limit),
+    (select concat(count(*), ' ', sum(xmin::text::bigint)) from dispatcher.domain_limit)
 ]::text
