@@ -240,6 +240,7 @@ async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> 
         "until_ats": [LATEST],
         "mosts": [PUBLISH_BATCH],
         "ahead_seconds": AHEAD_SECONDS,
+        "only_ids": False,
     }
     rows = await _fetch(database, "find_due_of_tenants", parameters)
     return [row for row in rows if row[0] not in known]

@@ -148,7 +148,7 @@ class BrokerRefused(BrokerUnavailable):
 class StatementRefused(DispatcherError):
     """PostgreSQL cannot execute this statement because of a damaged row, a trigger, a value, or a bug of ours.
 
-    If a single row is the cause, the same statement succeeds without that row (see `store.bisection`).
+    If a single row is the cause, the same statement succeeds without that row (see `store.locked`).
     """
 
 

@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from dispatcher.domain.values import dataclass
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Source, statement
 
 MISSED_REPORTS: Final = 3
 """A host counts as silent only after its monitor missed this many reports, even if DISPATCHER_ALERT_AFTER_SECONDS is

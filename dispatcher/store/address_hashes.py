@@ -42,11 +42,7 @@ class AddressHasher:
 
     @classmethod
     async def open(cls, source: Source) -> AddressHasher:
-        """Reads the key from the database, and returns a hasher that uses this key.
-
-        Raises:
-            StoreUnavailable: PostgreSQL cannot be reached.
-        """
+        """Reads the key from the database, and returns a hasher that uses this key."""
         ((key,),) = await fetch(source, "find_address_key")
         return cls(bytes(key))
 
@@ -63,11 +59,8 @@ class AddressHasher:
         return self._digest(f"@{domain}")
 
     def unsubscribe_token(self, email_id: UUID, address: str) -> str:
-        """A token of 64 characters for the unsubscribe link of one recipient of an email.
-
-        To create the token, one needs the database's secret key. So a request with the token comes from a link in this
-        email.
-        """
+        """A token of 64 characters for the unsubscribe link of one recipient of an email. Only who has the database's
+        secret key can create it, so a request with the token comes from a link in this email."""
         content = email_id.bytes + self.hash(address)
         return urlsafe_b64encode(content + self._signature(content)).decode()
 
@@ -111,7 +104,7 @@ class AddressHasher:
 
 
 def is_unsubscribe_token(text: str) -> bool:
-    """Whether a text has the form of an unsubscribe token. The token may be forged."""
+    """Whether a text has the form of an unsubscribe token, which may be forged."""
     return _TOKEN.fullmatch(text) is not None
 
 

@@ -25,8 +25,7 @@ from dispatcher.store.controls import list_pauses
 from dispatcher.store.emails import find_facts
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.retention import Retention, count_expiring
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Row, Source, fetch
+from dispatcher.store.statements import Row, Source, fetch, statement
 from dispatcher.store.webhooks import DisabledWebhook, list_disabled_webhooks
 
 ANSWER_SECONDS: Final = 4.0
@@ -37,42 +36,27 @@ LEAVE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedAlert:
-    """An active alert about which a channel has sent a notice.
-
-    Attributes:
-        age_seconds: Seconds since the channel last sent a notice about the alert.
-    """
+    """An active alert about which a channel has sent a notice."""
 
     kind: Kind
     channel: str
     raised_at: datetime
-    age_seconds: float
+    age_seconds: float  # since the channel last sent a notice
 
 
 @dataclass(frozen=True, slots=True)
 class TableFindings:
-    """What a check found in PostgreSQL: about dead letters, sending, providers, hosts, webhooks and pauses.
-
-    Attributes:
-        oldest_age_seconds: Age of the oldest failed or held email; None if there is none.
-        dead_letter_due_seconds: How long the oldest unpublished dead letter has waited for the relay to publish it;
-            None if all are published.
-        mark: A value that changes whenever a provider accepts an email. If two checks read the same value, no email was
-            accepted between them.
-        due: Number of emails that are due or in their first lease, and not paused; counted up to `MAX_DUE_COUNT`.
-        waiting: The facts that explain why one of the `due` emails is not sent yet; None if `due` is 0.
-        hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
-    """
+    """What a check found in PostgreSQL: about dead letters, sending, providers, hosts, webhooks and pauses."""
 
     correlation_ids: tuple[str, ...]
-    oldest_age_seconds: float | None
-    dead_letter_due_seconds: float | None
+    oldest_age_seconds: float | None  # age of the oldest failed or held email
+    dead_letter_due_seconds: float | None  # how long the oldest unpublished dead letter has been due
     expiring: int
-    mark: tuple[object, ...]
-    due: int
-    waiting: Facts | None
+    mark: tuple[object, ...]  # changes whenever a provider accepts an email
+    due: int  # emails that are due or in their first lease, and not paused; counted up to MAX_DUE_COUNT
+    waiting: Facts | None  # the facts that explain why one of the `due` emails is not sent yet
     troubles: Sequence[ProviderProblem]
-    hosts: Mapping[str, datetime]
+    hosts: Mapping[str, datetime]  # when each last reported, without hosts that stopped in an orderly way
     shared_names: Sequence[str]
     webhooks: Sequence[DisabledWebhook]
     pauses: Sequence[Pause] = ()
@@ -97,12 +81,10 @@ class AlertStore:
         idle_seconds: float,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Opens no connection yet.
+        """Opens no connection yet. `holder`: this monitor's name, which does not change when the monitor restarts.
 
-        Args:
-            holder: This monitor's name, which does not change when the monitor restarts.
-            idle_seconds: PostgreSQL ends the session, and so releases the lock, after this time without a statement.
-                This monitor's host is then probably frozen, and another monitor must alert.
+        PostgreSQL ends the session, and so releases the lock, after `idle_seconds` without a statement. This monitor's
+        host is then probably frozen, and another monitor must alert.
         """
         self._database_url = database_url
         self._queue = queue
@@ -116,10 +98,9 @@ class AlertStore:
         self._opening = asyncio.Lock()
 
     async def claim_alerting(self) -> bool:
-        """Takes the lock that only the alerting monitor holds, unless another monitor has the lock.
+        """Records that this host is running, and takes the lock of the alerting monitor, unless another monitor has it.
 
-        Also records that this host is running. Returns whether this monitor has the lock. If so, this monitor alerts
-        until its session ends.
+        Returns whether this monitor has the lock. If so, this monitor alerts until its session ends.
         """
         session = await self._open()
         await self._fetch("report_presence", {"holder": self._holder, "host": self._host})
@@ -136,7 +117,6 @@ class AlertStore:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the session. Idempotent."""
         if self._session is not None:
             await self._session.close()
 
@@ -148,7 +128,6 @@ class AlertStore:
         return [AnnouncedAlert(Kind(row[0]), *row[1:]) for row in rows if row[0] in known]
 
     async def save_announced(self, announced: AnnouncedAlert) -> None:
-        """Records that a channel sent a notice about an active alert. Idempotent."""
         parameters = {
             "kind": announced.kind.value,
             "channel": announced.channel,
@@ -158,18 +137,12 @@ class AlertStore:
         await self._fetch("save_announced_alert", parameters)
 
     async def delete_announced(self, kind: Kind, channel: str) -> None:
-        """Deletes the entry of an alert and a channel. Idempotent.
-
-        Call this after the channel has sent the notice that the alert is resolved.
-        """
+        """Call this after the channel has sent the notice that the alert is resolved. Idempotent."""
         await self._fetch("delete_announced_alert", {"kind": kind.value, "channel": channel})
 
     async def save_check(self, host: str, depth: int | None, fault: str | None, alerts: Sequence[Alert]) -> None:
-        """Records what a check of the DLQ found, for the operators' page.
-
-        Args:
-            depth: Number of messages on the DLQ; None if `fault` says why RabbitMQ did not report the number.
-        """
+        """Records what a check of the DLQ found, for the operators' page. `depth` is None if `fault` says why RabbitMQ
+        did not report the number of messages."""
         shown = [
             {
                 "kind": alert.kind,

@@ -85,11 +85,8 @@ _POOLS: Final = {
 
 
 def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
-    """The psycopg connection inside the argument of `enqueue`, in the caller's transaction.
-
-    Raises:
-        UnusableConnection: The argument contains no psycopg connection, or the connection cannot be used.
-    """
+    """The psycopg connection inside the argument of `enqueue`, in the caller's transaction. Raises
+    UnusableConnection."""
     is_drivers = isinstance(given, (psycopg.Connection, psycopg.AsyncConnection))
     driver: object = given if is_drivers else _driver_of(given)
     # Inside SQLAlchemy's `run_sync`, SQLAlchemy's synchronous connection contains an asynchronous psycopg connection.
@@ -163,13 +160,8 @@ def _check_open(connection: Any) -> None:
 
 
 def _refusal(given: object, call: str, types_of_other_call: tuple[str, ...]) -> UnusableConnection:
-    """The error for an argument that `call` cannot use. The remedy says what to write instead.
-
-    Args:
-        call: `enqueue` or `enqueue_async`.
-        types_of_other_call: The types that only the other of these two functions accepts. For an argument of such a
-            type, the remedy names the other function.
-    """
+    """The error for an argument that `call` cannot use. The remedy says what to write instead: for
+    `types_of_other_call`, the other of `enqueue` and `enqueue_async`."""
     what = f"{call} was given {_article(given)} {_name(given)}"
     if _is(given, *types_of_other_call):
         if call == "enqueue":
@@ -204,10 +196,8 @@ def _other_driver(given: object, driver: object) -> UnusableConnection:
 
 
 def _is(given: object, *names: str) -> bool:
-    """Whether the object is an instance of one of these classes.
-
-    Does not import the classes: if the module of a class is not loaded, no instance of the class exists.
-    """
+    """Whether the object is an instance of one of these classes. Does not import them: if the module of a class is not
+    loaded, no instance of the class exists."""
     for name in names:
         module, _, kind = name.rpartition(".")
         found = getattr(sys.modules.get(module), kind, None)
@@ -229,12 +219,8 @@ def _article(given: object) -> str:
 
 @contextmanager
 def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Iterator[None]:
-    """Translates PostgreSQL's errors about missing tables or rights, raised in the block, into errors with a remedy.
-
-    Raises:
-        SchemaError: The database does not have this release's tables.
-        UnusableConnection: The role lacks a right.
-    """
+    """Translates PostgreSQL's errors about missing tables or rights, raised in the block, into SchemaError or
+    UnusableConnection with a remedy."""
     try:
         yield
     except (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction, pg.InvalidSchemaName) as error:

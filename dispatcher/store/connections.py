@@ -95,22 +95,15 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
     statement, and a different server may have replaced it. If a statement takes long, the session probes the server
     over a second connection. The session ends if a probe gets no answer, or when the statement takes longer than
     `answer_seconds`.
-
-    Attributes:
-        answer_seconds: How long a statement may take.
-        probe_seconds: See PROBE_SECONDS.
-        is_server_silent: Whether the session ended because the server did not answer.
-        fault: Why the last attempt to connect failed; None after a success. All instances share this value.
     """
 
     answer_seconds = ANSWER_SECONDS
     probe_seconds = PROBE_SECONDS
-    is_server_silent = False
-    fault: ClassVar[str | None] = None
+    is_server_silent = False  # whether the session ended because the server did not answer
+    fault: ClassVar[str | None] = None  # why the last attempt to connect failed; shared by all instances
 
     @classmethod
     async def connect(cls, *arguments: Any, **named: Any) -> Self:
-        """Opens a session. If the connection attempt fails, stores the reason in `fault`."""
         try:
             opened = await super().connect(*arguments, **named)
         except psycopg.OperationalError as error:
@@ -174,16 +167,11 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
 def translated() -> Iterator[None]:
     """Translates psycopg's exceptions in the block into the exceptions of `dispatcher.errors`.
 
-    Raises:
-        StoreUnavailable: The server is unreachable, ended the session, timed out, or requests a retry (deadlock,
-            serialization failure). The same call might succeed later. Some faults have a subclass: StoreBusy if the
-            statement waited too long for a lock, StoreTooSlow if it exceeded the statement timeout, StoreRefused if the
-            server refuses the login, and AnswerTooLarge if this process has not enough memory for the answer.
-        SchemaError: A schema, table or function is missing.
-        ValueRefused: A value is out of range, or is a text that PostgreSQL cannot store.
-        StatementRefused: The server refused the statement for a different reason, such as a damaged row or a trigger
-            that raises an error. The message contains the error code and no values. Also raised after a statement was
-            executed, if its answer contains a value that is not valid text or JSON.
+    StoreUnavailable: the same call might succeed later; its subclasses name some of the faults. SchemaError: a schema,
+    table or function is missing. ValueRefused: a value is out of range, or is a text that PostgreSQL cannot store.
+    StatementRefused: another reason, such as a damaged row or a trigger that raises an error; the message contains no
+    values. StatementRefused is also raised after a statement was executed, if its answer contains a value that is not
+    valid text or JSON.
     """
     try:
         yield
@@ -202,7 +190,7 @@ def translated() -> Iterator[None]:
         raise _refused(error) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         words = _first_line(error)
-        if remedy := _remedy(words):
+        if remedy := _login_remedy(words):
             raise StoreRefused(f"PostgreSQL is not available: {words}.", remedy=remedy) from error
         raise StoreUnavailable(f"PostgreSQL is not available: {words}.") from error
     except psycopg.DataError as error:
@@ -214,14 +202,12 @@ def translated() -> Iterator[None]:
 
 
 def _refused(error: psycopg.Error) -> StatementRefused | AnswerTooLarge:
-    """The error to raise if the server refused a statement, or if libpq did not have enough memory for the answer."""
     if error.sqlstate is None and "memory" in (words := _first_line(error)):
         return AnswerTooLarge(f"This process does not have enough memory for PostgreSQL's answer ({words}).")
     return StatementRefused(f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__}).")
 
 
-def _remedy(words: str) -> str | None:
-    """What an operator can do if the server refuses a login; None if the error is not about a login."""
+def _login_remedy(words: str) -> str | None:
     if "authentication failed" in words:
         return _LOGIN_REMEDY
     return _NAME_REMEDY if 'FATAL:  database "' in words and "does not exist" in words else None
@@ -246,12 +232,8 @@ def connected(database_url: str, *, name: str = "dispatcher") -> Iterator[psycop
 
 
 def check_url(database_url: str) -> None:
-    """Checks that libpq can parse the URL.
-
-    Raises:
-        ConfigurationError: libpq cannot parse the URL. The error leaves out libpq's message, which might quote the
-            password.
-    """
+    """Raises ConfigurationError if libpq cannot parse the URL, without libpq's message, which might quote the
+    password."""
     try:
         conninfo_to_dict(database_url)
     except psycopg.ProgrammingError:
@@ -271,12 +253,8 @@ async def connect_async(
 ) -> AsyncSession:
     """Opens an asynchronous session in autocommit mode, which detects a frozen server. The caller closes the session.
 
-    Args:
-        lock_seconds: How long a statement may wait for another transaction's lock.
-        idle_seconds: PostgreSQL ends the session after this time without a statement, so that a frozen host loses its
-            named locks. None: as the server is configured.
-        keeps_plans: Whether PostgreSQL keeps the plan of each statement (see `keep_plans` in sql/queries/schema.sql).
-            Only for a session that executes nothing but the relay's statements.
+    PostgreSQL ends the session after `idle_seconds` without a statement, so that a frozen host loses its named locks;
+    None: as the server is configured. `keeps_plans`: see `make_pool`.
     """
     connection = await connect_unconfigured(database_url, name=name)
     with translated():
@@ -322,13 +300,9 @@ def make_pool(
 ) -> Pool:
     """A pool that is not open yet. Open it in the process that uses it, never before a fork.
 
-    Args:
-        name: The sessions' `application_name`. Recovery finds a dead worker's sessions by this name.
-        size: The number of connections. The pool opens all of them, and keeps them open.
-        lock_seconds: How long a statement may wait for another transaction's lock.
-        statement_seconds: How long a statement may take.
-        keeps_plans: Whether PostgreSQL keeps the plan of each statement (see `keep_plans` in sql/queries/schema.sql).
-            Only for sessions that execute nothing but a worker's statements.
+    Recovery finds a dead worker's sessions by `name`, their `application_name`. The pool opens `size` connections, and
+    keeps them open. With `keeps_plans`, PostgreSQL keeps the plan of each statement (see sql/queries/schema.sql): only
+    for sessions that execute nothing but a worker's, or the relay's, statements.
     """
     from psycopg_pool import AsyncConnectionPool
 
@@ -362,7 +336,9 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
                 try:
                     yield connection
                 except (pg.ReadOnlySqlTransaction, StoreUnavailable) as error:
-                    if _is_read_only(error):
+                    if isinstance(error, pg.ReadOnlySqlTransaction) or isinstance(
+                        error.__cause__, pg.ReadOnlySqlTransaction
+                    ):
                         # This session stays read-only, even after the server accepts writes again, or after another
                         # server has replaced this server. So close the session: the pool would otherwise keep it for an
                         # hour.
@@ -386,17 +362,12 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
             raise
 
 
-def _is_read_only(error: Exception) -> bool:
-    return isinstance(error, pg.ReadOnlySqlTransaction) or isinstance(error.__cause__, pg.ReadOnlySqlTransaction)
-
-
 def _raise_if_cancelled() -> None:
     """Raises CancelledError if the task was cancelled inside the pool, because the pool can lose a cancellation.
 
-    The pool loses a cancellation in two cases. While it waits for a free session, it uses `asyncio.wait_for`, which
-    in Python 3.11 loses a cancellation that arrives at the same moment as the session. While it checks its sessions,
-    it mistakes a cancellation for a broken session. Without this function, a stopping process could wait for the
-    task for ever.
+    While the pool waits for a free session, it uses `asyncio.wait_for`, which in Python 3.11 loses a cancellation that
+    arrives at the same moment as the session. While it checks its sessions, it mistakes a cancellation for a broken
+    session. Without this function, a stopping process could wait for the task for ever.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -411,11 +382,7 @@ async def _configure(
     idle_seconds: float | None = None,
     keeps_plans: bool,
 ) -> None:
-    """Sets a new session's timeouts and converters.
-
-    Also makes each commit wait for the disk. A worker sends an email after it has committed the lease, so PostgreSQL
-    must not lose the lease in a crash.
-    """
+    """Sets a new session's timeouts and converters. Each commit waits for the disk (see `configure_session`)."""
     set_json_loads(orjson.loads, connection)
     connection.adapters.register_dumper(list, BatchDumper)
     await connection.execute(

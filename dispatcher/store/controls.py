@@ -7,8 +7,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.controls import Controls, DomainLimit, LanePolicy, LaneRule, Pause, TenantLimit
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Source, statement
 
 READ_SECONDS: Final = 1.0
 """Each process looks for changes at this interval, so that a change is in force on all hosts within two seconds."""
@@ -51,11 +50,7 @@ class LatestControls:
 
 
 async def read_controls(source: Source) -> Controls:
-    """Reads all controls.
-
-    Raises:
-        StoreUnavailable: PostgreSQL cannot be reached.
-    """
+    """Reads all controls."""
     return Controls(
         tuple(await list_pauses(source)),
         {each.lane: each for each in await list_lane_policies(source)},

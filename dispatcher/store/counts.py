@@ -12,8 +12,7 @@ from dispatcher.store.connections import AsyncSession, Session, translated
 from dispatcher.store.controls import list_pauses
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.queries import query
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Source, statement
 
 _UNCOUNTED: Final = frozenset({Status.SENT, Status.CANCELLED})
 """The statuses whose emails the monitor does not count in the table, because there may be millions. Metrics count these

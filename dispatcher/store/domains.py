@@ -24,24 +24,16 @@ NEW_SHARE: Final = 0.1
 
 
 class Claim(NamedTuple):
-    """The part of a domain's ceilings that a worker got.
+    """The part of a domain's ceilings that a worker got."""
 
-    Attributes:
-        tokens: How many emails the worker may send now; None if the domain has no ceiling per second.
-        slots: How many attempts the worker may make at the same time; None if the domain has no ceiling for attempts.
-        attempt_seconds: The mean length of all workers' latest attempts; None if none was measured.
-    """
-
-    tokens: int | None
-    slots: int | None
-    attempt_seconds: float | None = None
+    tokens: int | None  # how many emails the worker may send now; None: no ceiling per second
+    slots: int | None  # how many attempts it may make at the same time; None: no such ceiling
+    attempt_seconds: float | None = None  # the mean length of all workers' latest attempts
 
 
 class DomainStore:
-    """Takes tokens and slots of recipient domains, for one worker.
-
-    Each method raises StoreUnavailable if the same call might succeed later.
-    """
+    """Takes tokens and slots of recipient domains, for one worker. Raises StoreUnavailable if the same call might
+    succeed later."""
 
     def __init__(self, pool: Pool, *, worker: str) -> None:
         self._pool = pool
@@ -50,16 +42,12 @@ class DomainStore:
     async def claim(
         self, domain: str, *, tokens: int, slots: int, used: int, lengths: Sequence[float] = ()
     ) -> Claim | None:
-        """Takes tokens and slots of a domain for this worker. The worker may use the slots for `SLOT_SECONDS`.
+        """Takes up to `tokens` tokens, and slots that the worker may use for `SLOT_SECONDS`. None if the domain has no
+        ceilings.
 
-        Args:
-            tokens: The most tokens to take.
-            slots: How many slots the worker wants; 0 to give all slots back.
-            used: How many attempts the worker is making now. They keep their slots, even if the worker gets fewer.
-            lengths: The lengths, in seconds, of the worker's attempts since the last claim.
-
-        Returns:
-            None if the domain has no ceilings.
+        `slots`: how many slots the worker wants; 0 to give all slots back. `used`: how many attempts the worker is
+        making now; they keep their slots, even if the worker gets fewer. `lengths`: the lengths, in seconds, of the
+        worker's attempts since the last claim.
         """
         parameters = {
             "domain": domain,
@@ -77,5 +65,5 @@ class DomainStore:
 
 
 def count_domain_waits_sync(connection: Session) -> list[LimitedDomain]:
-    """The domains that have ceilings, sorted by name, each with the number of emails that wait for its ceilings."""
+    """The domains that have ceilings, each with the number of emails that wait for its ceilings."""
     return fetch_sync(connection, "count_domain_waits", {"most": MOST_WAITING}, into=LimitedDomain)

@@ -35,45 +35,31 @@ largest statement."""
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """The result of inserting drafts.
+    """The result of inserting drafts, by email id."""
 
-    Attributes:
-        due_at: For each inserted email, by id: when the relay publishes the email, if the API process has not published
-            it by then. None if the email has a later send_at, and must not be published before that time.
-        direct_lane: The lane of each email that the API process itself must publish, by id.
-        known: The emails of the keys that already existed.
-    """
-
+    # when the relay publishes the email if the API process has not; None: not before its send_at
     due_at: Mapping[UUID, datetime | None]
-    direct_lane: Mapping[UUID, str]
-    known: Holders
+    direct_lane: Mapping[UUID, str]  # the lane of each email that the API process itself must publish
+    known: Holders  # the emails of the keys that already existed
 
 
 class DraftStore:
     """Inserts emails for a process of the HTTP API. Each method commits before it returns."""
 
     def __init__(self, pool: Pool, *, publish_in_seconds: float) -> None:
-        """
-        Args:
-            publish_in_seconds: How long the API process has to publish an email. After this time, the relay publishes
-                the email, unless `mark_published` was called.
-        """
+        """`publish_in_seconds`: how long the API process has to publish an email. Then the relay publishes the email,
+        unless `mark_published` was called."""
         self._pool = pool
         self._publish_in_seconds = publish_in_seconds
 
     async def insert(
         self, drafts: Sequence[Draft], *, direct_lanes: Sequence[str] = (), relay_tenants: Sequence[str] = ()
     ) -> Insertion:
-        """Inserts the drafts whose keys are new: either all of them or none.
+        """Inserts the drafts whose keys are new: either all of them or none. Other parameters: see `insert_parameters`.
 
-        Args:
-            direct_lanes: The lanes whose emails the caller publishes.
-            relay_tenants: The tenants that are paused or have a ceiling. The relay publishes all their emails.
-
-        Raises:
-            StoreBusy: Another open transaction is inserting one of the keys. Nothing was inserted.
-            StoreUnavailable: It is unknown whether the drafts were inserted. Repeat the call to find out.
-            DispatcherError: PostgreSQL refuses one of the drafts. Nothing was inserted.
+        Raises StoreBusy, and has inserted nothing, if another open transaction is inserting one of the keys. After
+        StoreUnavailable, it is unknown whether the drafts were inserted: repeat the call to find out. After any other
+        DispatcherError, PostgreSQL refuses one of the drafts, and nothing was inserted.
         """
         async with session(self._pool) as connection:
             async with AsyncExitStack() as transaction:
@@ -105,9 +91,5 @@ class DraftStore:
 
     async def mark_published(self, due: Mapping[UUID, datetime]) -> None:
         """Clears the due marks of emails whose messages RabbitMQ confirmed, so that the relay does not publish them
-        again.
-
-        Args:
-            due: The time in `Insertion.due_at`, by email id; at least one email.
-        """
+        again. `due`: the time in `Insertion.due_at`, by email id; at least one email."""
         await fetch(self._pool, "mark_published", ids_with("due_ats", due))

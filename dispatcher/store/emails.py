@@ -17,19 +17,15 @@ from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.queries import ids_within
 from dispatcher.store.recipients import may_read_recipients
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Record, Source, fetch, fetch_records, fetch_sync, from_rows
+from dispatcher.store.statements import Record, Source, fetch, fetch_records, fetch_sync, from_rows, statement
 
 SAMPLE: Final = 1_000
 """The most emails that `sample_pending` reads. This takes some milliseconds."""
 
 
 async def find_facts(session: Source, email_id: UUID, *, most_ahead: int = MAX_AHEAD_COUNT) -> Facts | None:
-    """The facts that show why an email waits. None if the email is not pending, waiting or sending.
-
-    Args:
-        most_ahead: Count at most this many pending emails ahead of this email; 0 counts none.
-    """
+    """The facts that show why an email waits. None if the email is not pending, waiting or sending. Counts at most
+    `most_ahead` pending emails ahead of this email."""
     if not (rows := await fetch(session, "find_wait", {"email_id": email_id, "most_ahead": most_ahead})):
         return None
     ceilings = await list_ceilings(session)
@@ -43,11 +39,8 @@ async def find_facts(session: Source, email_id: UUID, *, most_ahead: int = MAX_A
 
 
 async def find_holders(session: Source, email_id: UUID) -> list[str]:
-    """Descriptions of the sessions that have probably locked the email's row for longer than BATCH_LOCK_SECONDS.
-
-    The function tries to lock the row, to find out whether another session has locked it. A role that may only read
-    cannot do this, and gets an empty list.
-    """
+    """Descriptions of the sessions that have probably locked the email's row for longer than BATCH_LOCK_SECONDS. Tries
+    to lock the row; a role that may only read cannot do this, and gets an empty list."""
     if not await may_lock(session) or not await fetch(session, "find_locked", ids_within([email_id])):
         return []
     return await fetch(session, "find_holders", {"age_seconds": BATCH_LOCK_SECONDS}, into=describe_holder)
@@ -97,9 +90,7 @@ async def _recipient_positions(session: Source, email_id: UUID) -> dict[bytes, i
 
 async def reveal_content(session: Source, email_id: UUID) -> Record | None:
     """The email's private content and recipients, without the attachments' contents. None if the content was deleted.
-
-    The caller must audit the call first.
-    """
+    The caller must audit the call first."""
     rows = await fetch_records(session, "reveal_content", {"email_id": email_id})
     attachments = await fetch(session, "find_attachments", {"email_id": email_id})
     named = [{"filename": name, "content_type": kind, "length": octets} for _, name, kind, octets in attachments]

@@ -39,34 +39,24 @@ Holders = dict[Key, tuple[UUID, bytes | None]]
 
 
 class Draft(NamedTuple):
-    """An email to insert, with the id that the email gets if its key is new.
-
-    Attributes:
-        payload_hash: The hash of the content. If the key already exists, PostgreSQL compares this hash with the stored
-            email's hash.
-        lane: The lane that the email or its API key sets. If None, an operator's lane rule for the sender decides;
-            without such a rule, the lane is `normal`.
-    """
+    """An email to insert, with the id that the email gets if its key is new."""
 
     email_id: UUID
     email: Message
-    payload_hash: bytes
+    payload_hash: bytes  # compared with the stored email's hash if the key already exists
     traceparent: str | None
-    lane: str | None = None
+    lane: str | None = None  # of the email or its API key; None: by the lane rule for the sender, else `normal`
 
     @property
     def key(self) -> Key:
-        """The tenant and the message key. Together, they are unique."""
         return (self.email.tenant_id, self.email.message_key)
 
 
 def draft(emails: Sequence[Message], traceparent: str | None = None, lane: str | None = None) -> list[Draft]:
-    """Creates drafts in the given order. Ignores an invalid traceparent (W3C Trace Context, section 2.3).
+    """Creates drafts in the given order. `lane`: the lane of emails that do not set one.
 
-    The traceparent becomes a message header. RabbitMQ would refuse a message with a header that is too long.
-
-    Args:
-        lane: The lane of emails that do not set a lane.
+    Ignores an invalid traceparent (W3C Trace Context, section 2.3): it becomes a message header, and RabbitMQ would
+    refuse a message with a header that is too long.
     """
     if traceparent is not None and not _TRACEPARENT.fullmatch(traceparent):
         traceparent = None
@@ -86,11 +76,9 @@ def insert_parameters(
 ) -> Parameters:
     """The parameters of the statement `enqueue` for several drafts, in the order of their keys, or of `enqueue_one`.
 
-    Args:
-        publish_in_seconds: How long the caller has to publish the emails of `direct_lanes`, and to mark them as
-            published. After this time, the relay publishes those that are not marked.
-        direct_lanes: The lanes whose emails the caller publishes.
-        relay_tenants: The tenants that are paused or have a ceiling. The relay publishes all their emails.
+    The caller publishes the emails of `direct_lanes`, and marks them as published. The relay publishes those that are
+    not marked after `publish_in_seconds`, and all emails of `relay_tenants`: these tenants are paused or have a
+    ceiling.
     """
     ordered = sorted(drafts, key=lambda item: item.key) if len(drafts) > 1 else drafts
     rows = [_row(item) for item in ordered]
@@ -111,11 +99,8 @@ def insert_parameters(
 
 
 def _row(item: Draft) -> tuple[Any, ...]:
-    """The values of a draft, in the order of `_COLUMNS`.
-
-    A value that may be absent, or is a number, is a text: psycopg prepares a statement anew for each combination of
-    types, and a text has the type of None.
-    """
+    """The values of a draft, in the order of `_COLUMNS`. A value that may be absent, or is a number, is a text: psycopg
+    prepares a statement anew for each combination of types, and a text has the type of None."""
     email = item.email
     address = comparable_address(email.sender) if email.channel == EMAIL_CHANNEL else email.sender
     return (
@@ -157,7 +142,7 @@ def octets_of(email: Message) -> int:
 
 
 def has_attachments(drafts: Iterable[Draft]) -> bool:
-    """Whether at least one draft has attachments. If so, two statements in one transaction must store the drafts."""
+    """Whether two statements in one transaction must store the drafts."""
     return any(item.email.attachments for item in drafts)
 
 
@@ -165,20 +150,13 @@ def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Param
     """The parameters of the statement `enqueue_attachments` for the inserted emails; None if no inserted email has an
     attachment."""
     rows = [
-        (item.email_id, position, attachment)
+        (item.email_id, position, attachment.filename, attachment.content_type, attachment.content)
         for item in drafts
         if item.email_id in inserted
         for position, attachment in enumerate(item.email.attachments)
     ]
-    if not rows:
-        return None
-    return {
-        "email_ids": [email_id for email_id, _, _ in rows],
-        "positions": [position for _, position, _ in rows],
-        "filenames": [attachment.filename for _, _, attachment in rows],
-        "content_types": [attachment.content_type for _, _, attachment in rows],
-        "contents": [attachment.content for _, _, attachment in rows],
-    }
+    names = ("email_ids", "positions", "filenames", "content_types", "contents")
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else None
 
 
 def key_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
@@ -192,7 +170,6 @@ def key_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters |
 
 
 def holders(rows: Iterable[Sequence[Any]]) -> Holders:
-    """Converts the rows of `find_by_key`."""
     return {(tenant, key): (email_id, found and bytes(found)) for tenant, key, email_id, found in rows}
 
 

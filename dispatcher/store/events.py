@@ -16,11 +16,15 @@ from dispatcher.domain.suppression import Recipient, SuppressionRules
 from dispatcher.domain.values import dataclass
 from dispatcher.store.address_hashes import AddressHasher, normalised
 from dispatcher.store.queries import ids_within
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source, fetch
+from dispatcher.store.statements import Source, fetch, statement
 
 MAX_CODE_CHARACTERS: Final = 64
 _ORDER: Final = attrgetter("email_id.int", "event_key")
+_COLUMNS: Final = (
+    *("email_ids", "event_keys", "providers", "kinds", "bounces", "address_hashes", "masked", "codes", "details"),
+    *("happened_ats", "mailboxes", "doubts"),
+)
+"""The parameters of the statement `store_events`: one for each field of `EventRow`, in order."""
 
 
 class EventRow(NamedTuple):
@@ -41,7 +45,7 @@ class EventRow(NamedTuple):
 
     @classmethod
     def of(cls, event: ProviderEvent, hasher: AddressHasher) -> EventRow:
-        """The row of an event. Contains no address: the recipient is hashed and masked, and the detail is scrubbed."""
+        """Contains no address: the recipient is hashed and masked, and the detail is scrubbed."""
         address_hash = hasher.hash(event.recipient) if event.recipient else None
         address = normalised(event.recipient) if event.recipient else None
         return cls(
@@ -67,31 +71,22 @@ class EventRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredEvents:
-    """What `store_events` did with the events that have the same provider, kind, bounce class and mailbox provider.
-
-    Attributes:
-        given: The number of events that the caller passed, including duplicates.
-        new: The number of events that were not stored before, without impossible events.
-        impossible: The number of new events whose email no worker can have sent through the provider.
-        delivery_seconds: For each new event about a delivery: the seconds between acceptance and delivery.
-        settleable: The emails that `settle_proven` can settle now: an event of this call proves their acceptance, and
-            no worker has leased them. Each StoredEvents of one call has the whole list.
-    """
+    """What `store_events` did with the events that have the same provider, kind, bounce class and mailbox provider."""
 
     provider: str
     kind: EventKind
     bounce: Bounce | None
     mailbox: str
-    given: int
-    new: int
-    impossible: int
+    given: int  # including duplicates
+    new: int  # not stored before, without impossible events
+    impossible: int  # new events whose email no worker can have sent through the provider
     unknown: int
-    delivery_seconds: list[float]
-    settleable: list[UUID]
+    delivery_seconds: list[float]  # from acceptance to delivery, of each new event about a delivery
+    settleable: list[UUID]  # what `settle_proven` can settle now; each StoredEvents of one call has the whole list
 
     @property
     def metric_kind(self) -> str:
-        """The kind as a label of a metric. For a bounce, the label includes its class, such as `bounced_hard`."""
+        """The kind as a label of a metric, such as `delivered` or `bounced_hard`."""
         return f"{self.kind}_{self.bounce}" if self.bounce else self.kind
 
     @property
@@ -112,23 +107,10 @@ class SettledEmail:
 
 async def store_events(source: Source, rows: Sequence[EventRow], rules: SuppressionRules) -> list[StoredEvents]:
     """Stores events, marks the emails whose acceptance the events prove, and suppresses recipients, in one commit.
-
-    Idempotent.
-    """
+    Idempotent."""
     ordered = sorted(rows, key=_ORDER)
     parameters: dict[str, Any] = {
-        "email_ids": [row.email_id for row in ordered],
-        "event_keys": [row.event_key for row in ordered],
-        "providers": [row.provider for row in ordered],
-        "kinds": [row.kind for row in ordered],
-        "bounces": [row.bounce for row in ordered],
-        "address_hashes": [row.address_hash for row in ordered],
-        "masked": [row.masked for row in ordered],
-        "codes": [row.code for row in ordered],
-        "details": [row.detail for row in ordered],
-        "happened_ats": [row.happened_at for row in ordered],
-        "mailboxes": [row.mailbox for row in ordered],
-        "doubts": [row.doubt for row in ordered],
+        **dict(zip(_COLUMNS, map(list, zip(*ordered, strict=True)), strict=True)),
         "lowest_id": ordered[0].email_id,
         "highest_id": ordered[-1].email_id,
         "suppress_on": [reason.value for reason in rules.reasons],
@@ -140,11 +122,9 @@ async def store_events(source: Source, rows: Sequence[EventRow], rules: Suppress
 
 
 async def settle_proven(source: Source, email_ids: Collection[UUID]) -> list[SettledEmail]:
-    """Changes the status of emails whose acceptance an event has proven, usually to `sent`.
-
-    A held email becomes `failed` if the provider accepted the email, and then dropped it. Leaves out emails that are
-    locked or leased. Returns the emails whose status changed.
-    """
+    """Changes the status of emails whose acceptance an event has proven, usually to `sent`; a held email becomes
+    `failed` if the provider accepted the email, and then dropped it. Leaves out emails that are locked or leased.
+    Returns the changed ones."""
     if not email_ids:
         return []
     return await fetch(source, "settle_proven", ids_within(set(email_ids)), into=SettledEmail)
@@ -160,8 +140,6 @@ async def store_sns_certificate(source: Source, url: str, pem: str, limit: int) 
 
 @dataclass(frozen=True, slots=True)
 class EventCount:
-    """The number of recent events that have the same provider, kind and bounce class (see `count_recent_events`)."""
-
     provider: str
     kind: str
     bounce: str | None

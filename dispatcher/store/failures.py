@@ -15,8 +15,7 @@ import orjson
 from dispatcher.domain.failures import DeadGroup, ItemOutcome, Selection
 from dispatcher.domain.status import Status
 from dispatcher.store.queries import ids_with, ids_within
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source, fetch
+from dispatcher.store.statements import Source, fetch, statement
 
 
 @dataclass(frozen=True, slots=True)

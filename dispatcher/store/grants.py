@@ -13,32 +13,19 @@ MAX_NAME_OCTETS: Final = 63
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A PostgreSQL role and its rights.
+    """A PostgreSQL role and its rights."""
 
-    Attributes:
-        role: `producer`, `dispatcher` or `reader`.
-        name: The role's name in PostgreSQL.
-        about: Which program connects with this role.
-        grants: SQL statements without semicolons; idempotent.
-    """
-
-    role: str
+    role: str  # `producer`, `dispatcher` or `reader`
     name: str
-    about: str
-    grants: tuple[str, ...]
+    about: str  # which program connects with it
+    grants: tuple[str, ...]  # SQL statements without semicolons; idempotent
 
 
 def roles_of(*, producer: str, dispatcher: str, reader: str, is_exact: bool = False) -> list[Role]:
-    """The three kinds of roles, each with only the rights that it needs. The roles do not need to exist yet.
+    """The three kinds of roles, each with only the rights that it needs. The roles do not need to exist yet. Raises
+    ValueError if PostgreSQL does not accept one of the names.
 
-    Args:
-        producer: The name of the producer role.
-        dispatcher: The name of the dispatcher role.
-        reader: The name of the reader role.
-        is_exact: Whether the statements first take the rights that only the library of earlier releases needs.
-
-    Raises:
-        ValueError: PostgreSQL does not accept one of the names.
+    If `is_exact`, the statements first take the rights that only the library of earlier releases needs.
     """
     revoked = query("revoke_producer") + b";" if is_exact else b""
     return [

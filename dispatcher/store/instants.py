@@ -51,10 +51,8 @@ class _Context:
 
 
 def load_nearest(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> list[tuple[Any, ...]]:
-    """All rows of a cursor's result, with EARLIEST and LATEST for the instants that Python cannot represent.
-
-    Call this after the cursor has failed to load the rows. It takes several times as long.
-    """
+    """All rows of a cursor's result, with EARLIEST and LATEST for the instants that Python cannot represent. Call this
+    after the cursor has failed to load the rows: it takes several times as long."""
     adapters = AdaptersMap(cursor.adapters)
     adapters.register_loader(_TYPE, _NearestInstantLoader)
     transformer = Transformer(_Context(adapters, cursor.connection))

@@ -49,114 +49,84 @@ class Lease(NamedTuple):
     """Timed ownership of an email, with everything that the worker needs to send the email.
 
     A tuple, because thousands are created per second.
-
-    Attributes:
-        email: The content; None if it was deleted, or must be read separately.
-        token: A number that PostgreSQL increments with every lease of the email. Every write under this lease names
-            this token, so PostgreSQL recognises a write under an earlier lease.
-        attempt_number: The number of the first attempt under this lease; an email's first attempt has number 1.
-        attempt_base: The number of attempts before the last replay, redelivery or partial delivery; only later attempts
-            count towards the maximum.
-        on_uncertain: The email's own policy for an unknown outcome; None for the host's policy.
-        traceparent: W3C trace context of the enqueuing application; None if the application passed none.
-        octets_apart: Size of the content, if the content is large or could not be read in a batch. The worker must then
-            read the content separately before it sends the email. 0 if `email` is complete; negative if the size is
-            unknown.
-        due_since: When the email could first be sent: its send_at, or else when it was enqueued; None if not read.
-        pinned_to: The only provider that may be tried (see `domain.outcome`); None for any provider.
-        pinned_seconds: Seconds since the first attempt with an unknown outcome began; None if the email is not pinned.
-        expires_in: The seconds until the email expires; no attempt may begin later. None if the email never expires.
-        tenant_id: The tenant that the email belongs to. The tenant's suppressions apply to the email.
-        limits: The email's own retry limits; None if the email has no limits of its own and redelivery is off.
-        recipient_outcomes: See `PartialDelivery.codes`; empty unless an earlier attempt delivered the email in part.
     """
 
     email_id: UUID
-    email: OutgoingEmail | None
+    email: OutgoingEmail | None  # the content; None if it was deleted, or must be read separately
+    # PostgreSQL increments it with every lease of the email. Every write under this lease names it, so PostgreSQL
+    # recognises a write under an earlier lease.
     token: int
-    attempt_number: int
-    on_uncertain: OnUncertain | None
+    attempt_number: int  # of the first attempt under this lease; an email's first attempt has number 1
+    on_uncertain: OnUncertain | None  # the email's own policy for an unknown outcome; None for the host's policy
     correlation_id: str | None
+    # The number of attempts before the last replay, redelivery or partial delivery; only later attempts count towards
+    # the maximum.
     attempt_base: int = 0
-    traceparent: str | None = None
+    traceparent: str | None = None  # W3C trace context of the enqueuing application
+    # Size of the content, if the content is large or could not be read in a batch. The worker must then read the
+    # content separately before it sends the email. 0 if `email` is complete; negative if the size is unknown.
     octets_apart: int = 0
+    # when the email could first be sent: its send_at, or when it was enqueued; None if not read
     due_since: datetime | None = None
-    pinned_to: str | None = None
-    pinned_seconds: float | None = None
-    expires_in: float | None = None
-    tenant_id: str = "default"
-    limits: RetryLimits | None = None
+    pinned_to: str | None = None  # the only provider that may be tried (see `domain.outcome`); None for any
+    pinned_seconds: float | None = None  # since the first attempt with an unknown outcome began; None if not pinned
+    expires_in: float | None = None  # the seconds until the email expires: no attempt may begin later; None: never
+    tenant_id: str = "default"  # the tenant's suppressions apply to the email
+    limits: RetryLimits | None = None  # the email's own; None if there are none and redelivery is off
+    # See `PartialDelivery.codes`; empty unless an earlier attempt delivered the email in part.
     recipient_outcomes: Mapping[int, str | None] = _NO_OUTCOMES
 
     @property
     def trace_id(self) -> str | None:
-        """The trace id of the traceparent (W3C Trace Context, section 3.2.2.3); None if there is no traceparent."""
+        """Of the traceparent (W3C Trace Context, section 3.2.2.3); None if there is no traceparent."""
         return self.traceparent[3:35] if self.traceparent else None
 
 
 class DomainWait(NamedTuple):
-    """What decides how long an email waits for the ceiling of a recipient domain.
-
-    Attributes:
-        pace: How many waiting emails of the domain may become due per second.
-    """
+    """What decides how long an email waits for the ceiling of a recipient domain."""
 
     domain: str
     lane: str
     tenant_id: str
-    pace: float
+    pace: float  # how many waiting emails of the domain may become due per second
 
 
 @dataclass(frozen=True, slots=True)
 class UnleasedEmail:
-    """The current state of an email that could not be leased.
-
-    Attributes:
-        our_token: The token of the lease that this worker has on the email, or that recovery took from this worker;
-            None if there is no such lease.
-        is_left_out: Whether a provider's event proves that the email was sent, or the email has expired. No worker may
-            lease such an email, even if it is pending. The relay settles or cancels it.
-    """
+    """The current state of an email that could not be leased."""
 
     message_key: str
     status: Status
-    our_token: int | None
+    our_token: int | None  # of the lease that this worker has on the email, or that recovery took from it; else None
+    # Whether a provider's event proves that the email was sent, or the email has expired. No worker may lease such an
+    # email, even if it is pending. The relay settles or cancels it.
     is_left_out: bool
 
 
 class Result(NamedTuple):
-    """The result of one attempt, to be recorded.
-
-    Attributes:
-        status: The email's new status. `sending` extends the lease for one more attempt.
-        lease_seconds: How long from now the extended lease lasts; None if the lease ends.
-        outcome: The outcome's name (see `domain.outcome.outcome_name`).
-        error_type: The reason as a `Reason` value; None if the email was accepted.
-        error: The provider's error text, scrubbed.
-        expired_at: When the lease expired. Set only if the relay records the result of a frozen worker. The email is
-            changed only if its lease still ends at this time.
-        is_pinned: Whether only this provider may be tried again, because it may have accepted the email under an
-            idempotency key.
-        wait_seconds: How long the email waits for its redelivery; None unless the status is `waiting`.
-        recipient_outcomes: See `PartialDelivery.codes`; None unless this attempt delivered the email in part.
-    """
+    """The result of one attempt, to be recorded."""
 
     email_id: UUID
     lease_token: int
-    status: Status
+    status: Status  # the email's new status; `sending` extends the lease for one more attempt
     attempt_number: int
     started_at: datetime
     finished_at: datetime
-    outcome: str
+    outcome: str  # the outcome's name (see `domain.outcome.outcome_name`)
     provider: str
-    lease_seconds: float | None = None
-    error_type: str | None = None
-    error: str | None = None
+    lease_seconds: float | None = None  # how long from now the extended lease lasts; None if the lease ends
+    error_type: str | None = None  # the reason as a `Reason` value; None if the email was accepted
+    error: str | None = None  # the provider's error text, scrubbed
     provider_code: str | None = None
     provider_message_id: str | None = None
+    # When the lease expired. Set only if the relay records the result of a frozen worker. The email is changed only if
+    # its lease still ends at this time.
     expired_at: datetime | None = None
+    # Whether only this provider may be tried again, because it may have accepted the email under an idempotency key.
     is_pinned: bool = False
+    # how long the email waits for its redelivery; None unless the status is `waiting`
     wait_seconds: float | None = None
+    # See `PartialDelivery.codes`; None unless this attempt delivered the email in part.
     recipient_outcomes: Mapping[int, str | None] | None = None
 
     @property
@@ -184,22 +154,15 @@ class LeaseStore:
     """Leases emails for one worker, renews and releases the leases, reads contents, and records results.
 
     Every method raises StoreUnavailable if the same call might succeed later. After this error, it is unknown whether
-    the statement was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After StoreBusy
-    (a subclass), nothing was committed, and `locked` finds the emails to leave out.
-
-    Attributes:
-        locked: Finds emails whose rows other transactions have locked.
-        suppressions: Finds suppressed recipients.
+    the statement was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After StoreBusy (a
+    subclass), nothing was committed, and `locked` finds the emails to leave out.
     """
 
     def __init__(self, pool: Pool, *, worker: str, slot: str, redeliver_seconds: float = 0.0) -> None:
-        """
-        Args:
-            worker: This process's name, different on every host and after every restart; stored in `locked_by`.
-            slot: The worker slot's name, the same after a restart; part of the key of `email_hourly`.
-            redeliver_seconds: The host's setting: the redelivery of an email ends this many seconds after the email
-                could first be sent; 0 for no redelivery.
-        """
+        """`worker` is this process's name, different on every host and after every restart; stored in `locked_by`.
+        `slot` is the worker slot's name, the same after a restart; part of the key of `email_hourly`.
+        `redeliver_seconds` is the host's setting: the redelivery of an email ends this many seconds after the email
+        could first be sent; 0 for no redelivery."""
         self._pool = pool
         self._worker = worker
         self._slot = slot
@@ -211,12 +174,8 @@ class LeaseStore:
     async def lease(
         self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
     ) -> list[Lease]:
-        """Leases the given emails. Leaves out emails that are not pending or have a different message key.
-
-        Args:
-            keys_by_id: The message key of each email, by id.
-            paused_tenants: The emails of these tenants are left out.
-        """
+        """Leases the given emails. Leaves out emails that are not pending, have a different message key, or belong to
+        one of the paused tenants."""
         parameters = {
             **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
@@ -244,10 +203,8 @@ class LeaseStore:
     async def lease_without_content(
         self, email_id: UUID, message_key: str, lease_seconds: float, paused_tenants: Sequence[str] = ()
     ) -> Lease | None:
-        """As `lease`, for one email that `lease` could not read. The caller must read the content separately.
-
-        Returns None if the email cannot be leased.
-        """
+        """As `lease`, for one email that `lease` could not read. The caller must read the content separately. Returns
+        None if the email cannot be leased."""
         parameters = {
             "email_id": email_id,
             "message_key": message_key,
@@ -272,11 +229,8 @@ class LeaseStore:
         return int(octets or 0)
 
     async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
-        """An email with its content and attachments; None if the content or an attachment was deleted.
-
-        Raises:
-            StatementRefused: PostgreSQL cannot read the content, or the row is not a valid email.
-        """
+        """An email with its content and attachments; None if the content or an attachment was deleted. Raises
+        StatementRefused if PostgreSQL cannot read the content, or the row is not a valid email."""
         rows = await fetch(self._pool, "find_content", {"email_id": email_id}, is_exact=True)
         attachments: list[OutgoingAttachment] = []
         found = await fetch(self._pool, "find_attachments", {"email_id": email_id})
@@ -291,10 +245,8 @@ class LeaseStore:
             raise StatementRefused(f"The content of email {email_id} in PostgreSQL is not a valid email.") from error
 
     async def _read_attachment(self, email_id: UUID, position: int, octets: int) -> bytes | None:
-        """An attachment; None if it was deleted.
-
-        Reads the attachment in slices, because a session keeps as much memory as its largest answer needed.
-        """
+        """An attachment; None if it was deleted. Reads it in slices, because a session keeps as much memory as its
+        largest answer needed."""
         content = bytearray()
         where = {"email_id": email_id, "position": position, "octets": SLICE_OCTETS}
         while len(content) < octets:
@@ -308,7 +260,6 @@ class LeaseStore:
         return bytes(content)
 
     async def find_database_id(self) -> UUID:
-        """The id that `dispatcher init` gave the database."""
         return await find_database_id(self._pool)
 
     async def find_unleased(self, email_ids: Sequence[UUID]) -> dict[UUID, UnleasedEmail]:
@@ -317,7 +268,6 @@ class LeaseStore:
         return {email_id: UnleasedEmail(key, Status(status), *rest) for email_id, key, status, *rest in rows}
 
     async def read_controls(self) -> Controls:
-        """The lanes' policies, the tenants' limits and the pauses that operators set for all hosts."""
         return await self._controls.read()
 
     async def find_paused(self, email_ids: Collection[UUID], tenants: Sequence[str], lanes: Sequence[str]) -> set[UUID]:
@@ -326,17 +276,8 @@ class LeaseStore:
         return await self._ids("find_paused", parameters)
 
     async def put_back(self, email_ids: Collection[UUID], tenants: Sequence[str], away_seconds: float) -> set[UUID]:
-        """Makes pending emails of paused tenants due again, so that the relay publishes their messages again later.
-
-        Skips locked rows.
-
-        Args:
-            tenants: The paused tenants. Emails of other tenants are left out.
-            away_seconds: The seconds until the emails are due.
-
-        Returns:
-            The ids of the emails that became due again.
-        """
+        """Makes pending emails of paused tenants due again in `away_seconds`, so that the relay publishes their
+        messages again later. Skips locked rows. Returns the ids of the emails that became due again."""
         named = {"tenants": list(tenants), "away_seconds": away_seconds}
         outcome = await self.locked.execute_unlocked(
             email_ids, lambda free: self._ids("put_back", {**ids_within(free), **named})
@@ -344,31 +285,18 @@ class LeaseStore:
         return set().union(*outcome.answers)
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
-        """Extends leases.
-
-        Args:
-            leases: The token of each lease, by email id.
-
-        Returns:
-            The ids of the emails that this worker may still send: the worker has the lease, and no event proves that a
-            provider accepted the email.
-        """
+        """Extends leases (tokens by email id). Returns the emails that this worker may still send: it has the lease,
+        and no event proves that a provider accepted the email."""
         return await self._ids("renew", {**ids_with("lease_tokens", leases), "lease_seconds": lease_seconds})
 
     async def release(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """Releases leases, and makes their emails pending and due.
+        """Releases leases (tokens by email id), and makes their emails pending and due, after their `away_seconds` if
+        given. Returns the ids of the emails for which this worker still had a lease.
 
         The caller must be certain that no provider has accepted or can still accept an email under one of these leases.
         If another host has already recovered an email, also reverts the recovery (see `revert_recovery`).
-
-        Args:
-            leases: The token of each lease, by email id.
-            away_seconds: The seconds until an email is due, by email id. Emails without an entry are due immediately.
-
-        Returns:
-            The ids of the emails for which this worker still had a lease.
         """
         parameters = ids_with("lease_tokens", leases)
         waits = [away_seconds.get(email_id, 0.0) for email_id in parameters["email_ids"]]
@@ -378,15 +306,10 @@ class LeaseStore:
         return ours
 
     async def revert_recovery(self, leases: dict[UUID, int]) -> set[UUID]:
-        """Reverts the recovery of lost leases: emails that recovery made `held` become pending again.
+        """Reverts the recovery of lost leases (tokens by email id): emails that recovery made `held` become pending
+        again. Leaves out emails that are not held, or have changed since the recovery. Returns the changed emails.
 
         The caller must be certain that no provider has accepted or can still accept an email under one of the leases.
-
-        Args:
-            leases: The token of each lost lease, by email id.
-
-        Returns:
-            The emails that are pending again. Leaves out emails that are not held, or have changed since the recovery.
         """
         rows = await fetch(self._pool, "revert_recovery", {**ids_with("lease_tokens", leases), "worker": self._worker})
         metrics.RECOVERED.add(len(rows), "host_returned")
@@ -407,12 +330,8 @@ class LeaseStore:
     async def release_unlocked(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """As `release`, but skips locked rows.
-
-        Returns the ids of the skipped emails: the caller must release these emails later.
-
-        If PostgreSQL refuses to release an email, the email stays leased until its lease expires.
-        """
+        """As `release`, but skips locked rows. Returns the ids of the skipped emails: the caller must release these
+        emails later. If PostgreSQL refuses to release an email, the email stays leased until its lease expires."""
         outcome = await self.locked.execute_unlocked(
             leases, lambda free: self.release({i: leases[i] for i in free}, away_seconds)
         )
@@ -420,12 +339,8 @@ class LeaseStore:
 
     async def wait_for_domains(self, waits: Mapping[UUID, tuple[int, DomainWait]]) -> set[UUID]:
         """Releases leases whose emails must wait for the ceiling of a recipient domain. The emails become `waiting`.
-
-        Skips locked rows. Returns the ids of the skipped emails: the caller must release these emails later.
-
-        Args:
-            waits: The lease's token and the wait of each email, by email id.
-        """
+        Skips locked rows, and returns their ids: the caller must release these emails later. `waits`: the lease's token
+        and the wait of each email, by email id."""
         outcome = await self.locked.execute_unlocked(waits, lambda free: self._make_free_wait(free, waits))
         return outcome.locked
 

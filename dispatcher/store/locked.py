@@ -3,8 +3,12 @@
 A batched statement waits for the lock of each of its rows. So one row that stays locked (for example by a `psql`
 session that was left in a transaction) would delay the whole batch. After a statement has run into the lock timeout,
 one query finds its locked emails. The process remembers these emails, and checks them before a batch includes them
-again. While no row is locked, no such query is made. If PostgreSQL refuses a statement, `store.bisection` finds the
-emails that cause the error.
+again. While no row is locked, no such query is made.
+
+A batched statement also fails as a whole if PostgreSQL cannot read or write one row, for example because of a damaged
+TOAST value, an unreadable disk block, a trigger that raises an error, or a value out of range. The statement is then
+executed for each half of the batch. A half that fails is split again, until each refused row is found. A batch of n
+rows with one refused row takes about 2 log2(n) more statements.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ from uuid import UUID
 from dispatcher.domain.values import dataclass, field
 from dispatcher.domain.waiting import describe_holder
 from dispatcher.errors import StatementRefused, StoreBusy
-from dispatcher.store.bisection import bisect_batch, report_refused
 from dispatcher.store.connections import BATCH_LOCK_SECONDS
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
@@ -41,24 +44,18 @@ _NUMBER: Final = attrgetter("int")
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome(Generic[T_co]):
-    """The result of a batched statement.
+    """The result of a batched statement."""
 
-    Attributes:
-        answers: The answers of the statement: several if the batch was split, none if every email was left out.
-        locked: Emails that were left out because another transaction has locked their rows.
-    """
-
-    answers: Sequence[T_co]
-    locked: set[UUID] = field(default_factory=set)
+    answers: Sequence[T_co]  # several if the batch was split, none if every email was left out
+    locked: set[UUID] = field(default_factory=set)  # left out, because another transaction has locked their rows
     refused: Mapping[UUID, StatementRefused] = field(default_factory=dict)
 
     @property
     def skipped(self) -> set[UUID]:
-        """The ids of the emails that were left out, because they are locked or refused."""
+        """The emails that were left out."""
         return self.locked | self.refused.keys()
 
     def rows(self: BatchOutcome[Collection[R]]) -> list[R]:
-        """The rows of all answers."""
         return [*chain.from_iterable(self.answers)]
 
 
@@ -66,11 +63,8 @@ class LockedRows:
     """Executes batched statements, and remembers the locked and the refused emails that this process has found."""
 
     def __init__(self, source: Source, *, retry_seconds: float = 0.0) -> None:
-        """
-        Args:
-            retry_seconds: How long `execute_unlocked` leaves out an email after PostgreSQL refused a statement for it.
-                Set this in a loop that would otherwise retry the email in each iteration.
-        """
+        """`retry_seconds`: how long `execute_unlocked` leaves out an email after PostgreSQL refused a statement for it.
+        Set this in a loop that would otherwise retry the email in each iteration."""
         self._source = source
         self._retry_seconds = retry_seconds
         self._seen_at: dict[UUID, float] = {}
@@ -88,12 +82,8 @@ class LockedRows:
     ) -> BatchOutcome[T]:
         """Executes a batched statement for these emails, except those that are locked or refused.
 
-        Args:
-            execute: Executes the statement for some of the emails. Can be called several times.
-
-        Raises:
-            StoreBusy: The statement waited too long for a lock, but none of these rows is locked. Nothing was
-                committed.
+        `execute` executes the statement for some of the emails, and can be called several times. Raises StoreBusy, and
+        has committed nothing, if the statement waited too long for a lock, but none of these rows is locked.
         """
         asked = set(email_ids)
         is_busy = False
@@ -127,21 +117,19 @@ class LockedRows:
         return BatchOutcome([*chain.from_iterable(answers)], locked, refused | dict(culprits))
 
     def _still_refused(self, email_ids: set[UUID]) -> dict[UUID, StatementRefused]:
-        """The errors of the given emails for which PostgreSQL refused a statement less than `retry_seconds` ago."""
+        """The errors of the emails for which PostgreSQL refused a statement less than `retry_seconds` ago."""
         now = time.monotonic()
         self._refused = {i: (at, error) for i, (at, error) in self._refused.items() if at > now - REMEMBERED_SECONDS}
         after = now - self._retry_seconds
         return {i: error for i, (at, error) in self._refused.items() if i in email_ids and at > after}
 
     async def find_locked(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
-        """The given emails that are locked now. Normally checks only emails that were found locked before.
-
-        Args:
-            is_busy: Whether a statement for these emails ran into the lock timeout. If so, checks all of them.
-        """
+        """The given emails that are locked now. Checks only emails that were found locked before, unless a statement
+        for the given emails ran into the lock timeout (`is_busy`)."""
         if not (self._seen_at or is_busy):
             return set()
-        self._forget_old()
+        before = time.monotonic() - REMEMBERED_SECONDS
+        self._seen_at = {email_id: seen_at for email_id, seen_at in self._seen_at.items() if seen_at >= before}
         asked = set(email_ids) if is_busy else self._seen_at.keys() & set(email_ids)
         if not asked:
             return set()
@@ -153,11 +141,6 @@ class LockedRows:
         if new:
             await self._log_locked(new)
         return locked
-
-    def _forget_old(self) -> None:
-        before = time.monotonic() - REMEMBERED_SECONDS
-        for email_id in [email_id for email_id, seen_at in self._seen_at.items() if seen_at < before]:
-            del self._seen_at[email_id]
 
     async def _log_locked(self, email_ids: set[UUID]) -> None:
         rows = await fetch(self._source, "find_holders", {"age_seconds": BATCH_LOCK_SECONDS})
@@ -177,3 +160,31 @@ class LockedRows:
 def subset(mapping: Mapping[UUID, T], email_ids: Collection[UUID]) -> Mapping[UUID, T]:
     """The entries of a mapping for these emails."""
     return mapping if len(email_ids) == len(mapping) else {email_id: mapping[email_id] for email_id in email_ids}
+
+
+async def bisect_batch(
+    items: Sequence[T], execute: Callable[[Sequence[T]], Awaitable[R]]
+) -> tuple[list[R], list[tuple[T, StatementRefused]]]:
+    """Executes a batched statement, and bisects the batch if PostgreSQL refuses the statement (StatementRefused).
+
+    `execute` is called first with all items (at least one). Returns the results of the calls that succeeded, in the
+    order of the items; and each refused item with its error.
+    """
+    try:
+        return [await execute(items)], []
+    except StatementRefused as error:
+        if len(items) == 1:
+            return [], [(items[0], error)]
+    middle = len(items) // 2
+    answers, culprits = await bisect_batch(items[:middle], execute)
+    more_answers, more_culprits = await bisect_batch(items[middle:], execute)
+    return answers + more_answers, culprits + more_culprits
+
+
+def report_refused(email_id: UUID, reason: str) -> None:
+    """Logs and counts an email that a batch leaves out."""
+    from dispatcher.telemetry import metrics  # imported here, because few commands need it
+    from dispatcher.telemetry.log import get_log
+
+    metrics.STATEMENTS_REFUSED.add(1, "email")
+    get_log().error("email.statement_failed", email_id=str(email_id), reason=reason)

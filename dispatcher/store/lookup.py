@@ -12,8 +12,7 @@ from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass
 from dispatcher.store.queries import ids_within
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source, fetch, from_rows
+from dispatcher.store.statements import Source, fetch, from_rows, statement
 
 
 @dataclass(frozen=True, slots=True)

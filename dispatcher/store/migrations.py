@@ -45,29 +45,27 @@ _LOCK_MODES: Final = {
 }
 """The lock that each kind of statement in a migration needs, the strongest first."""
 
-_BEFORE_BASELINE: Final = (65, "lease_indexes", "ae1626ac4e39d11272c063aec46a396e344a0feac779512a65569d53935a64aa")
-"""The last migration of commit bb5680df, with its checksum. Its tables equal the baseline's, so `init` only replaces
-the record of its migrations (docs/decisions/0085-one-baseline.md)."""
+_BEFORE_BASELINE: Final = {
+    (65, "lease_indexes", "ae1626ac4e39d11272c063aec46a396e344a0feac779512a65569d53935a64aa"),
+    (1, "baseline", "5f443c0ea190afab8083233a1b91dc480c2ea064e6178faab7a0392ad42b6416"),
+}
+"""The last migrations of commit bb5680df and of the first text of the baseline, with their checksums. Their tables are
+the baseline's, so `init` only replaces the record of their migrations (docs/decisions/0085-one-baseline.md)."""
 T = TypeVar("T")
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file of `sql/migrations/`.
-
-    Attributes:
-        checksum: SHA-256 of the text, to detect an edited file.
-    """
+    """One file of `sql/migrations/`."""
 
     number: int
     name: str
     text: str
-    checksum: str
+    checksum: str  # SHA-256 of the text, to detect an edited file
 
     @property
     def subject(self) -> str:
-        """The number and the name, such as `0001 baseline`."""
         return f"{self.number:04} {self.name}"
 
 
@@ -100,19 +98,13 @@ def apply_missing(
     Idempotent; concurrent calls wait for each other. A new database gets all migrations in one transaction. In a
     database that is in use, each migration is a transaction of its own, and waits for the locks of tables only for
     `LOCK_SECONDS`, because every other session that needs the table waits behind it. Between two tries, all sessions
-    proceed for `PAUSE_SECONDS`. Indexes are built concurrently (see `indexes`).
+    proceed for `PAUSE_SECONDS`. Indexes are built concurrently (see `indexes_of`).
 
-    Args:
-        tries: How often each migration tries to lock its tables.
-        report_plan: Called with a text for each missing migration before the first change of a database in use.
-        report_start: Called with a text before each change.
-        report_wait: Called with a text when a change has to wait, with the sessions that block it.
+    Calls `report_plan` for each missing migration before the first change of a database in use, `report_start` before
+    each change, and `report_wait` when a change has to wait, with the sessions that block it.
 
-    Raises:
-        StoreBusy: A table was locked in every try, or a transaction was open for too long. The message names it.
-        SchemaError: The database's encoding is not UTF-8, the database is newer than this release or older than the
-            baseline, the file of an applied migration was edited, a different schema has our tables, another
-            application has a table with the name of one of our tables, or the role lacks a right.
+    Raises StoreBusy if a table was locked in every try, or a transaction was open for too long; the message names it.
+    Raises SchemaError if the database or the role cannot have this release's tables.
     """
     _assert_unicode(connection.info.parameter_status("server_encoding"))
     with _locked_migrations(connection, report_wait):
@@ -125,8 +117,14 @@ def apply_missing(
         missing = [migration for migration in all_migrations() if migration.number not in applied]
         if is_new:
             report_start("creating the tables")
+            changes = []
             with translated(), connection.transaction():
-                changes = [*_create_schema(connection), *(_apply(connection, each) for each in missing)]
+                with _explained("The first step"):
+                    if not fetch_sync(connection, "find_schema", {"schema": schema()}):
+                        connection.execute(query("create_schema"))
+                        changes.append(f"created schema {schema()}")
+                    connection.execute(query("create_migration_table"))
+                changes += [_apply(connection, migration) for migration in missing]
             yield from changes
             applied, missing = {migration.number for migration in missing}, []
         for migration in missing:
@@ -167,16 +165,6 @@ def _locked_migrations(connection: Session, report_wait: Callable[[str], object]
             fetch_sync(connection, "unlock_migrations")
 
 
-def _create_schema(connection: Session) -> list[str]:
-    changes = []
-    with _explained("The first step"):
-        if not fetch_sync(connection, "find_schema", {"schema": schema()}):
-            connection.execute(query("create_schema"))
-            changes.append(f"created schema {schema()}")
-        connection.execute(query("create_migration_table"))
-    return changes
-
-
 def _apply(connection: Session, migration: Migration) -> str:
     fetch_sync(connection, "enter_schema", {"schema": schema()})
     with _explained(f"Migration {migration.subject}"):
@@ -195,7 +183,7 @@ def _adopt_baseline(connection: Session) -> str:
     with translated(), connection.transaction(), _explained(f"Migration {baseline.subject}"):
         connection.execute(query("replace_old_record"))
         _record(connection, baseline)
-    return f"recorded the tables of commit bb5680df as migration {baseline.subject}"
+    return f"recorded the tables of an earlier commit as migration {baseline.subject}"
 
 
 def _planned(connection: Session, migration: Migration) -> str:
@@ -241,7 +229,6 @@ def _build_indexes(
 
 
 def find_valid_indexes(connection: Session) -> set[str]:
-    """The names of the indexes that PostgreSQL uses."""
     return {name for (name,) in fetch_sync(connection, "find_valid_indexes", {"schema": schema()})}
 
 
@@ -318,7 +305,7 @@ def _describe_blockers(connection: Session, table: str, mode: str, *, age_second
 
 @contextmanager
 def _explained(step: str) -> Iterator[None]:
-    """Translates the block's errors about name conflicts or missing rights into a SchemaError with a remedy."""
+    """Translates the block's errors that an operator can mend into a SchemaError with a remedy."""
     try:
         yield
     except (pg.DuplicateTable, pg.DuplicateFunction, pg.DuplicateObject) as error:
@@ -326,6 +313,12 @@ def _explained(step: str) -> Iterator[None]:
             f'{step} failed in the schema "{schema()}": {error.diag.message_primary}.',
             remedy="The existing object belongs to another application. Set DISPATCHER_DATABASE_SCHEMA to a schema "
             "that no other application uses.",
+        ) from error
+    except pg.UniqueViolation as error:
+        raise SchemaError(
+            f'{step} failed in the schema "{schema()}", because two rows have the same key.',
+            remedy="Probably, a new C library of the operating system orders texts differently, and the old index did "
+            "not find one of the rows. Delete the younger row, then repeat `dispatcher init`.",
         ) from error
     except pg.InsufficientPrivilege as error:
         raise SchemaError(
@@ -337,10 +330,9 @@ def _explained(step: str) -> Iterator[None]:
 
 
 def verify_schema(connection: Session) -> list[str]:
-    """Asserts that exactly this release's migrations were applied. Returns the other schemas that also have our tables.
+    """Returns the other schemas that also have our tables.
 
-    Raises:
-        SchemaError: No migration was applied, some are missing, the database is newer, or a migration was edited.
+    Raises SchemaError unless exactly this release's migrations were applied.
     """
     _assert_unicode(connection.info.parameter_status("server_encoding"))
     (found,) = fetch_sync(connection, "find_migration_table")
@@ -355,15 +347,8 @@ async def verify_schema_async(session: AsyncSession) -> None:
 
 
 def _has_tables(has_tables: bool, others: Sequence[str]) -> bool:
-    """Returns `has_tables`: whether our schema has the dispatcher's tables.
-
-    Args:
-        others: The other schemas of the database that have such tables.
-
-    Raises:
-        SchemaError: Our schema has no tables, but another schema has them. One relay publishes for the whole database,
-            so emails in a second schema would never be published.
-    """
+    """Returns `has_tables`: whether our schema has the dispatcher's tables. Raises SchemaError if only another schema
+    has them: one relay publishes for the whole database, so emails in a second schema would never be published."""
     if others and not has_tables:
         raise SchemaError(
             f'The dispatcher\'s tables are not in the schema "{schema()}" but in the schema "{others[0]}".',
@@ -394,29 +379,21 @@ def _assert_complete(rows: Sequence[Row]) -> None:
 
 
 def _is_before_baseline(rows: Sequence[Row]) -> bool:
-    """Whether these are the migrations of commit bb5680df.
-
-    Raises:
-        SchemaError: They are those of an earlier commit, or their texts differ.
-    """
+    """Whether `init` can replace this record by the baseline. Raises SchemaError for those of other earlier commits."""
     baseline = all_migrations()[0]
-    if not rows or rows[0][:2] == (baseline.number, baseline.name) or rows[0][0] != baseline.number:
-        return False
-    if tuple(rows[-1]) != _BEFORE_BASELINE:
+    if rows and tuple(rows[-1]) in _BEFORE_BASELINE:
+        return True
+    if rows and rows[0][:2] != (baseline.number, baseline.name) and rows[0][0] == baseline.number:
         number, name, _ = rows[-1]
         raise SchemaError(
             f"The last migration of the database is {number:04} {name}, from before the baseline of this release.",
             remedy="Run `dispatcher init` of commit bb5680df first, then `dispatcher init` of this release.",
         )
-    return True
+    return False
 
 
 def _assert_compatible(rows: Sequence[Row]) -> set[int]:
-    """Returns the numbers of the applied migrations.
-
-    Raises:
-        SchemaError: This release does not have one of these migrations, or has a different text for it.
-    """
+    """Returns the numbers of the applied migrations, which must be this release's, with the same texts."""
     checksums = {migration.number: migration.checksum for migration in all_migrations()}
     for number, name, checksum in rows:
         if number not in checksums:

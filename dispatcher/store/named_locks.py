@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Source, statement
 
 RELAY_BLOCKED: Final = "relay_blocked"
 """The lock that the leading relay holds while RabbitMQ blocks its messages because of a memory or disk alarm."""
@@ -25,12 +24,11 @@ _POLL_SECONDS: Final = 0.02
 async def named_lock(
     session: AsyncSession, name: str, *, within_seconds: float = 0.0, for_readers: bool = False
 ) -> AsyncIterator[bool]:
-    """Takes the named lock until the block ends. Yields whether this session got the lock.
+    """Takes the named lock until the block ends, or waits up to `within_seconds` for it. Yields whether this session
+    got it.
 
-    Args:
-        within_seconds: How long to wait for another session to release the lock.
-        for_readers: Whether roles that only read the emails take this lock, too. It is then an advisory lock. While a
-            session of any other role has it, every session gets the lock, so use it only to keep an order.
+    With `for_readers`, roles that only read the emails can take the lock, too. It is then an advisory lock. While a
+    session of any other role has it, every session gets the lock, so use it only to keep an order.
     """
     take, give_back = (try_reading_lock, release_reading_lock) if for_readers else (acquire, release_named_lock)
     give_up_at = asyncio.get_running_loop().time() + within_seconds
@@ -46,17 +44,13 @@ async def named_lock(
 
 
 async def acquire(session: AsyncSession, name: str) -> bool:
-    """Takes the named lock until the session ends. Returns whether the lock was free, and now belongs to this
-    session."""
+    """As `acquire_free`, for one lock. Returns whether the lock was free, and now belongs to this session."""
     return bool(await acquire_free(session, [name]))
 
 
 async def acquire_free(session: AsyncSession, names: Sequence[str]) -> set[str]:
     """Takes those of the named locks that are free, until the session ends. Returns their names."""
-    taken = await take_named_locks(session, names)
-    for name in (name for name, is_ours in taken.items() if not is_ours):
-        await release_named_lock(session, name)
-    return {name for name, is_ours in taken.items() if is_ours}
+    return {name for name, is_ours in (await take_named_locks(session, names)).items() if is_ours}
 
 
 @statement

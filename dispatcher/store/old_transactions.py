@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from dispatcher.domain.values import dataclass
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Source, statement
 
 OLD_SECONDS: Final = 300.0
 _REMEDIES: Final = {

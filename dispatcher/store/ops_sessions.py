@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Source, statement
 
 
 @dataclass(frozen=True, slots=True)
 class OpsSession:
-    """The session of a browser that is signed in.
-
-    Attributes:
-        key_id: The API key with which the operator signed in; the rights are those of the key. None after a sign-in
-            with OpenID Connect; in this case, `name`, `tenant_id` and `may_act` are the operator's name and rights.
-        seconds_left: Seconds until the session expires if it is not used again.
-    """
+    """The session of a browser that is signed in."""
 
     token_hash: bytes
+    # with its rights; None after a sign-in with OpenID Connect: then the following fields are the rights
     key_id: str | None
     name: str
     tenant_id: str | None
     may_act: bool
     idle_seconds: float
-    seconds_left: float
+    seconds_left: float  # until the session expires if it is not used again
 
 
 @statement

@@ -50,13 +50,12 @@ class DuePointer:
 
     @property
     def tenant(self) -> Tenant:
-        """The email's lane and tenant id."""
         return self.lane, self.tenant_id
 
 
 @dataclass(frozen=True, slots=True)
 class DueRange:
-    """Which due emails of a tenant to read: at most `most` emails whose due marks are from `since` to `until`."""
+    """Which due emails of a tenant to read: at most `most` emails with due marks from `since` to `until`."""
 
     tenant: Tenant
     since: datetime
@@ -73,7 +72,7 @@ class DueDeadLetter(DeadLetter):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredEmail:
-    """An email whose lease had expired or whose message was lost, and that the relay recovered."""
+    """An email whose lease had expired, or whose message was lost."""
 
     email_id: UUID
     correlation_id: str | None
@@ -83,47 +82,35 @@ class RecoveredEmail:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredEmail:
-    """An email that was cancelled because it has expired."""
-
     email_id: UUID
     correlation_id: str | None
     previous_status: Status
 
 
 class Outbox:
-    """What the relay reads and writes in PostgreSQL, on one session.
-
-    Every method is idempotent, and raises StoreUnavailable if the session is lost.
-
-    Attributes:
-        locked: The emails whose rows other transactions have locked. The due marks of these emails cannot be cleared.
-        commit_seconds: How long the last durable commit of this session took; 0 if there was none yet.
-    """
+    """What the relay reads and writes in PostgreSQL, on one session. Every method is idempotent, and raises
+    StoreUnavailable if the session is lost."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
         self.locked = LockedRows(session, retry_seconds=RETRY_REFUSED_SECONDS)
-        self.commit_seconds = 0.0
+        self.commit_seconds = 0.0  # how long the last durable commit of this session took; 0 if there was none yet
         self._controls = LatestControls(session)
         self._timeline = Timeline(session)
 
     async def listen(self) -> None:
-        """Subscribes to notifications. From now on, `wait` returns when a commit notifies the relay."""
+        """From now on, `wait` returns when a commit notifies the relay."""
         await self._fetch("listen_due")
 
     async def set_polling(self, *, is_on: bool) -> None:
-        """Sets whether the relay polls. If so, commits that make emails due do not notify it. Idempotent."""
-        if is_on:
-            await self._fetch("begin_polling")
-        else:
-            await self._fetch("end_polling")
+        """Sets whether the relay polls. If so, commits that make emails due do not notify it."""
+        await self._fetch("begin_polling" if is_on else "end_polling")
 
     async def is_notifying_delayed(self) -> bool:
         """Whether a commit that notifies waits for another one now, in any database of the server."""
         return (await self._fetch("find_waiting_notifier")) != []
 
     async def read_controls(self) -> Controls:
-        """What operators set for all hosts (see `controls.read_controls`)."""
         return await self._controls.read()
 
     async def wait(self, seconds: float) -> int:
@@ -135,17 +122,10 @@ class Outbox:
             return len([each async for each in self._session.notifies(timeout=seconds, stop_after=1)])
 
     async def find_publish_due(self, limit: int, since_seconds: float | None = None) -> list[DuePointer]:
-        """Up to `limit` emails whose message must be published, longest due first.
-
-        Args:
-            since_seconds: Leaves out emails that have been due for longer; None leaves out none.
-        """
+        """Up to `limit` emails whose message must be published, longest due first. Leaves out emails that have been due
+        for longer than `since_seconds`, unless this is None."""
         self._timeline.state = self._controls.found = None
-        parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS, "since_seconds": since_seconds}
-        try:
-            return from_rows(DuePointer, await self._fetch("find_publish_due", parameters))
-        except StatementRefused:
-            return await self._find_readable(await self._fetch("find_publish_due_ids", parameters))
+        return await self._find_due("find_publish_due", {"limit": limit, "since_seconds": since_seconds})
 
     async def find_due_tenants(self, without_lanes: Sequence[str] = ()) -> list[Tenant]:
         """The pairs of a lane and a tenant that have emails with due marks, even if the due marks are in the future."""
@@ -161,26 +141,24 @@ class Outbox:
             "sinces": [each.since for each in ranges],
             "until_ats": [each.until for each in ranges],
             "mosts": [each.most for each in ranges],
-            "ahead_seconds": AHEAD_SECONDS,
         }
-        try:
-            return from_rows(DuePointer, await self._fetch("find_due_of_tenants", parameters))
-        except StatementRefused:
-            return await self._find_readable(await self._fetch("find_due_ids_of_tenants", parameters))
+        return await self._find_due("find_due_of_tenants", parameters)
 
-    async def _find_readable(self, ids: Sequence[Row]) -> list[DuePointer]:
-        outcome = await self._fetch_readable("find_due_pointers", ids)
-        return sorted(from_rows(DuePointer, outcome.rows()), key=attrgetter("due_at"))
+    async def _find_due(self, name: str, where: dict[str, Any]) -> list[DuePointer]:
+        parameters = {**where, "ahead_seconds": AHEAD_SECONDS, "only_ids": False}
+        try:
+            return from_rows(DuePointer, await self._fetch(name, parameters))
+        except StatementRefused:  # PostgreSQL cannot read one of the rows
+            ids = await self._fetch(name, parameters | {"only_ids": True})
+            outcome = await self._fetch_readable("find_due_pointers", ids, only_ids=False)
+            return sorted(from_rows(DuePointer, outcome.rows()), key=attrgetter("due_at"))
 
     async def mark_published(self, due: Mapping[UUID, datetime]) -> set[UUID]:
-        """Clears the due marks of emails whose messages RabbitMQ has confirmed.
+        """Clears the due marks of emails whose messages RabbitMQ has confirmed. `due`: the due times that the caller
+        has read.
 
-        Args:
-            due: For each email, the due time that the caller has read.
-
-        Returns:
-            The ids of the emails that are still due, because their rows are locked or PostgreSQL refuses the statement
-            for them.
+        Returns the ids of the emails that are still due, because their rows are locked or PostgreSQL refuses the
+        statement for them.
         """
         outcome = await self.locked.execute_unlocked(
             due, lambda free: self._fetch("mark_published", ids_with("due_ats", subset(due, free)))
@@ -189,11 +167,12 @@ class Outbox:
 
     async def find_dead_letter_due(self, limit: int) -> list[DueDeadLetter]:
         """Up to `limit` dead letters to publish, longest due first."""
-        parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS}
+        ids = await self._fetch("find_dead_letter_due", {"limit": limit, "ahead_seconds": AHEAD_SECONDS})
+        if not ids:
+            return []
         try:
-            rows = await self._fetch("find_dead_letter_due", parameters)
+            rows = await self._fetch("find_due_dead_letters", ids_within(row[0] for row in ids))
         except StatementRefused:
-            ids = await self._fetch("find_dead_letter_due_ids", parameters)
             outcome = await self._fetch_readable("find_due_dead_letters", ids)
             rows = outcome.rows()
             for email_id in outcome.refused:
@@ -224,13 +203,10 @@ class Outbox:
         *,
         grace_seconds: float = 0.0,
     ) -> list[RecoveredEmail]:
-        """Recovers the emails of expired leases: holds them or makes them due, by policy.
+        """Recovers the emails of expired leases: holds them or makes them due, by their own policy or `on_uncertain`.
 
-        Args:
-            on_uncertain: The host's policy, for emails that have no policy of their own.
-            leases: Leases from `find_expiring`. A lease that has been renewed or has ended since then is not changed.
-            grace_seconds: Recovers only leases that expired longer ago than this, so that the relay on the worker's
-                host can settle them first.
+        A lease that has been renewed or has ended since `find_expiring` returned it is not changed. Leases that expired
+        less than `grace_seconds` ago are left out, so that the relay on the worker's host can settle them first.
         """
         parameters = {"on_uncertain": on_uncertain, "max_attempts": max_attempts, "grace_seconds": grace_seconds}
         by_id = {lease.email_id: lease for lease in leases}
@@ -254,17 +230,12 @@ class Outbox:
         *,
         doubt_seconds: float = 0.0,
     ) -> tuple[int, list[RecoveredEmail]]:
-        """Makes emails due again if their messages are lost, at most `limit` emails.
+        """Makes up to `limit` emails due again if their messages are lost. Returns the number of emails that became
+        due, and the emails that were uncertain.
 
         Call this while the send queue is empty, because this proves that the messages are lost. If the promotion of a
-        standby made an email uncertain, the email becomes due or held, by policy.
-
-        Args:
-            doubt_seconds: Leaves out uncertain emails for this time after the promotion was detected, so that workers
-                can record results first.
-
-        Returns:
-            The number of emails that became due, and the emails that were uncertain.
+        standby made an email uncertain, the email becomes due or held, by policy, but only `doubt_seconds` after the
+        promotion was detected, so that workers can record results first.
         """
         found = {
             "lanes": list(lanes),
@@ -298,8 +269,7 @@ class Outbox:
         return math.inf if seconds is None else float(seconds)
 
     async def find_next_wake(self) -> float | None:
-        """The seconds until the first waiting email is due; negative if that email is overdue, None if no email
-        waits."""
+        """The seconds until the first waiting email is due; negative if it is overdue, None if no email waits."""
         for (seconds,) in await self._fetch("find_next_wake"):
             return float(seconds)
         return None
@@ -315,14 +285,10 @@ class Outbox:
         return [row[0] for row in await self._fetch("list_awaited_domains")]
 
     async def shorten_waits(self, domain: str, factor: float, after: datetime, limit: int) -> tuple[int, datetime]:
-        """Shortens the waits of emails that wait for a domain's ceiling. Skips locked rows.
+        """Multiplies by `factor` the waits of up to `limit` emails that wait for a domain's ceiling: 0 makes them due
+        immediately. Skips locked rows. Leaves out emails that are due at `after` or earlier.
 
-        Args:
-            factor: Multiplies each wait: from 0 (due immediately) to 1 (no change).
-            after: Leaves out emails that are due at this instant or earlier.
-
-        Returns:
-            The number of emails that were read, and `after` for the next call.
+        Returns the number of emails that were read, and `after` for the next call.
         """
         rows = await self._fetch("find_domain_waits", {"domain": domain, "after": after, "limit": limit})
         waits = {email_id: seconds * factor for email_id, _, seconds in rows}
@@ -332,11 +298,9 @@ class Outbox:
         return len(rows), rows[-1][1] if rows else after
 
     async def shorten_group_waits(self, domain: str, factor: float) -> None:
-        """Lets later emails of a domain wait less, after `shorten_waits` has shortened the waits of earlier emails.
-
-        A new email becomes due after the last waiting email of the same domain, lane and tenant. This method multiplies
-        by `factor` the time until that last email is due.
-        """
+        """Lets later emails of a domain wait less, after `shorten_waits`: a new email becomes due after the last
+        waiting email of the same domain, lane and tenant. Multiplies by `factor` the time until that last email is
+        due."""
         await self._fetch("shorten_group_waits", {"domain": domain, "factor": factor})
 
     async def cancel_expired(self, limit: int) -> list[ExpiredEmail]:
@@ -346,16 +310,14 @@ class Outbox:
         return from_rows(ExpiredEmail, outcome.rows())
 
     async def follow_timeline(self) -> Promotion | None:
-        """Returns the promotion of a standby since the last call; None if there was none.
-
-        Also marks the leases and messages that the promotion made uncertain (see `Timeline`).
-        """
+        """Returns the promotion of a standby since the last call; None if there was none. Also marks the leases and
+        messages that the promotion made uncertain (see `Timeline`)."""
         promotion = await self._timeline.follow()
         self.commit_seconds = self._timeline.commit_seconds
         return promotion
 
     async def republish_overtaken(self, lanes: Sequence[str], age_seconds: float, limit: int) -> int:
-        """Makes overtaken emails due again, at most `limit` emails. Returns the number of these emails.
+        """Makes up to `limit` overtaken emails due again. Returns their number.
 
         An email is overtaken if its message was published more than `age_seconds` before the message of another email
         on the same queue that is already being sent. The message of an overtaken email is probably lost.
@@ -369,13 +331,13 @@ class Outbox:
             return 0
 
     async def make_partitions(self) -> list[str]:
-        """Creates the missing partitions of the next weeks. Returns the names of the new partitions."""
+        """Creates the missing partitions of the next weeks. Returns their names."""
         return [row[0] for row in await self._fetch("make_partitions", {"weeks_ahead": WEEKS_AHEAD})]
 
-    async def _fetch_readable(self, name: str, ids: Sequence[Row]) -> BatchOutcome[list[Row]]:
+    async def _fetch_readable(self, name: str, ids: Sequence[Row], **others: Any) -> BatchOutcome[list[Row]]:
         """Executes a statement that reads the given emails, except those that PostgreSQL cannot read."""
         return await self.locked.execute_unlocked(
-            (row[0] for row in ids), lambda free: self._fetch(name, ids_within(free))
+            (row[0] for row in ids), lambda free: self._fetch(name, ids_within(free) | others)
         )
 
     async def _fetch(self, name: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:

@@ -25,39 +25,27 @@ _CURSOR: Final = re.compile(rb"(\d{1,9})\.(\d{1,18})\.(\d{1,18})\.(\d{1,14})")
 
 
 class Position(NamedTuple):
-    """The position of an event in the feed. A reader at this position has handled this event and all earlier events.
+    """The position of an event in the feed. A reader at this position has handled this event and all earlier events."""
 
-    Attributes:
-        made_in: The id of the transaction that added the event.
-        number: The event's number. Later events of the same transaction have higher numbers.
-    """
-
-    made_in: int
-    number: int
+    made_in: int  # the id of the transaction that added the event
+    number: int  # higher for later events of the same transaction
 
 
 BEGINNING: Final = Position(0, 0)
 
 
 class FoundEvent(NamedTuple):
-    """An event of the feed, and its position."""
-
     position: Position
     event: OutgoingEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of the feed.
-
-    Attributes:
-        end: The position of the last event that was read, even if `events` does not contain this event.
-        is_last: Whether no later event can be read now.
-    """
+    """A part of the feed."""
 
     events: list[FoundEvent]
-    end: Position
-    is_last: bool
+    end: Position  # of the last event that was read, even if `events` does not contain this event
+    is_last: bool  # whether no later event can be read now
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +54,20 @@ class Cursor:
 
     The position contains a transaction id. PostgreSQL assigns the same ids again after a restore, and after a promotion
     that lost commits. So the cursor also contains PostgreSQL's timeline and a time; see `_resume`.
-
-    Attributes:
-        timeline: PostgreSQL's timeline when the cursor was made.
-        at: When the last event that the reader got was added to the feed. If the reader has got no event yet, when the
-            cursor was made.
     """
 
-    timeline: int
+    timeline: int  # PostgreSQL's timeline when the cursor was made
     position: Position
-    at: datetime
+    at: datetime  # when the reader's last event was added to the feed; without one, when the cursor was made
 
     def text(self) -> str:
-        """The cursor as an opaque text; `parse` reads this text."""
         parts = (self.timeline, *self.position, int(self.at.timestamp() * 1000))
         return base64.urlsafe_b64encode(".".join(map(str, parts)).encode()).decode().rstrip("=")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The cursor with this text.
-
-        Raises:
-            ValueError: The text is not a cursor. The error's text begins with "must be".
-        """
+        """The cursor with this text. Raises ValueError if the text is not a cursor; the error's text begins with "must
+        be"."""
         try:
             decoded = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except (ValueError, binascii.Error):
@@ -102,27 +81,21 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """A page of events for a reader that polls.
-
-    Attributes:
-        has_more: Whether the next page might already contain events.
-    """
+    """A page of events for a reader that polls."""
 
     events: list[tuple[OutgoingEvent, str]]
     next: str
-    has_more: bool
+    has_more: bool  # whether the next page might already contain events
 
 
 async def read_slice(
     source: Source, after: Position, *, tenant: str | None, kinds: Collection[OutgoingKind], limit: int
 ) -> Slice:
-    """Reads up to `limit` events of the feed after a position. Returns those that have the wanted tenant and kinds.
+    """Reads up to `limit` events of the feed after a position. Returns those that have the wanted tenant (None: any)
+    and kinds.
 
     Stops before the events of the oldest open transaction, so a reader misses no event of a transaction that commits
     late.
-
-    Args:
-        tenant: Only events of this tenant; None for all tenants.
     """
     parameters = {
         "made_in": str(after.made_in),
@@ -139,11 +112,8 @@ async def read_slice(
 
 
 async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit: int) -> EventPage:
-    """Reads a page of a tenant's events. The first call also turns the feed on: from then on, statements write events.
-
-    Args:
-        cursor: The previous page's `next`; None for the oldest events.
-    """
+    """Reads a page of a tenant's events after the previous page's `next`; None for the oldest events. The first call
+    also turns the feed on: from then on, statements write events."""
     await fetch(source, "want_feed")
     ((timeline, next_transaction),) = await fetch(source, "find_timeline")
     position = await _resume(source, cursor, timeline, next_transaction)
@@ -166,10 +136,8 @@ async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit
 
 
 async def _resume(source: Source, cursor: Cursor | None, timeline: int, next_transaction: int) -> Position:
-    """The position after which to continue: usually the cursor's position.
-
-    After a restore or a promotion, an earlier position, so that the reader misses no event.
-    """
+    """The position after which to continue: usually the cursor's position. After a restore or a promotion, an earlier
+    position, so that the reader misses no event."""
     if cursor is None:
         return BEGINNING
     if cursor.timeline == timeline and cursor.position.made_in <= next_transaction:
@@ -182,6 +150,6 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 def event_of(row: Sequence[object] | Row) -> OutgoingEvent:
-    """Converts a row of `outgoing_event` to an event. The row contains the columns from `event_id` on."""
+    """Converts a row of `outgoing_event` from the column `event_id` on."""
     event_id, kind, *rest = row
     return OutgoingEvent(event_id, OutgoingKind(str(kind)), *rest)  # type: ignore[arg-type]

@@ -11,8 +11,7 @@ from typing import Any, Final
 from dispatcher.store.activity import Latency
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.queries import query
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source, fetch
+from dispatcher.store.statements import Source, fetch, statement
 
 COUNTED: Final = 10_000
 """The most emails that are counted for each status."""

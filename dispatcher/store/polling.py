@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.domain.event import Traits
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Source, statement
 
 MAX_SEEN: Final = 1000
 """The most rows that `find_polled` reads."""
@@ -22,18 +21,13 @@ SLACK_SECONDS: Final = 60.0
 
 
 class PolledRow(NamedTuple):
-    """A message that is sent or held.
-
-    Attributes:
-        is_open: Whether to ask the provider: no event has reported the final result, and the message is held or has a
-            provider's id.
-    """
+    """A message that is sent or held."""
 
     email_id: UUID
     since: datetime
     message_id: str | None
     is_held: bool
-    is_open: bool
+    is_open: bool  # whether to ask the provider; see `find_polled`
 
 
 @statement

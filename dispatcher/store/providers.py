@@ -4,34 +4,25 @@ from __future__ import annotations
 
 from dispatcher.domain.waiting import ProviderProblem
 from dispatcher.store.connections import Pool
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source, fetch
+from dispatcher.store.statements import Source, fetch, statement
 
 
 class ProviderStore:
-    """Takes tokens of providers, and reports the states of providers, for one worker.
-
-    Each method raises StoreUnavailable if the same call might succeed later.
-    """
+    """Takes tokens of providers, and reports the states of providers, for one worker. Each method raises
+    StoreUnavailable if the same call might succeed later. Rates and ceilings are in emails per second."""
 
     def __init__(self, pool: Pool, *, slot: str) -> None:
         self._pool = pool
         self._slot = slot
 
     async def begin_rate(self, provider: str, ceiling: float) -> None:
-        """Creates the provider's token bucket if it does not exist. `ceiling` is in emails per second."""
+        """Creates the provider's token bucket if it does not exist."""
         await fetch(self._pool, "begin_rate", {"provider": provider, "ceiling": ceiling})
 
     async def take_tokens(self, provider: str, *, ceiling: float, burst: float, wanted: int) -> tuple[int, float]:
-        """Takes up to `wanted` tokens from the provider's bucket: one token per email.
+        """Takes up to `wanted` tokens, one per email, from the provider's bucket, which can contain `burst` tokens.
 
-        Returns the number of tokens taken, and the current rate in emails per second.
-
-        Creates an empty bucket if the provider has none.
-
-        Args:
-            ceiling: The highest rate, in emails per second.
-            burst: The most tokens that the bucket can contain.
+        Returns the number of tokens taken, and the current rate. Creates an empty bucket if the provider has none.
         """
         parameters = {"provider": provider, "ceiling": ceiling, "burst": burst, "wanted": wanted}
         if rows := await fetch(self._pool, "take_tokens", parameters):
@@ -40,19 +31,13 @@ class ProviderStore:
         return 0, ceiling
 
     async def halve_rate(self, provider: str, ceiling: float) -> float | None:
-        """Halves the rate after the provider throttled us. Returns the new rate, in emails per second.
-
-        Changes nothing and returns None if the rate was already halved less than a second ago.
-        """
+        """Halves the rate after the provider throttled us. Returns the new rate; None, and changes nothing, if the rate
+        was already halved less than a second ago."""
         rows = await fetch(self._pool, "halve_rate", {"provider": provider, "ceiling": ceiling})
         return rows[0][0] if rows else None
 
     async def set_state(self, provider: str, state: str, reason: str | None, seconds: float | None) -> None:
-        """Stores the state of this worker's circuit breaker for the provider, in place of the state stored before.
-
-        Args:
-            seconds: How long the state lasts; None if unknown.
-        """
+        """Stores the state of this worker's circuit breaker, and how long the state lasts (None: unknown)."""
         parameters = {"provider": provider, "slot": self._slot, "state": state, "reason": reason, "seconds": seconds}
         await fetch(self._pool, "set_provider_state", parameters)
 

@@ -30,12 +30,9 @@ _SCHEMA_NAME: Final = re.compile(rb"(?<=\bschema )dispatcher\b|\bdispatcher(?=\.
 
 @cache
 def schema() -> str:
-    """The schema of our tables: the value of DISPATCHER_DATABASE_SCHEMA at the first call.
+    """The schema of our tables: the value of DISPATCHER_DATABASE_SCHEMA at the first call. Raises ConfigurationError.
 
     This function reads the environment itself, because an application that uses the library loads no settings.
-
-    Raises:
-        ConfigurationError: The value is not a valid schema name.
     """
     text = os.environ.get("DISPATCHER_DATABASE_SCHEMA", "").strip()
     if not text:
@@ -61,19 +58,14 @@ def query(name: str) -> bytes:
 
 @cache
 def _query_in(schema_name: str, name: str) -> bytes:
-    """The named statement for this schema. Converts only this statement, because a command executes few of the hundreds
-    of statements."""
+    """Converts only this statement, because a command executes few of the hundreds of statements."""
     text = _without_comments(_sections()[name])
     return text if schema_name == _DEFAULT_SCHEMA else _SCHEMA_NAME.sub(f'"{schema_name}"'.encode(), text)
 
 
 @cache
 def _sections() -> Mapping[str, str]:
-    """Every named statement with its comments; read from the package once.
-
-    Raises:
-        ValueError: Two statements or two parts have the same name.
-    """
+    """Every named statement with its comments; read from the package once."""
     found: dict[str, dict[str, str]] = {"name": {}, "part": {}}
     for resource in sorted(files("dispatcher.sql.queries").iterdir(), key=lambda item: item.name):
         if resource.name.endswith(".sql"):
@@ -87,12 +79,10 @@ def _sections() -> Mapping[str, str]:
 
 
 def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:
-    """The parameters that select a statement's emails: the sorted ids, and the lowest and the highest id.
+    """The parameters that select a statement's emails (at least one): the sorted ids, and the lowest and the highest
+    id.
 
     With these two ids, PostgreSQL skips the weekly partitions that contain none of the emails.
-
-    Args:
-        email_ids: At least one id.
     """
     ordered = sorted(email_ids, key=_NUMBER)  # comparing UUID objects instead of numbers takes ten times as long
     return {"email_ids": ordered, "lowest_id": ordered[0], "highest_id": ordered[-1]}

@@ -8,10 +8,9 @@ from uuid import UUID
 
 from dispatcher.domain.suppression import Recipient
 from dispatcher.store.address_hashes import AddressHasher, normalised
-from dispatcher.store.bisection import bisect_batch
+from dispatcher.store.locked import bisect_batch
 from dispatcher.store.queries import ids_within
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source, fetch
+from dispatcher.store.statements import Source, fetch, statement
 
 RECIPIENT_OCTETS: Final = 6
 """How many bytes of a hash the table `email_recipient` has."""
@@ -37,10 +36,8 @@ def _addresses(recipients: Any) -> list[str]:
 
 
 async def masked_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:
-    """The masked recipients of each email, such as `a•••@example.org`, in the order To, Cc, Bcc.
-
-    Leaves out emails whose content was deleted. Empty if the PostgreSQL role may not read addresses.
-    """
+    """The masked recipients of each email, such as `a•••@example.org`, in the order To, Cc, Bcc. Leaves out emails
+    whose content was deleted. Empty if the PostgreSQL role may not read addresses."""
     found = await find_recipients(source, email_ids) if await may_read_recipients(source) else {}
     return {
         email_id: [Recipient(normalised(address), is_domain=False).masked for address in addresses]
@@ -60,12 +57,8 @@ async def find_recipient_hashes(
 
 
 async def summarize_recipients(source: Source) -> list[str]:
-    """Creates missing summaries in the index of the recipients, and replaces unfinished ones, by the function
-    `email_recipient_summarize`.
-
-    Each partition is a transaction. Leaves out a partition that vacuum is working on. Returns the names of the
-    partitions in which it created or replaced summaries.
-    """
+    """Creates missing summaries in the index of the recipients, and replaces unfinished ones, each partition in a
+    transaction. Leaves out a partition that vacuum is working on. Returns the names of the changed partitions."""
     partitions = await list_recipient_partitions(source)
     return [each for each in partitions if await summarize_recipient_partition(source, each)]
 

@@ -10,8 +10,7 @@ from uuid import UUID
 
 from dispatcher.domain.failures import ItemOutcome, OverlappingReplay, Replay
 from dispatcher.domain.status import Status
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Source, statement
 
 
 @statement

@@ -18,10 +18,8 @@ _STATUS_AFTER: Final = {kind: TRANSITIONS[Status.SENDING, kind.transition] for k
 
 def storable(outcome: Outcome) -> Outcome:
     """The outcome without our secrets, and with each NUL and each lone surrogate replaced: PostgreSQL and JSON do not
-    accept these characters.
-
-    An adapter's text may contain any character, and an installed package's adapter may forget to `scrub`.
-    """
+    accept these characters. An adapter's text may contain any character, and an installed package's adapter may forget
+    to `scrub`."""
     detail = _clean(outcome.detail)
     if isinstance(outcome, Accepted):
         message_id = _clean(outcome.provider_message_id)
@@ -45,14 +43,12 @@ def result_of(
     lease_seconds: float | None = None,
     is_pinned: bool = False,
 ) -> Result:
-    """The result to record for a completed attempt.
+    """The result to record for a completed attempt. If the attempt has no end time, its start time is recorded as its
+    end time, too.
 
-    Args:
-        flight: The attempt. If the attempt has no end time, its start time is recorded as its end time, too.
-        lease_seconds: How long the extended lease lasts if the decision is to retry. None if the worker is dead; a
-            decision to retry then makes the email pending.
-        is_pinned: Whether the email is pinned to this provider; see `domain.decision`. Ignored unless the decision is
-            to retry or to redeliver.
+    `lease_seconds`: how long the extended lease lasts if the decision is to retry. None if the worker is dead; a
+    decision to retry then makes the email pending. `is_pinned`: whether the email is pinned to this provider (see
+    `domain.decision`); ignored unless the decision is to retry or to redeliver.
     """
     began = datetime.fromtimestamp(flight.started_at, UTC)
     ended = datetime.fromtimestamp(flight.finished_at or flight.started_at, UTC)
@@ -67,7 +63,8 @@ def result_of(
     # been accepted.
     if isinstance(decision, MarkHeld):
         outcome = Uncertain(decision.detail, decision.code)
-    status = _status_after(decision, owner_stays=lease_seconds is not None)
+    is_orphan = isinstance(decision, RetryIn) and lease_seconds is None
+    status = Status.PENDING if is_orphan else _STATUS_AFTER[type(decision)]
     reason = decision.reason if isinstance(decision, MarkFailed) else outcome.reason
     return Result(
         flight.email_id,
@@ -86,9 +83,3 @@ def result_of(
         wait_seconds=decision.seconds if isinstance(decision, Redeliver) else None,
         recipient_outcomes=partial.codes if partial is not None and partial.has_progress else None,
     )
-
-
-def _status_after(decision: Decision, *, owner_stays: bool) -> Status:
-    if isinstance(decision, RetryIn) and not owner_stays:
-        return Status.PENDING
-    return _STATUS_AFTER[type(decision)]

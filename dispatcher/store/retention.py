@@ -19,11 +19,9 @@ from dispatcher.config import Settings
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.store.connections import AsyncSession, disable_statement_timeout
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source, fetch
+from dispatcher.store.statements import Source, fetch, statement
 
 LOCK_NAME: Final = "prune"
-"""The named lock of the session that prunes (see `named_locks`)."""
 CODES_LOCK_NAME: Final = "forget one-time codes"
 """The named lock of the session that deletes one-time codes. It is a separate lock, so that the long check of a
 partition does not delay this deletion."""
@@ -35,23 +33,18 @@ BATCH: Final = 1000
 WARN_DAYS: Final = 7
 """Operators are warned this many days before an undecided email is pruned."""
 KINDS: Final = ("content", "erased_after_sending", "key", "replayed", "replay", "act", "outgoing_event")
-"""What is pruned row by row: the content of emails, the content of one-time codes, message keys, the per-email records
-of replays, replays, audit records, and events for applications."""
+"""What is pruned row by row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How many days each kind of data is kept; 0 means for ever.
-
-    Attributes:
-        undecided_days: How many days the content and the row of undecided emails are kept (see the module's docstring).
-    """
+    """How many days each kind of data is kept; 0 means for ever."""
 
     content_days: int
     emails_days: int
     keys_days: int
     audit_days: int = 0
-    undecided_days: int = 0
+    undecided_days: int = 0  # see the module's docstring
     events_days: int = 0
 
     @classmethod
@@ -77,15 +70,10 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ExpiringEmails:
-    """Undecided emails that will soon lose their content.
-
-    Attributes:
-        first_in_seconds: Seconds until the oldest of these emails can lose its content; negative if overdue, None if
-            there is no such email.
-    """
+    """Undecided emails that will soon lose their content."""
 
     emails: int
-    first_in_seconds: float | None
+    first_in_seconds: float | None  # until the oldest can lose its content; negative if overdue, None if there is none
 
 
 @statement
@@ -94,13 +82,9 @@ async def count_expiring(source: Source, *, undecided_days: int, warn_days: int)
 
 @dataclass(frozen=True, slots=True)
 class PrunedStep:
-    """One completed pruning step.
+    """One completed pruning step."""
 
-    Attributes:
-        what: `partition`, or one of `KINDS`.
-    """
-
-    what: str
+    what: str  # `partition`, or one of `KINDS`
     count: int
     name: str | None = None
 
@@ -117,11 +101,8 @@ class Pruner:
     """Prunes old data in steps. Each step commits, so the caller may interrupt and repeat pruning at any time."""
 
     def __init__(self, session: AsyncSession, retention: Retention) -> None:
-        """
-        Args:
-            session: A session in autocommit mode, of the role that owns the tables. Use this session for nothing else:
-                `prune` disables the session's statement timeout.
-        """
+        """`session` is in autocommit mode, of the role that owns the tables. Use it for nothing else: `prune` disables
+        its statement timeout."""
         self._session = session
         self._retention = retention
 
@@ -130,12 +111,9 @@ class Pruner:
         return self._delete_rows("delete_one_time_codes", "erased_after_sending")
 
     async def prune(self) -> AsyncIterator[PrunedStep | FailedStep]:
-        """Prunes everything that is due, and yields each step.
+        """Prunes everything that is due, and yields each step. Raises StoreUnavailable if the session is lost.
 
         A part that fails does not stop the other parts, except parts that must wait for it (see `_is_postponed`).
-
-        Raises:
-            StoreUnavailable: The session is lost.
         """
         await disable_statement_timeout(self._session)
         faults: dict[str, DispatcherError] = {}

@@ -13,8 +13,7 @@ from dispatcher.domain.values import dataclass
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.counts import count_for_monitor
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source, fetch
+from dispatcher.store.statements import Source, fetch, statement
 from dispatcher.version import VERSION
 
 KEEP_DAYS: Final = 3

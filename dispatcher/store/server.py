@@ -11,8 +11,7 @@ from uuid import UUID
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import ConfigurationError, StoreUnavailable
 from dispatcher.store.connections import Session, check_url, connect_async, connect_unconfigured
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Source, statement
 
 COMMIT_SECONDS: Final = 5.0
 """If a commit takes longer than this, the check fails."""
@@ -20,15 +19,11 @@ COMMIT_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A PostgreSQL server and its settings.
-
-    Attributes:
-        synchronous_commit: The server's default; the dispatcher's sessions set their own value.
-    """
+    """A PostgreSQL server and its settings."""
 
     version: str
     version_number: int
-    synchronous_commit: str
+    synchronous_commit: str  # the server's default; the dispatcher's sessions set their own value
     fsync: str
     max_connections: int
     standby_count: int
@@ -36,11 +31,7 @@ class Server:
 
 
 def verify_writable(connection: Session) -> None:
-    """Asserts that the server accepts writes.
-
-    Raises:
-        StoreUnavailable: The server is a standby, or read-only.
-    """
+    """Raises StoreUnavailable if the server is a standby, or read-only."""
     describe_writes.sync(connection).verify()
 
 
@@ -60,11 +51,8 @@ class _Writes:
 
 
 async def time_commit(database_url: str, *, name: str, within_seconds: float = COMMIT_SECONDS) -> float:
-    """The seconds that it takes to connect and to commit a small write, which stores no row.
-
-    Raises:
-        StoreUnavailable: The commit took longer than `within_seconds`, or PostgreSQL is read-only or unreachable.
-    """
+    """The seconds that it takes to connect and to commit a small write, which stores no row. Raises StoreUnavailable if
+    the commit took longer than `within_seconds`, or PostgreSQL is read-only or unreachable."""
     began_at = time.monotonic()
     async with await connect_async(database_url, name=name) as session:
         writes = await describe_writes(session)
@@ -74,17 +62,14 @@ async def time_commit(database_url: str, *, name: str, within_seconds: float = C
                 await write_nothing(session)
         except TimeoutError:
             words = f"PostgreSQL did not commit a small write within {within_seconds:g} s."
-            raise StoreUnavailable(words, remedy=_hanging_remedy(writes.standby_names)) from None
+            remedy = "Check PostgreSQL's log, its disk, and what its sessions wait for (pg_stat_activity)."
+            if writes.standby_names:
+                remedy = (
+                    f"A commit waits for a standby (synchronous_standby_names is '{writes.standby_names}'). Restart "
+                    "the missing standby, or remove it from that setting and reload PostgreSQL."
+                )
+            raise StoreUnavailable(words, remedy=remedy) from None
     return time.monotonic() - began_at
-
-
-def _hanging_remedy(standby_names: str) -> str:
-    if not standby_names:
-        return "Check PostgreSQL's log, its disk, and what its sessions wait for (pg_stat_activity)."
-    return (
-        f"A commit waits for a standby (synchronous_standby_names is '{standby_names}'). Restart the missing standby, "
-        "or remove it from that setting and reload PostgreSQL."
-    )
 
 
 _STANDBY: Final = (
@@ -95,16 +80,12 @@ _READ_ONLY: Final = "Set default_transaction_read_only to off for the server, th
 
 
 async def verify_sessions(database_url: str, *, name: str) -> None:
-    """Asserts that a connection keeps its session from one transaction to the next.
+    """Raises ConfigurationError if a connection does not keep its session from one transaction to the next.
 
     Behind a pooler in transaction mode, a connection does not keep its session. The connection then loses its session
     settings, LISTEN, prepared statements and advisory locks to other connections. To find out, this function opens two
     connections, marks their sessions, and reads the marks by turns. A pooler that shares sessions either gives both
     connections the same session, or gives one connection two different sessions.
-
-    Raises:
-        ConfigurationError: A connection finds no mark, or the mark of the other connection.
-        StoreUnavailable: PostgreSQL is unreachable.
     """
     check_url(database_url)
     async with (

@@ -14,54 +14,38 @@ from dispatcher.domain.values import dataclass, replace
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.leases import limits_in
 from dispatcher.store.queries import ids_with, ids_within
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source, fetch
+from dispatcher.store.statements import Source, fetch, statement
 
 
 @dataclass(frozen=True, slots=True)
 class FoundLease:
-    """A lease, as the relay read it from PostgreSQL.
-
-    Attributes:
-        token: A number that PostgreSQL increments with every lease of the email. Every write under this lease names
-            this token, so PostgreSQL recognises a write under an earlier lease.
-        expired_at: When the lease ends or ended. `token` and `expired_at` together show whether the lease has changed
-            since the relay read it.
-        attempt_base: The number of attempts before the email's last replay or redelivery.
-        pinned_seconds: How long the email has been pinned to its provider; None if it is not pinned.
-        limits: The email's own retry limits; None if the email has no limits of its own and redelivery is off, or if
-            the limits were not read.
-    """
+    """A lease, as the relay read it from PostgreSQL. `token` and `expired_at` together show whether the lease has
+    changed since then."""
 
     email_id: UUID
-    token: int
+    token: int  # see `Lease.token`
     worker: str
-    expired_at: datetime
+    expired_at: datetime  # when the lease ends or ended
     has_run_out: bool
-    attempt_base: int
-    pinned_seconds: float | None = None
+    attempt_base: int  # the number of attempts before the email's last replay or redelivery
+    pinned_seconds: float | None = None  # how long the email has been pinned to its provider; None if it is not
+    # the email's own; None if there are none and redelivery is off, or if they were not read
     limits: RetryLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CrashedEmail:
-    """An email that a worker was rendering when the worker died.
-
-    Attributes:
-        status: `pending`; `failed` or `held` if the email has crashed too many workers.
-    """
+    """An email that a worker was rendering when the worker died."""
 
     email_id: UUID
     correlation_id: str | None
-    status: Status
+    status: Status  # `pending`; `failed` or `held` if the email has crashed too many workers
     crash_count: int
 
 
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
-    """Terminates the sessions of a dead worker, and returns their number.
-
-    A session can take some time to end, so call this again until it returns 0. The worker can then commit nothing more.
-    """
+    """Terminates the sessions of a dead worker, and returns their number. A session can take some time to end, so call
+    this again until it returns 0. The worker can then commit nothing more."""
     return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
@@ -74,13 +58,11 @@ async def find_recovered(source: Source, worker: str) -> dict[UUID, int]: ...
 async def note_crashes(
     session: AsyncSession, worker: str, tokens: Mapping[UUID, int], most_crashes: int
 ) -> list[CrashedEmail]:
-    """Counts a crash for each email that a dead worker was rendering, and makes the email pending.
+    """Counts a crash for each email that a dead worker was rendering, and makes the email pending. Skips locked rows.
+    Returns the changed emails.
 
-    If `most_crashes` workers have died while they rendered the email, the email does not become pending. It becomes
-    held if an earlier attempt may have been accepted, and failed otherwise.
-
-    Returns:
-        The changed emails, without those whose rows another transaction has locked.
+    If `most_crashes` workers have died while they rendered the email, it becomes held if an earlier attempt may have
+    been accepted, and failed otherwise.
     """
     parameters = {
         **ids_with("lease_tokens", tokens),
@@ -100,12 +82,11 @@ async def find_expiring(
     within_seconds: float = 0.0,
     redeliver_seconds: float = 0.0,
 ) -> list[FoundLease]:
-    """Leases that have expired by PostgreSQL's clock, or expire within `within_seconds`.
+    """Leases that have expired by PostgreSQL's clock, or expire within `within_seconds`: the leases of these workers,
+    or, unless `are_theirs`, of all other workers.
 
-    Args:
-        are_theirs: True for the leases of these workers, False for the leases of all other workers.
-        redeliver_seconds: The host's setting: the redelivery of an email ends this many seconds after the email could
-            first be sent; 0 for no redelivery.
+    `redeliver_seconds` is the host's setting: the redelivery of an email ends this many seconds after the email could
+    first be sent; 0 for no redelivery.
     """
     parameters = {
         "workers": list(workers),
@@ -118,10 +99,9 @@ async def find_expiring(
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
-    """Releases leases. Returns the ids of the released emails.
+    """Releases leases that have not changed since they were found. Returns the ids of the released emails.
 
-    The caller must be certain that no email was sent, or can still be sent, under one of these leases. Leaves out
-    leases that have changed since they were found.
+    The caller must be certain that no email was sent, or can still be sent, under one of these leases.
     """
     return {row[0] for row in await fetch(session, "release_found", as_found(leases))} if leases else set()
 
@@ -138,12 +118,7 @@ def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
 async def find_histories(
     session: AsyncSession, email_ids: Collection[UUID], *, redeliver_seconds: float
 ) -> dict[UUID, tuple[int, float | None, RetryLimits | None]]:
-    """The `attempt_base`, `pinned_seconds` and `limits` of emails, by id; see `FoundLease`.
-
-    Args:
-        redeliver_seconds: The host's setting: the redelivery of an email ends this many seconds after the email could
-            first be sent; 0 for no redelivery.
-    """
+    """The `attempt_base`, `pinned_seconds` and `limits` of emails, by id; see `FoundLease` and `find_expiring`."""
     if not email_ids:
         return {}
     parameters = {**ids_within(email_ids), "redeliver_seconds": redeliver_seconds}

@@ -1,12 +1,35 @@
-"""Executes the named statements of `sql/queries/`, and converts their rows to values."""
+"""Executes the named statements of `sql/queries/`, and converts their rows to values.
+
+A stub is a typed statement: its signature is the type of the statement's parameters and rows.
+
+    @statement
+    async def find_webhook(source: Source, *, webhook_id: int) -> Webhook | None: ...
+
+executes the statement `find_webhook`. The comment below the statement's heading says what it does.
+`tests/store/test_statements.py` compares each signature with what PostgreSQL says about the statement.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
-from functools import cache
-from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
+from functools import cache, cached_property
+from itertools import chain
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 from psycopg import AsyncConnection, DataError
 
@@ -15,12 +38,16 @@ from dispatcher.store.instants import load_nearest
 from dispatcher.store.queries import query
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Row = tuple[Any, ...]
 Record = dict[str, Any]
 """A row with the columns' names."""
 Source: TypeAlias = "Pool | AsyncSession"
 """Where to execute a statement: on one session, or on any session of a pool."""
+Stub = Callable[Concatenate[Source, P], Awaitable[R]]
+_COLLECTIONS: Final = (tuple, set, frozenset)
 
 
 @overload
@@ -39,13 +66,10 @@ async def fetch(
     into: Callable[..., Any] | None = None,
     is_exact: bool = False,
 ) -> list[Any]:
-    """Executes a statement and returns its rows. Errors are translated (see `translated`).
+    """Executes a statement, and returns its rows, converted by `into` (see `from_rows`). Errors are translated.
 
-    Args:
-        into: Converts each row (see `from_rows`).
-        is_exact: Whether to raise an error if Python cannot represent an instant. Otherwise, the nearest instant that
-            Python can represent stands for it (see `store.instants`), and the rows cannot be read in binary, which
-            takes less time.
+    If Python cannot represent an instant, the nearest one that it can stands for it (see `store.instants`). With
+    `is_exact`, this is an error instead, and the rows are read in binary, which takes less time.
     """
     async with session_of(source) as connection:
         cursor = await connection.execute(query(name), parameters, binary=is_exact)
@@ -123,3 +147,87 @@ def _converted_fields(kind: Callable[..., Any]) -> dict[int, Callable[[Any], Any
         elif any(get_origin(each) is frozenset for each in (hint, *get_args(hint))):
             found[at] = lambda array: None if array is None else frozenset(array)
     return found
+
+
+STATEMENTS: Final[list[Statement[..., Any]]] = []
+"""The statement of each stub that was imported."""
+
+
+class Statement(Generic[P, R]):
+    """A named statement with the types of its stub. Call it as the stub, or `sync` on a synchronous connection."""
+
+    def __init__(self, stub: Stub[P, R]) -> None:
+        self.name = stub.__name__
+        self.stub = stub
+
+    async def __call__(self, source: Source, /, *args: P.args, **given: P.kwargs) -> R:
+        parameters = self._parameters(args, given)
+        if Record in (self.returns, *get_args(self.returns)):
+            return self._convert([(record,) for record in await fetch_records(source, self.name, parameters)])
+        return self._convert(await fetch(source, self.name, parameters))
+
+    def sync(self, connection: Session, /, *args: P.args, **given: P.kwargs) -> R:
+        """As a call, on a synchronous connection."""
+        return self._convert(fetch_sync(connection, self.name, self._parameters(args, given)))
+
+    def _parameters(self, args: Sequence[Any], given: dict[str, Any]) -> dict[str, Any] | None:
+        """The values by name. psycopg writes only a list as an array."""
+        named = chain((self.stub.__kwdefaults__ or {}).items(), zip(self._names, args, strict=False), given.items())
+        return {name: list(value) if isinstance(value, _COLLECTIONS) else value for name, value in named} or None
+
+    @cached_property
+    def _names(self) -> Sequence[str]:
+        return self.stub.__code__.co_varnames[1:]
+
+    @cached_property
+    def returns(self) -> Any:
+        """The return type of the stub."""
+        return eval(self.stub.__annotations__["return"], self.stub.__globals__)  # noqa: S307 - our own source
+
+    @cached_property
+    def _convert(self) -> Callable[[Sequence[Row]], R]:
+        return _conversion(self.returns)
+
+
+def statement(stub: Stub[P, R]) -> Statement[P, R]:
+    """The statement with the name of the stub. The stub's return type says how rows become the result:
+
+    - `list[T]` or `set[T]`: all rows; `dict[K, V]`: all rows by their first column
+    - `T | None`: the first row; None without rows
+    - `bool`: whether there is a row, and no column of it is false
+    - `None`: nothing
+    - any other T: the only row
+
+    A dataclass, a named tuple or a tuple gets all columns of a row, and a `Record` also their names. Any other type is
+    the type of a row's only column. A keyword with a default is a constant of the statement.
+    """
+    found = Statement(stub)
+    STATEMENTS.append(found)
+    return found
+
+
+def _conversion(kind: Any) -> Callable[[Sequence[Row]], Any]:
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is None:
+        return lambda _rows: None
+    if kind is bool:
+        return lambda rows: bool(rows) and all(value is not False for value in rows[0])
+    if origin in (list, set):
+        return lambda rows: origin(_values(parts[0], rows))
+    if origin is dict and kind != Record:
+        return lambda rows: dict(
+            zip(_values(parts[0], rows), _values(parts[1], [row[1:] for row in rows]), strict=True)
+        )
+    if origin is UnionType and NoneType in parts:
+        return lambda rows: next(iter(_values(parts[0], rows[:1])), None)
+    return lambda rows: _values(kind, rows)[0]
+
+
+def _values(kind: Any, rows: Sequence[Row]) -> Sequence[Any]:
+    if kind is tuple or get_origin(kind) is tuple:
+        return rows
+    if hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields"):
+        return from_rows(kind, rows)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return [kind(row[0]) for row in rows]
+    return [row[0] for row in rows]

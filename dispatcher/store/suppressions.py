@@ -14,32 +14,23 @@ from dispatcher.domain.values import dataclass
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
 from dispatcher.store.queries import ids_within
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Row, Source, fetch
+from dispatcher.store.statements import Row, Source, fetch, statement
 
 
 @dataclass(frozen=True, slots=True)
 class SuppressedHashes:
-    """The hashes of a tenant's suppressed addresses and domains: of all entries, or only of changed entries.
+    """The hashes of a tenant's suppressed addresses and domains: of all entries, or only of changed entries."""
 
-    Attributes:
-        numbers: The first eight bytes of each hash as a number (see `number_of`), in ascending order.
-    """
-
-    numbers: array[int]
+    numbers: array[int]  # the first eight bytes of each hash (see `number_of`), in ascending order
     has_domains: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SuppressionsRead:
-    """The suppressed recipients that a worker has read, by tenant.
-
-    Attributes:
-        until: Where this read ended. Pass it to the next call of `read_changed`.
-    """
+    """The suppressed recipients that a worker has read, by tenant."""
 
     by_tenant: Mapping[str, SuppressedHashes]
-    until: str
+    until: str  # where this read ended, for the next call of `read_changed`
 
 
 def number_of(address_hash: bytes) -> int:
@@ -48,16 +39,13 @@ def number_of(address_hash: bytes) -> int:
 
 
 class SuppressionReader:
-    """Reads suppressed recipients, and suppresses recipients who unsubscribe, for one process.
-
-    Each method raises StoreUnavailable if the same call might succeed later.
-    """
+    """Reads suppressed recipients, and suppresses recipients who unsubscribe, for one process. Each method raises
+    StoreUnavailable if the same call might succeed later."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     async def open_hasher(self) -> AddressHasher:
-        """Reads the database's secret key, and returns a hasher that uses this key."""
         return await AddressHasher.open(self._pool)
 
     async def read_all(self) -> SuppressionsRead:
@@ -72,11 +60,7 @@ class SuppressionReader:
         self, questions: Mapping[UUID, Iterable[tuple[int, bytes]]]
     ) -> dict[UUID, dict[int, SuppressionReason]]:
         """Which recipients are suppressed for their email's tenant, and why: by email id, then by the recipient's
-        position.
-
-        Args:
-            questions: For each email, pairs of a recipient's position and the hash of its address or domain.
-        """
+        position. A question is a recipient's position, and the hash of its address or domain."""
         asked = [(email_id, *each) for email_id, listed in questions.items() for each in listed]
         parameters = {
             **ids_within(questions),
@@ -91,10 +75,7 @@ class SuppressionReader:
 
     async def opt_out(self, email_id: UUID, masked: Mapping[bytes, str]) -> None:
         """Suppresses recipients of an email for the email's tenant, with the reason `unsubscribe`. Idempotent.
-
-        Args:
-            masked: The masked address of each recipient (see `Recipient.masked`), by the hash of the address.
-        """
+        `masked`: the masked address of each recipient (see `Recipient.masked`), by the hash of the address."""
         for address_hash, text in masked.items():
             await insert_unsubscribe(self._pool, email_id, address_hash, text)
 
@@ -130,13 +111,11 @@ class Entry:
         note: str | None = None,
         expires_at: datetime | None = None,
     ) -> Entry:
-        """An entry for an address or a domain."""
         hashed = hash_of(recipient, hasher)
         return cls(hashed, recipient.is_domain, recipient.masked, reason, note, expires_at)
 
 
 def hash_of(recipient: Recipient, hasher: AddressHasher) -> bytes:
-    """The hash under which a recipient is stored."""
     return hasher.hash_domain(recipient.text) if recipient.is_domain else hasher.hash(recipient.text)
 
 

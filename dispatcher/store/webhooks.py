@@ -12,8 +12,7 @@ from dispatcher.domain.values import dataclass, field
 from dispatcher.domain.webhook import WebhookState
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.outgoing_events import Position, event_of
-from dispatcher.store.statement import statement
-from dispatcher.store.statements import Source, fetch
+from dispatcher.store.statements import Source, fetch, statement
 
 MAX_RETRIES: Final = 1000
 """The most events of one webhook that wait for a retry. If a receiver refuses more events, the webhook's cursor does
@@ -22,50 +21,35 @@ not move, and all later events wait."""
 
 @dataclass(frozen=True, slots=True)
 class DueWebhook:
-    """A webhook that has something to deliver.
-
-    Attributes:
-        secrets: The secrets, newest first. After a rotation, also the previous secret.
-        position: The position of the last event of the feed that was delivered or stored as refused.
-        revision: Changes whenever an operator changes the webhook; see `save_deliveries`.
-    """
+    """A webhook that has something to deliver."""
 
     webhook_id: int
     url: str = field(repr=False)
     tenant_id: str | None
     kinds: frozenset[OutgoingKind]
     with_recipients: bool
-    secrets: list[str] = field(repr=False)
-    position: Position
-    revision: int
+    secrets: list[str] = field(repr=False)  # newest first; after a rotation, also the previous secret
+    position: Position  # of the last event of the feed that was delivered or stored as refused
+    revision: int  # changes whenever an operator changes the webhook; see `save_deliveries`
     failing_since: datetime | None
     delivered_at: datetime | None
     retries: int
 
 
 class DueRetry(NamedTuple):
-    """An event that the receiver refused, and whose next attempt is due.
+    """An event that the receiver refused, and whose next attempt is due."""
 
-    Attributes:
-        failed_at: When the receiver refused the event for the first time.
-    """
-
-    failed_at: datetime
+    failed_at: datetime  # when the receiver refused it first
     event: OutgoingEvent
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedEvent:
-    """An event that a receiver refused.
-
-    Attributes:
-        failed_at: When the receiver refused the event for the first time.
-        due_at: When the next attempt is due; None if every attempt was made.
-    """
+    """An event that a receiver refused."""
 
     event_id: UUID
-    failed_at: datetime
-    due_at: datetime | None
+    failed_at: datetime  # for the first time
+    due_at: datetime | None  # the next attempt; None if every attempt was made
     error: str
 
 
@@ -121,11 +105,8 @@ async def find_due_retries(source: Source, webhook_id: int, *, now: datetime, li
 
 
 async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveries) -> bool:
-    """Saves the results of one round of deliveries.
-
-    Returns False, and saves nothing, if an operator changed or removed the webhook during the round. The next round
-    then delivers the same events again.
-    """
+    """Saves the results of one round of deliveries. Returns False, and saves nothing, if an operator changed or removed
+    the webhook during the round. The next round then delivers the same events again."""
     refused = results.refused
     parameters: dict[str, Any] = {
         "webhook_id": webhook.webhook_id,

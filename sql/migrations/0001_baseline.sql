@@ -1,8 +1,7 @@
--- The tables of the dispatcher, by subject. `init` executes this file with our schema as the search_path, so no name has a
--- schema. Sessions that call a function later have another search_path. So a function that reads tables either stores
--- ours (`set search_path from current`), or has a body that PostgreSQL parses when it creates the function (`begin
--- atomic`). Only the roles of `dispatcher topology grants` may call a function that changes or reveals something with its
--- owner's rights (`security definer`).
+-- `init` executes this file with our schema as the search_path, so no name has a schema. Sessions that call a function
+-- later have another search_path. So a function that reads tables either stores ours (`set search_path from current`), or
+-- has a body that PostgreSQL parses when it creates the function (`begin atomic`). Only the roles of `dispatcher topology
+-- grants` may call a function that changes or reveals something with its owner's rights (`security definer`).
 --
 -- A text in a unique key has the collation "C", because the order of every other collation may change with the operating
 -- system's C library. Then an index would no longer find some of its rows, and a repeated message key would create a
@@ -221,7 +220,6 @@ create index email_log_undecided on email_log (status, tenant_id, email_id)
 -- Messages of other channels whose end is unknown are polled by the time since which they are sent or held (polling.sql).
 create index email_log_polled on email_log (coalesce(sent_at, settled_at))
     where channel is not null and status in ('sent', 'held');
--- Emails that the ceiling of a recipient domain has put aside.
 create index email_log_in_line on email_log (wait_domain, wait_until)
     where status = 'waiting' and wait_reason = 'domain';
 
@@ -244,7 +242,6 @@ create table email_content (
 comment on column email_content.recipients is 'Lists of addresses under "to", "cc", "bcc" and "reply_to"; empty ones are absent.';
 comment on column email_content.octets is 'Bodies, template data and attachments together. Null: written by a release that did not store it.';
 
--- One-time codes, deleted as soon as they are sent.
 create index email_content_one_time on email_content (email_id) where tags ? 'one_time_code';
 
 create table email_attachment (
@@ -256,7 +253,6 @@ create table email_attachment (
     constraint email_attachment_pkey primary key (email_id, position)
 ) partition by range (email_id);
 
--- One row per provider call that ended, except the acceptance that is in the email's row.
 create table email_attempt (
     email_id uuid not null,
     attempt_number integer not null,
@@ -538,7 +534,6 @@ comment on column email_event.doubt is 'Why the event is not believed. impossibl
 
 create index email_event_address on email_event (address_hash) where address_hash is not null;
 create index email_event_received on email_event (received_at);
--- The monitor alerts if there are impossible events.
 create index email_event_impossible on email_event (received_at) where doubt = 'impossible';
 
 -- The SMS from recipients that were handled. A provider signs its requests without a time, so a copy of an old request is
@@ -608,7 +603,7 @@ begin
 end
 $$;
 
--- Creates one partition of one table. Rows of that range that had to go to the default partition move into it.
+-- Rows of the new partition's range that had to go to the default partition move into it.
 create function email_partition_make(parent text, partition text, from_id uuid, until_id uuid) returns void
 language plpgsql set search_path from current as $$
 begin
@@ -665,7 +660,7 @@ select email_partition_tune('email_log_default'), email_partition_tune('email_re
 
 -- == Retention: old emails leave by whole partitions
 
--- The weekly partitions of one of our tables whose week ended before an instant, oldest first, with their range of ids.
+-- The weekly partitions of one of our tables whose week ended before an instant, oldest first.
 create function email_partitions_ended(parent text, before_at timestamptz)
 returns table (partition text, from_id uuid, until_id uuid)
 language sql stable set search_path from current as $$
@@ -746,42 +741,6 @@ revoke execute on function email_partition_prune(text, timestamptz, timestamptz)
 
 -- == Operators' acts: replays, and a record of every act
 
--- What an operator's filter selects: the one place that says what each word of it means. A parameter that is null does not
--- filter. One plain select, so that the planner sees through it to the index of unfinished emails; a setting of its own
--- would hide it from the planner.
-create function find_dead_emails(
-    selected_status text, selected_error_type text, selected_provider text, selected_tenant_id text, selected_text text,
-    older_than_seconds double precision, newer_than_seconds double precision, selected_ids uuid[],
-    selected_discarded boolean, selected_tag text, selected_channel text
-) returns table (
-    email_id uuid, tenant_id text, message_key text, correlation_id text, status text, error_type text, last_error text,
-    attempt_count integer, provider text, created_at timestamptz, was_uncertain boolean, dead_letter_due_at timestamptz,
-    dead_letter_discarded_at timestamptz
-)
-language sql stable
-begin atomic
-    select
-        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.error_type, e.last_error, e.attempt_count,
-        e.provider, e.created_at, e.was_uncertain, e.dead_letter_due_at, e.dead_letter_discarded_at
-    from email_log as e
-    where e.status in ('failed', 'held')
-        and (selected_status is null or e.status = selected_status)
-        and (selected_error_type is null or e.error_type = selected_error_type)
-        and (selected_provider is null or e.provider = selected_provider)
-        and (selected_tenant_id is null or e.tenant_id = selected_tenant_id)
-        and (selected_text is null or position(lower(selected_text) in lower(e.last_error)) > 0)
-        and (older_than_seconds is null or e.created_at < now() - older_than_seconds * interval '1 second')
-        and (newer_than_seconds is null or e.created_at > now() - newer_than_seconds * interval '1 second')
-        and (selected_ids is null or e.email_id = any(selected_ids))
-        and (selected_discarded is null or (e.dead_letter_discarded_at is not null) = selected_discarded)
-        and (selected_channel is null or coalesce(e.channel, 'email') = selected_channel)
-        and (
-            selected_tag is null
-            or (select c.tags ? selected_tag from email_content as c where c.email_id = e.email_id)
-        );
-end;
-comment on function find_dead_emails is 'Failed and held emails by a filter; an age counts from when the email was enqueued. A tag is found while the content is kept.';
-
 -- Emails that an operator wants sent again. Which ones is settled when the replay is created: email_replay_item.
 create table email_replay (
     replay_id bigint generated always as identity primary key,
@@ -812,7 +771,7 @@ comment on column email_replay_item.outcome is 'Null while it waits for its turn
 create index email_replay_item_waiting on email_replay_item (replay_id, email_id) where outcome is null;
 create index email_replay_item_email on email_replay_item (email_id);
 
--- Append-only: who did what to which email, when and why. Holds no address but what an actor calls himself.
+-- Append-only. Holds no address but what an actor calls himself.
 create table operator_audit (
     audit_id bigint generated always as identity primary key,
     acted_at timestamptz not null default clock_timestamp(),
@@ -841,7 +800,7 @@ create trigger operator_audit_keep
 before update or delete or truncate on operator_audit
 for each statement execute function operator_audit_keep();
 
--- Deletes some acts of before an instant, the oldest first; returns their ids. The one way to delete any.
+-- The one way to delete acts.
 create function operator_audit_prune(before_at timestamptz, at_most integer) returns setof bigint
 language plpgsql security definer set search_path from current as $$
 begin
@@ -916,7 +875,6 @@ comment on column domain_limit.tokens is 'The tokens in the bucket at refilled_a
 comment on column domain_limit.holders is 'By worker: how many attempts it may make at the same time (held), how many it wants, and until when (unix seconds).';
 comment on column domain_limit.attempt_seconds is 'The mean length of the latest attempts of all workers; null: none was measured yet.';
 
--- Emails that a ceiling puts aside wait in lines: one per domain, lane and tenant.
 create table domain_line (
     domain text collate "C" not null,
     lane text collate "C" not null,
@@ -926,7 +884,6 @@ create table domain_line (
 );
 comment on column domain_line.until_at is 'When the last email of the line becomes due.';
 
--- Recipients who get no email: addresses and domains, for each tenant.
 create table suppression (
     suppression_id bigint generated always as identity primary key,
     tenant_id text collate "C" not null,
@@ -977,7 +934,7 @@ comment on column api_key.recipients_per_day is 'Null: no quota.';
 comment on column api_key.lane is 'The lane of emails that name none. Null: by the sender''s rule, or normal.';
 comment on column api_key.allowed_lanes is 'The lanes that an email may name, in addition to `lane`.';
 
--- How many recipients a key has used of its quota; a row per key and day (UTC).
+-- The day is in UTC.
 create table api_key_day (
     key_id text collate "C" not null,
     day date not null,
@@ -1165,8 +1122,8 @@ language sql stable set search_path from current as $$
         and h.granted
 $$;
 
--- The process id of the session that has the named lock; null if the lock is free. Executes as the owner, so that roles
--- which only read need no right to the table.
+-- The process id of the session; null if the lock is free. Executes as the owner, so that roles which only read need no
+-- right to the table.
 create function named_lock_holder(lock_name text) returns integer
 language sql stable security definer set search_path from current as $$
     (

@@ -66,8 +66,7 @@ select {key_columns}
 from revoked as k;
 
 -- name: begin_recipient_day
--- Creates the row in which a key's recipients of today are counted, and deletes the key's rows that are older than a
--- week. No rows.
+-- Creates a key's row of today, and deletes the key's rows that are older than a week. No rows.
 with forgotten as (
     delete from dispatcher.api_key_day
     where key_id = %(key_id)s
@@ -78,9 +77,8 @@ values (%(key_id)s, (clock_timestamp() at time zone 'UTC')::date, 0)
 on conflict (key_id, day) do nothing;
 
 -- name: take_recipients
--- Takes `wanted` recipients from a key's quota for today, or all recipients that are left. Takes none if fewer than
--- `needed` are left. Returns the day, the number taken, and the seconds until the day ends. No row: the key has no row
--- for today yet.
+-- Takes `wanted` recipients from a key's quota for today, or all that are left; none if fewer than `needed` are left.
+-- Returns the day, the number taken, and the seconds until the day ends. No row: the key has no row for today yet.
 with today as (
     select key_id, day, recipient_count
     from dispatcher.api_key_day

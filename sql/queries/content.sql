@@ -26,8 +26,7 @@ where email_id = %(email_id)s
 order by position;
 
 -- name: find_attachment_slice
--- A slice of an attachment: `octets` octets from the given position, which counts from 1. No row: the attachment was
--- deleted.
+-- Octets of an attachment from a position that counts from 1. No row: the attachment was deleted.
 select substring(content from %(from)s for %(octets)s)
 from dispatcher.email_attachment
 where email_id = %(email_id)s

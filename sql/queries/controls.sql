@@ -28,19 +28,16 @@ order by tenant_id;
 -- The given emails that belong to one of the given tenants or lanes.
 select email_id
 from dispatcher.email_log
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
+where {is_given}
     and (tenant_id = any(%(tenants)s::text[]) or lane = any(%(lanes)s::text[])) is true;
 
 -- name: put_back
--- Makes pending emails of paused tenants due again, so that the worker can acknowledge their messages. The emails are
--- due after away_seconds. By then, every relay has read the pause and leaves these emails out. The relay that published
--- an email does not clear the new due mark, because it clears only the due mark that it has read (see mark_published).
--- Returns the changed emails.
+-- Makes pending emails of paused tenants due again, so that the worker can acknowledge their messages. They are due
+-- after away_seconds: by then, every relay has read the pause and leaves them out. The relay that published an email
+-- does not clear the new due mark, because it clears only the due mark that it has read (see mark_published).
 update dispatcher.email_log
 set published_at = null, publish_due_at = clock_timestamp() + %(away_seconds)s * interval '1 second'
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
+where {is_given}
     and (status = 'pending' and proven_by is null and tenant_id = any(%(tenants)s::text[])) is true
 returning email_id;
 
@@ -57,9 +54,8 @@ where e.email_id = %(email_id)s
 order by p.began_at, p.scope, p.name;
 
 -- name: begin_pause
--- Begins a pause that ends after for_seconds; if this is null, the pause lasts until an operator ends it. If the
--- pause is already in force, replaces its end, reason and actor. Audits this. Also deletes other pauses that have
--- ended. Returns the pause.
+-- Begins a pause, or replaces the end, reason and actor of a pause that is in force. for_seconds is null: until an
+-- operator ends it. Audits this, and deletes other pauses that have ended.
 with ended as (
     delete from dispatcher.pause
     where until_at <= clock_timestamp()
@@ -154,9 +150,8 @@ from dispatcher.lane_rule
 order by sender;
 
 -- name: set_lane
--- Changes a lane's policy, or assigns a sender to the lane, or both, and audits each change. A parameter that is null
--- keeps the current value. The audit record of a sender contains only the sender's domain, because the audit log
--- contains no addresses. Returns the lane's policy.
+-- Changes a lane's policy, or assigns a sender to the lane, or both. A parameter that is null keeps the current value.
+-- The audit record of a sender contains only its domain, because the audit log contains no addresses.
 with changed as (
     insert into dispatcher.lane_policy as p (lane, weight, on_uncertain, max_attempts, redeliver_seconds)
     select
@@ -203,8 +198,7 @@ left join changed as c on c.lane = l.lane
 left join dispatcher.lane_policy as p on p.lane = l.lane;
 
 -- name: unset_lane
--- Deletes what operators set for a lane, or the lane of a sender's emails, and audits this. The parameter of the other
--- is null. Zero rows: nothing was set.
+-- Deletes what operators set for a lane, or the lane of a sender's emails. Zero rows: nothing was set.
 with unset as (
     delete from dispatcher.lane_policy
     where lane = %(lane)s::text
@@ -235,8 +229,7 @@ select lane, sender
 from deleted;
 
 -- name: set_tenant_limit
--- Changes a tenant's limits, and audits this. A parameter that is null keeps the current value. Returns all limits of
--- the tenant.
+-- A parameter that is null keeps the current value.
 with changed as (
     insert into dispatcher.tenant_limit as t (tenant_id, weight, per_second)
     values (%(tenant_id)s, coalesce(%(weight)s::double precision, 1), %(per_second)s)

@@ -1,6 +1,5 @@
 -- name: find_filled_defaults
--- Default partitions that contain rows, because the rows' week had no partition. No row: all partitions were created in
--- time.
+-- Default partitions that contain rows, because the rows' week had no partition.
 select 'email_log_default'
 where exists (select 1 from dispatcher.email_log_default)
 union all
@@ -70,8 +69,7 @@ order by transactions desc, since
 limit 1;
 
 -- name: find_collation_versions
--- The version of the database's collation when its indexes were built, the version now, and the quoted name of the
--- database. Some collations have no version. One row. Needs PostgreSQL 15.
+-- The version of the database's collation when its indexes were built, and now. Some collations have none.
 select
     coalesce(datcollversion, 'unknown'),
     case

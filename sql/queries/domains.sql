@@ -5,8 +5,7 @@ from dispatcher.domain_limit
 order by domain;
 
 -- name: set_domain_limit
--- Changes a domain's ceilings, and audits this. A parameter that is null keeps the current value. Returns all ceilings
--- of the domain.
+-- A parameter that is null keeps the current value.
 with changed as (
     insert into dispatcher.domain_limit as d (domain, per_second, concurrent)
     values (%(domain)s, %(per_second)s, %(concurrent)s)
@@ -41,18 +40,17 @@ from deleted;
 
 -- name: claim_domain
 -- Takes up to wanted_tokens whole tokens from a domain's bucket, and decides how many attempts this worker may make at
--- the same time until slot_seconds from now. Returns the number of tokens taken and the number of attempts; null if the
--- domain has no such ceiling. Zero rows: the domain has no ceilings (any more).
--- Also adds the lengths of this worker's attempts since its last claim to the mean length of attempts, each with the
--- weight new_share, and returns the mean.
+-- the same time until slot_seconds from now; null if the domain has no such ceiling. Adds the lengths of this worker's
+-- attempts since its last claim to the mean length of attempts, each with the weight new_share. Zero rows: the domain
+-- has no ceilings (any more).
 -- The tokens are counted as in take_tokens, whose comment gives the reasons. The tokens and the shares of all workers
 -- are in one row. The statement locks this row before it reads it: an earlier snapshot would not show what another
 -- worker has just got.
 -- This worker is making `used` attempts now, so these attempts count as taken, even if the worker may now make fewer.
 -- If another worker wants more attempts than it has, this worker gets at most an equal share. A share that is not a
--- whole number is rounded up or down at random, so that a single slot moves from worker to worker. A worker that wants
--- no attempts is removed from the row. Two kinds of entries do not count: an entry whose time has passed, because its
--- worker has died, and an entry whose time is too far in the future, because the clock was set back since.
+-- whole number is rounded up or down at random, so that a single slot moves from worker to worker. Two kinds of entries
+-- do not count: an entry whose time has passed, because its worker has died, and an entry whose time is too far in the
+-- future, because the clock was set back since.
 with locked as (
     select domain, per_second, concurrent, tokens, refilled_at, holders
     from dispatcher.domain_limit
@@ -202,8 +200,7 @@ set
     published_at = null,
     publish_due_at = null
 from timed as p
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
+where {is_e_given}
     and e.email_id = p.email_id
     and (e.lease_token = p.lease_token and e.status = 'sending') is true
 returning e.email_id;
@@ -237,9 +234,7 @@ from waiting
 where domain is not null;
 
 -- name: find_domain_waits
--- Emails that wait for a domain's ceiling and become due after a given instant, in the order in which they become due.
--- Returns the id of each email, when the email becomes due, and in how many seconds. Leaves out emails that another
--- transaction has locked.
+-- Emails that wait for a domain's ceiling and become due after an instant: when, and in how many seconds.
 select email_id, wait_until, extract(epoch from wait_until - clock_timestamp())::double precision
 from dispatcher.email_log
 where status = 'waiting'
@@ -256,8 +251,7 @@ for no key update skip locked;
 update dispatcher.email_log as e
 set wait_until = least(e.wait_until, clock_timestamp() + w.seconds * interval '1 second')
 from unnest(%(email_ids)s::uuid[], %(seconds)s::double precision[]) as w (email_id, seconds)
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
+where {is_e_given}
     and e.email_id = w.email_id
     and (e.status = 'waiting' and e.wait_reason = 'domain') is true
 returning e.email_id;
@@ -279,8 +273,7 @@ where domain = %(domain)s
 returning domain;
 
 -- name: count_domain_waits
--- The domains that have ceilings, with the number of emails that wait for each; counts at most `most` emails per
--- domain.
+-- The domains that have ceilings, with the number of emails that wait for each, at most `most`.
 select
     d.domain, d.per_second, d.concurrent, d.attempt_seconds,
     (

@@ -3,6 +3,10 @@
 -- that contain none of them.
 email_id = any(%(email_ids)s) and email_id between %(lowest_id)s and %(highest_id)s
 
+-- part: is_e_given
+-- As is_given, for the email `e`.
+e.email_id = any(%(email_ids)s) and e.email_id between %(lowest_id)s and %(highest_id)s
+
 -- name: find_recipients
 -- The addresses of emails, as lists under "to", "cc" and "bcc". No row for an email whose content was deleted.
 select email_id, recipients

@@ -1,6 +1,5 @@
 -- name: list_held
--- A page of held emails with ids above `after_email_id`, oldest first, with everything that is known about each email. Reads
--- only the emails of this page, so it is fast however many emails match.
+-- A page of held emails, oldest first, with everything that is known about each. Reads only the emails of this page.
 with page as (
     select
         e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.error_type, e.last_error, e.provider, e.attempt_count,
@@ -34,13 +33,11 @@ left join lateral (
 order by p.email_id;
 
 -- name: confirm_held
--- Records that an operator confirms that held emails arrived. They become `sent`, and are counted and audited. Waits for
--- locked rows. Returns a row per email that exists: its verdict, and its previous status.
+-- An operator confirms that held emails arrived. Returns a row per email that exists: its verdict, and previous status.
 with found as (
     select email_id, status
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
     order by email_id
     for no key update
@@ -94,8 +91,7 @@ with item as (
     select
         email_id, status, true as is_of_held, true as include_held, 'infinity'::timestamptz as heeds_discards_from
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
     order by email_id
     for no key update

@@ -22,8 +22,7 @@ free_key as (
 )
 select e.email_id
 from dispatcher.email_log as e
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
+where {is_e_given}
     and (
         not exists (select from free as f where f.email_id = e.email_id)
         or exists (
@@ -40,10 +39,9 @@ where e.email_id = any(%(email_ids)s)
     );
 
 -- name: find_holders
--- The oldest sessions, at most five, that may have locked rows of emails or keys: the transaction is older than
--- age_seconds, has a lock on one of these tables, and does not itself wait for a lock. PostgreSQL shows the holder of a
--- row lock only to a session that waits for the lock, so these sessions are only candidates. Statement texts are left
--- out, because they may contain private data. For the session of a different user, PostgreSQL may show only the pid; a
+-- The oldest sessions, at most five, that may have locked rows of emails or keys. PostgreSQL shows the holder of a row
+-- lock only to a session that waits for the lock, so these sessions are only candidates. Statement texts are left out,
+-- because they may contain private data. For the session of a different user, PostgreSQL may show only the pid; a
 -- prepared transaction has no pid. The last column is true if the transaction is committed on this server and waits for
 -- a synchronous standby.
 select

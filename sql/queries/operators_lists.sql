@@ -1,7 +1,6 @@
 -- name: list_recent_events
--- A page of what providers reported, newest first, after a cursor (none: null); for one tenant, or for all tenants
--- (null). Reads at most `examined` events, whatever the filters, so each page takes about the same time. If the search
--- stops there, the last row is the last event that was read, with nulls.
+-- A page of what providers reported, newest first. Reads at most `examined` events, whatever the filters, so each page
+-- takes about the same time. If the search stops there, the last row is the last event that was read, with nulls.
 with examined as (
     select received_at, email_id, event_key, happened_at, provider, kind, bounce, code, detail, doubt
     from dispatcher.email_event
@@ -41,8 +40,7 @@ from last
 order by received_at desc, email_id desc, event_key desc, provider;
 
 -- name: count_recent_events
--- The newest events of the last day, at most `examined`, by provider, kind and bounce: their number, and when the
--- oldest of them arrived.
+-- The newest events of the last day, at most `examined`: their number, and when the oldest of them arrived.
 select provider, kind, bounce, count(*)::integer, min(received_at)
 from (
     select provider, kind, bounce, received_at

@@ -44,8 +44,7 @@ delete from dispatcher.ops_session
 where token_hash = %(token_hash)s;
 
 -- name: use_sign_in
--- Records that a sign-in with OpenID Connect came back from the issuer, and deletes what was recorded for older sign-ins,
--- which have expired. No row: it had come back before.
+-- Records that a sign-in came back from the issuer, and deletes older ones. No row: it had come back before.
 with expired as (
     delete from dispatcher.ops_sign_in
     where used_at < clock_timestamp() - interval '1 hour'

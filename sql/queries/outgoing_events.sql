@@ -1,8 +1,7 @@
 -- name: read_feed
--- Events after a cursor, in the order of the feed. Reads at most `limit` events. Returns the wanted events, the last
--- event that was read (wanted or not), and the number of events that were read. Stops before the events of the oldest
--- transaction that is still open, because this transaction may still commit events, which come before all events of
--- later transactions.
+-- Events after a cursor, in the order of the feed: of the `limit` events that are read, the wanted ones, and the last
+-- one, wanted or not. Stops before the events of the oldest transaction that is still open, because this transaction
+-- may still commit events, which come before all events of later transactions.
 select
     made_in::text::bigint, position, is_wanted, total, event_id, kind, email_id, tenant_id, message_key, correlation_id,
     reason, provider, code, bounce, address_hash, happened_at, created_at
@@ -29,8 +28,7 @@ where is_wanted
 order by made_in, position;
 
 -- name: want_feed
--- Records that an application polls, and turns the feed on, so that statements write events. Changes the row at most
--- once an hour. No row: nothing had to be changed.
+-- An application polls, so statements write events from now on. Changes the row at most once an hour.
 update dispatcher.outgoing_feed
 set is_on = true, wanted_at = clock_timestamp()
 where not is_on
@@ -38,15 +36,13 @@ where not is_on
 returning is_on;
 
 -- name: find_timeline
--- The timeline of PostgreSQL, and the id of the next transaction. Cursors of another timeline, or of a later
--- transaction, are from before a restore or a promotion.
+-- Cursors of another timeline, or of a transaction after the next one, are from before a restore or a promotion.
 select
     ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer,
     pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 
 -- name: find_feed_since
--- The transaction id from which the feed must be read to get every event since an instant. Null: there is no such
--- event.
+-- The transaction id from which the feed must be read to get every event since an instant. Null: there is none.
 select min(made_in::text::bigint)
 from dispatcher.outgoing_event
 where event_id >= dispatcher.email_id_lowest_at(%(since)s);
@@ -69,9 +65,8 @@ where event_id = any(array(select event_id from old))
 returning event_id;
 
 -- name: stop_unwanted_feed
--- Turns the feed off if there is no webhook and no application has polled for `days`. A row: the feed was turned off.
--- If a webhook is added at the same time, one of the two statements waits for the other. If this statement waits,
--- wanted_at has changed, and the feed stays on.
+-- Turns the feed off if there is no webhook and no application has polled for `days`. If a webhook is added at the same
+-- time and this statement waits for it, wanted_at has changed, and the feed stays on.
 update dispatcher.outgoing_feed
 set is_on = false
 where is_on

@@ -2,10 +2,9 @@
 -- because the events that the provider sends may be lost.
 
 -- name: find_polled
--- Messages that became sent or held after an instant (null: oldest_seconds ago) and at least youngest_seconds ago;
--- oldest first. The last column is true if the message is open, which means that the provider may know more: no event
--- has reported the final result, and the message is held or has a provider's id. Messages that are not open are
--- returned, too, because the next search continues after the last returned message.
+-- Messages that became sent or held after an instant (null: oldest_seconds ago) and at least youngest_seconds ago. A
+-- message is open if the provider may know more: no event has reported the final result, and the message is held or has
+-- a provider's id. The next search continues after the last returned message, so the others are returned, too.
 with seen as materialized (
     select email_id, status, provider_message_id, coalesce(sent_at, settled_at) as since
     from dispatcher.email_log

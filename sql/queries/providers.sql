@@ -48,8 +48,7 @@ where r.provider = b.provider
 returning least(%(wanted)s, floor(b.available))::integer, r.per_second;
 
 -- name: halve_rate
--- Halves a provider's rate and empties the bucket, at most once per second, even if many emails are throttled at the
--- same time. No row: the rate was halved less than a second ago.
+-- At most once per second, even if many emails are throttled at the same time. No row: halved less than a second ago.
 update dispatcher.provider_rate
 set
     per_second = greatest(%(ceiling)s / 64, per_second / 2),
@@ -78,8 +77,7 @@ set
 returning provider;
 
 -- name: take_resumes
--- The providers that an operator has resumed while this worker slot cannot use them (see end_pause). Returns each resume
--- only once.
+-- The providers that an operator has resumed while this slot cannot use them (see end_pause), each only once.
 update dispatcher.provider_state
 set resumed_at = null
 where slot = %(slot)s

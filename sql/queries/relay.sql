@@ -22,26 +22,30 @@ limit 1;
 
 -- part: due_pointer
 -- What a message contains of an email `e`, and its due mark. A correlation id that is too long for a message is null.
-e.email_id, e.message_key, case when octet_length(e.correlation_id) <= 255 then e.correlation_id end, e.traceparent,
-e.publish_due_at, e.lane, e.tenant_id
+-- With only_ids, all texts are null: used if PostgreSQL cannot read one of the rows.
+e.email_id,
+case when not %(only_ids)s then e.message_key end,
+case when not %(only_ids)s and octet_length(e.correlation_id) <= 255 then e.correlation_id end,
+case when not %(only_ids)s then e.traceparent end,
+e.publish_due_at,
+case when not %(only_ids)s then e.lane end,
+case when not %(only_ids)s then e.tenant_id end
 
 -- part: is_publishable
--- Neither expired, nor with a message key that is too long for a message.
+-- An expired email is not published, because cancel_expired is about to cancel it. Neither is an email whose message
+-- key is too long for a message (255 characters): an application can insert such rows, and a page of them would hide all
+-- other emails.
 (e.expires_at is null or e.expires_at > now())
 and case when octet_length(e.message_key) <= 1020 then char_length(e.message_key) <= 255 end
 
 -- name: find_publish_due
 -- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was
 -- written, or up to four minutes later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was
--- written before the clock was set back, so the email is due, too. Two ranges of due marks are read: marks in the past,
--- and marks more than ahead_seconds ahead. Hundreds of thousands of emails that wait for an unavailable provider may
--- have marks between these ranges, and are not read. An expired email is not published, because cancel_expired is about
--- to cancel it. An email whose message key is too long for a message (255 characters) is not published, either: an
--- application can insert such rows, and a page of them would hide all other emails. So the relay
--- needs little memory, however long the texts are.
--- Marks of more than since_seconds ago are left out. While an old transaction is open, the index keeps the entries of all
--- marks that were cleared since it began, and a search from the first mark on would read them again each time. Null: none
--- is left out.
+-- written before the clock was set back, so the email is due, too. Hundreds of thousands of emails that wait for an
+-- unavailable provider may have marks between these two ranges (past, and far ahead), and are not read.
+-- Marks of more than since_seconds ago are left out. While an old transaction is open, the index keeps the entries of
+-- all marks that were cleared since it began, and a search from the first mark on would read them again each time.
+-- Null: none is left out.
 (
     select {due_pointer}
     from dispatcher.email_log as e
@@ -60,32 +64,6 @@ union all
     order by publish_due_at
     limit %(limit)s
 )
-order by publish_due_at
-limit %(limit)s;
-
--- name: find_publish_due_ids
--- As find_publish_due, but only the ids. Used if PostgreSQL cannot read one of the rows.
-select email_id
-from (
-    (
-        select email_id, publish_due_at
-        from dispatcher.email_log as e
-        where publish_due_at < now()
-            and publish_due_at >= coalesce(now() - %(since_seconds)s::double precision * interval '1 second', '-infinity')
-            and {is_publishable}
-        order by publish_due_at
-        limit %(limit)s
-    )
-    union all
-    (
-        select email_id, publish_due_at
-        from dispatcher.email_log as e
-        where publish_due_at >= now() + %(ahead_seconds)s * interval '1 second'
-            and {is_publishable}
-        order by publish_due_at
-        limit %(limit)s
-    )
-) as due
 order by publish_due_at
 limit %(limit)s;
 
@@ -152,9 +130,8 @@ where lanes.lane is not null
     and lanes.lane <> all(%(without_lanes)s::text[]);
 
 -- name: count_due
--- For at most `pairs` pairs of a lane and a tenant (see find_due_tenants): how many emails are due, counted up to
--- `most`, and for how many seconds the longest due email has been due. Leaves out tenants that have only due marks in
--- the future.
+-- For at most `pairs` pairs of a lane and a tenant: how many emails are due, counted up to `most`, and for how many
+-- seconds the longest due email has been due.
 with recursive pairs (lane, tenant_id, number) as (
     (
         select lane, tenant_id, 1
@@ -196,9 +173,8 @@ where due.emails > 0
 order by due.emails desc, pairs.lane, pairs.tenant_id;
 
 -- name: find_due_of_tenants
--- For each given lane and tenant: up to `most` due emails with a due mark from `since` to `until`, longest due first,
--- except expired emails. As in find_publish_due, two ranges are read. All marks in the second range are later than all
--- marks in the first range, so the second range is read only if the first range has fewer emails than wanted.
+-- For each given lane and tenant: up to `most` due emails with a due mark from `since` to `until`, longest due first.
+-- As in find_publish_due, two ranges are read; the second only if the first has fewer emails than wanted.
 -- Rows are compared and ordered by lane, tenant and mark together, so that only the index on these three columns gives
 -- the order. With `lane = …`, PostgreSQL could use the index on the mark alone. It would then read all due emails once
 -- for each tenant.
@@ -232,31 +208,12 @@ cross join lateral (
     limit t.most
 ) as due;
 
--- name: find_due_ids_of_tenants
--- As find_due_of_tenants, but only the ids. Used if PostgreSQL cannot read one of the rows.
-select due.email_id
-from unnest(
-    %(lanes)s::text[], %(tenant_ids)s::text[], %(sinces)s::timestamptz[], %(until_ats)s::timestamptz[], %(mosts)s::integer[]
-) as t (lane, tenant_id, since, until, most)
-cross join lateral (
-    select e.email_id
-    from dispatcher.email_log as e
-    where (e.lane, e.tenant_id, e.publish_due_at) >= (t.lane, t.tenant_id, t.since)
-        and (e.lane, e.tenant_id, e.publish_due_at) <= (t.lane, t.tenant_id, t.until)
-        and e.publish_due_at is not null
-        and {is_publishable}
-        and e.publish_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
-    order by e.lane, e.tenant_id, e.publish_due_at
-    limit t.most
-) as due;
-
 -- name: mark_published
--- Clears the due marks of emails whose messages RabbitMQ confirmed and routed. A mark is cleared only if it is still
--- the mark that the publisher read. If a lease has cleared the mark, or the email became due again, the row is not
--- changed.
--- The statement waits for no lock, so it delays no lease. It returns the ids of emails that are still due because
--- another transaction has locked their rows. Usually, that transaction is a lease statement, which clears the mark
--- itself. No plan may start from the instants, which many emails share (see lease.sql for `= any` and `is true`).
+-- Clears the due marks of emails whose messages RabbitMQ confirmed and routed, if a mark is still the one that the
+-- publisher read. The statement waits for no lock, so it delays no lease. It returns the ids of emails that are still
+-- due because another transaction has locked their rows. Usually, that transaction is a lease statement, which clears
+-- the mark itself. No plan may start from the instants, which many emails share (see lease.sql for `= any` and `is
+-- true`).
 with free as (
     select email_id
     from dispatcher.email_log
@@ -288,24 +245,9 @@ where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
         and email_id not in (select email_id from marked)
     ) is true;
 
--- part: due_dead_letter
--- A dead letter to publish. Texts are truncated as in the dead letter, to need little memory.
-email_id, tenant_id, left(message_key, 4000), left(correlation_id, 4000), status, left(error_type, 4000),
-left(last_error, 4000), attempt_count, left(provider, 4000), created_at, dead_letter_due_at,
-coalesce(left(channel, 4000), 'email'), traceparent
-
 -- name: find_dead_letter_due
 -- Emails whose dead letter must be published to the DLQ, longest due first. Includes marks that were written before the
 -- clock was set back, as in find_publish_due.
-select {due_dead_letter}
-from dispatcher.email_log
-where dead_letter_due_at is not null
-    and dead_letter_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
-order by dead_letter_due_at
-limit %(limit)s;
-
--- name: find_dead_letter_due_ids
--- As find_dead_letter_due, but only the ids. Used if PostgreSQL cannot read one of the rows.
 select email_id
 from dispatcher.email_log
 where dead_letter_due_at is not null
@@ -314,8 +256,11 @@ order by dead_letter_due_at
 limit %(limit)s;
 
 -- name: find_due_dead_letters
--- As find_dead_letter_due, for the given emails.
-select {due_dead_letter}
+-- The dead letters of these emails. Texts are truncated as in the dead letter, to need little memory.
+select
+    email_id, tenant_id, left(message_key, 4000), left(correlation_id, 4000), status, left(error_type, 4000),
+    left(last_error, 4000), attempt_count, left(provider, 4000), created_at, dead_letter_due_at,
+    coalesce(left(channel, 4000), 'email'), traceparent
 from dispatcher.email_log
 where {is_given}
     and dead_letter_due_at is not null
@@ -331,8 +276,7 @@ where email_id = %(email_id)s
     and dead_letter_due_at is not null;
 
 -- name: mark_dead_lettered
--- Clears the due marks of dead letters that RabbitMQ confirmed and routed. A mark is cleared only if it equals the time
--- in the dead letter. If an email has failed again since, a new dead letter is due.
+-- Clears a due mark only if it equals the time in the dead letter. If an email has failed again since, another is due.
 update dispatcher.email_log
 set dead_letter_due_at = null, dead_lettered_at = clock_timestamp()
 where {is_given}
@@ -390,8 +334,7 @@ rescued as (
         publish_due_at = case x.policy when 'hold' then null else clock_timestamp() end,
         dead_letter_due_at = case x.policy when 'hold' then clock_timestamp() end
     from expired as x
-    where e.email_id = any(%(email_ids)s)
-        and e.email_id between %(lowest_id)s and %(highest_id)s
+    where {is_e_given}
         and e.email_id = x.email_id
     returning
         e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, e.error_type, e.provider
@@ -472,10 +415,9 @@ order by email_id
 limit %(limit)s;
 
 -- name: republish_lost
--- Makes the emails of find_lost_message_ids due again. Call this while their send queue is empty, which proves that the
--- messages are lost. After a promotion that lost commits (see timeline.sql), emails that were published before the
--- promotion may have been sent. By policy, these emails become held, or due again. Returns a row per changed email, and
--- whether the email was uncertain because of a promotion.
+-- Makes the emails of find_lost_message_ids due again, while their send queue is empty, which proves that the messages
+-- are lost. After a promotion that lost commits (see timeline.sql), emails that were published before the promotion may
+-- have been sent. By policy, these emails become held, or due again. The last column says so.
 with vanished as (
     select
         email_id,
@@ -509,8 +451,7 @@ republished as (
         publish_due_at = case when v.policy <> 'hold' then clock_timestamp() end,
         dead_letter_due_at = case v.policy when 'hold' then clock_timestamp() end
     from vanished as v
-    where e.email_id = any(%(email_ids)s)
-        and e.email_id between %(lowest_id)s and %(highest_id)s
+    where {is_e_given}
         and e.email_id = v.email_id
     returning
         e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, e.error_type, e.provider,

@@ -1,8 +1,7 @@
 -- name: prune_partition
--- Drops one partition of old emails, if all emails in the partition are finished and no undecided email must be kept.
--- Returns the partition's name. Zero rows: no partition is left to drop. Here and below, a finished email is sent,
--- cancelled, failed or held. An undecided email is failed or held, and no operator has decided what becomes of it.
--- undecided_days is how long an undecided email is kept; 0 means for ever.
+-- Zero rows: no partition is left to drop. Here and below, a finished email is sent, cancelled, failed or held. An
+-- undecided email is failed or held, and no operator has decided what becomes of it. undecided_days is how long an
+-- undecided email is kept; 0 means for ever.
 select dispatcher.email_partition_prune(
     %(parent)s,
     statement_timestamp() - %(days)s * interval '1 day',
@@ -27,12 +26,10 @@ where not dispatcher.email_log_must_stay(
     );
 
 -- name: delete_content
--- Deletes the content of up to `limit` emails that are finished and older than `days`. The age counts from when an
--- email could first be sent. An undecided email must also be older than undecided_days. The statement is for emails
--- whose partition was not dropped: other emails in the partition must be kept, or it is the default partition, which is
--- never dropped.
--- Returns a row per email. Uses statement_timestamp(), because PostgreSQL cannot search an index by a value that may
--- change from row to row.
+-- The content of up to `limit` emails that are finished and older than `days`, counted from when an email could first
+-- be sent. The statement is for emails whose partition was not dropped: other emails in the partition must be kept, or
+-- it is the default partition, which is never dropped. Uses statement_timestamp(), because PostgreSQL cannot search an
+-- index by a value that may change from row to row.
 with old as (
     select c.email_id
     from (
@@ -73,8 +70,7 @@ where email_id = any(array(select email_id from old))
 returning email_id;
 
 -- name: delete_one_time_codes
--- Deletes the content of up to `limit` sent or cancelled emails with `erase_after_sending`, and the hashes of their
--- recipients. Returns a row per email.
+-- Deletes the content of sent or cancelled emails with `erase_after_sending`, and the hashes of their recipients.
 with codes as (
     select c.email_id
     from dispatcher.email_content as c
@@ -97,8 +93,7 @@ where email_id = any(array(select email_id from codes))
 returning email_id;
 
 -- name: delete_keys
--- Deletes up to `limit` message keys that are older than `days` and whose email no longer exists. A later email with
--- that key counts as new. Returns a row per key.
+-- Keys that are older than `days` and whose email no longer exists. A later email with such a key counts as new.
 with old as (
     select k.ctid
     from dispatcher.email_idempotency as k
@@ -124,8 +119,7 @@ where ctid = any(array(select ctid from old))
 returning email_id;
 
 -- name: delete_replays
--- Deletes up to `limit` replays that are older than `days` and have no per-email records left. Returns a row per
--- replay.
+-- Deletes replays that are older than `days` and have no per-email records left. Returns a row per replay.
 with old as (
     select r.ctid
     from dispatcher.email_replay as r
@@ -142,10 +136,9 @@ returning replay_id;
 select dispatcher.operator_audit_prune(clock_timestamp() - %(days)s * interval '1 day', %(limit)s);
 
 -- name: count_expiring
--- The number of undecided emails that lose their content within warn_days, and the seconds until the first of these
--- emails may lose it (null if there is none). Emails that failed because all their recipients are suppressed do not
--- count, because no operator needs to decide. The range of ids excludes younger emails without reading them. The range
--- allows for a producer's clock that is wrong by up to one day.
+-- The number of undecided emails that lose their content within warn_days, and the seconds until the first may lose it.
+-- Emails that failed because all their recipients are suppressed do not count, because no operator needs to decide. The
+-- range of ids excludes younger emails without reading them. It allows for a producer's clock that is wrong by a day.
 select
     count(*),
     extract(epoch from min(greatest(created_at, due_since)) + %(undecided_days)s * interval '1 day' - statement_timestamp())::double precision

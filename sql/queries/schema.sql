@@ -168,8 +168,7 @@ order by min(a.xact_start) nulls last
 limit 3;
 
 -- name: find_migration_table
--- Whether our schema has our tables, and which other schemas of this database have the tables of an email dispatcher.
--- One row.
+-- Whether our schema has our tables, and which other schemas have the tables of an email dispatcher. One row.
 select
     to_regclass('dispatcher.dispatcher_migration') is not null,
     array(
@@ -191,14 +190,17 @@ where number > 0
 order by number;
 
 -- name: replace_old_record
--- Removes what a database of commit bb5680df has beside the baseline: functions for programs before it, and the record of
--- its migrations. A program of that commit that starts afterwards refuses the number 0, which it does not know; without
--- this mark, it would take the baseline for an edited file. No rows.
+-- Removes what a database of an earlier commit has beside the baseline: functions that this release does not call, and the
+-- record of its migrations. A program of commit bb5680df that starts afterwards refuses the number 0, which it does not
+-- know; without this mark, it would take the baseline for an edited file. No rows.
 drop function if exists
     dispatcher.dead_emails(text, text, text, text, text, double precision, double precision, uuid[], boolean),
     dispatcher.find_dead_emails(text, text, text, text, text, double precision, double precision, uuid[], boolean),
     dispatcher.find_dead_emails(
         text, text, text, text, text, double precision, double precision, uuid[], boolean, text
+    ),
+    dispatcher.find_dead_emails(
+        text, text, text, text, text, double precision, double precision, uuid[], boolean, text, text
     ),
     dispatcher.email_partition_prune(text, timestamptz);
 comment on column dispatcher.host_presence.processes is
@@ -253,8 +255,7 @@ select pg_logical_emit_message(true, 'dispatcher', '');
 select set_config('email_dispatcher.session', %(mark)s, false);
 
 -- name: read_session_mark
--- The value that mark_session set in this session. Null or empty: a pooler has switched the connection to another
--- session. One row.
+-- Null or empty: a pooler has switched the connection to another session. One row.
 select current_setting('email_dispatcher.session', true);
 
 -- name: configure_session

@@ -20,8 +20,7 @@ where status = 'sending'
     and locked_by = %(worker)s;
 
 -- name: find_recovered
--- The emails that a recovery took from a worker and set to `held`, and the token of the lost lease. Leaves out emails
--- that have changed since.
+-- The emails that a recovery took from a worker and set to `held`, with the tokens of the lost leases.
 select email_id, rescued_token
 from dispatcher.email_log
 where status = 'held'
@@ -30,10 +29,9 @@ where status = 'held'
     and dead_letter_discarded_at is null;
 
 -- name: revert_recovery
--- Undoes the recovery of emails that no provider has accepted or can still accept under the lost leases. The emails
--- become pending and due. Leaves out emails that have changed since, and emails that an operator discarded.
--- attempt_base is increased, so the attempt does not count; attempt_count stays, because it identifies the dead letter.
--- Audits this. Returns a row per changed email.
+-- Undoes the recovery of emails that no provider has accepted or can still accept under the lost leases, except emails
+-- that have changed since or were discarded. attempt_base is increased, so the attempt does not count; attempt_count
+-- stays, because it identifies the dead letter.
 with recovered as (
     update dispatcher.email_log as e
     set
@@ -45,8 +43,7 @@ with recovered as (
         error_type = null,
         publish_due_at = clock_timestamp(),
         dead_letter_due_at = null
-    where e.email_id = any(%(email_ids)s)
-        and e.email_id between %(lowest_id)s and %(highest_id)s
+    where {is_e_given}
         and (
             (e.email_id, e.rescued_token, e.status) in (
                 select w.email_id, w.lease_token, 'held'
@@ -92,10 +89,8 @@ from dispatcher.email_log
 where {is_given};
 
 -- name: note_crashes
--- Counts one more crash for emails that a worker was rendering when the worker died. The emails become pending and due,
--- and the attempt is not counted. An email that has crashed most_crashes workers becomes failed instead, with a dead
--- letter due; it becomes held if an earlier attempt may have been accepted.
--- Returns a row per changed email.
+-- Counts one more crash for emails that a worker was rendering when the worker died; the attempt is not counted. An
+-- email that has crashed most_crashes workers becomes failed, or held if an earlier attempt may have been accepted.
 with free as (
     select email_id
     from dispatcher.email_log
@@ -142,9 +137,7 @@ select email_id, correlation_id, status, crash_count
 from crashed;
 
 -- name: find_expiring
--- Leases that have expired by PostgreSQL's clock, or expire within within_seconds: either of the given workers, or of
--- all other workers. Read the leases with this statement
--- before the ledger of their worker.
+-- Leases that have expired by PostgreSQL's clock, or soon expire. Read them before the ledger of their worker.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(),
     {retry_history}
@@ -154,9 +147,8 @@ where status = 'sending'
     and locked_until < clock_timestamp() + %(within_seconds)s * interval '1 second';
 
 -- name: release_found
--- Releases leases that find_leases or find_expiring found. Under these leases, no email was sent or can still be sent.
--- The emails become pending and due, and the attempt is not counted. Leaves out a lease that has changed since, for
--- example by a renewal. Returns a row per changed email.
+-- Releases leases that find_leases or find_expiring found and that have not changed since. Under them, no email was
+-- sent or can still be sent; the attempt is not counted.
 update dispatcher.email_log as e
 set
     status = 'pending',
@@ -165,8 +157,7 @@ set
     locked_by = null,
     locked_until = 'epoch',
     publish_due_at = clock_timestamp()
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
+where {is_e_given}
     and (
         (e.email_id, e.lease_token, e.locked_until, e.status) in (
             select w.email_id, w.lease_token, w.expired_at, 'sending'

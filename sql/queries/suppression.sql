@@ -14,10 +14,9 @@ left join dispatcher.suppression as s on s.expires_at is null or s.expires_at > 
 group by s.tenant_id;
 
 -- name: read_changed_suppressions
--- As read_suppressions, but only entries of transactions that were not yet visible when `since` was read. The result
--- can contain entries that were read before. If the database was restored from a dump, entries may contain ids of
--- transactions that this server has not reached yet. Such entries are left out, because read_suppressions has read
--- them.
+-- As read_suppressions, but only entries of transactions that were not yet visible when `since` was read, and some read
+-- before. If the database was restored from a dump, entries may contain ids of transactions that this server has not
+-- reached yet. Such entries are left out, because read_suppressions has read them.
 select {suppressed_hashes}
 from (values (true)) as always
 left join dispatcher.suppression as s
@@ -53,9 +52,8 @@ where e.email_id = any(%(email_ids)b)
 order by w.email_id, w.position, s.is_domain;
 
 -- name: insert_suppressions
--- Suppresses recipients of one tenant for an operator, and audits this without addresses. If a recipient already has an
--- entry that lasts at least as long as the new entry, the old entry does not change. Returns one row: the number of
--- entries that are new or changed, and the number of the other recipients.
+-- Suppresses recipients of one tenant, and audits this without addresses. An entry that lasts at least as long as the
+-- new entry does not change. Returns the number of entries that are new or changed, and the number of the others.
 with input as (
     select *
     from unnest(
@@ -178,9 +176,8 @@ order by suppression_id desc
 limit %(limit)s;
 
 -- name: list_stopped
--- A page of one tenant's emails that failed because all their recipients are suppressed, with their recipients.
--- Contains ids above a given id, oldest first. Leaves out emails that an operator discarded. With `coalesce` instead of
--- `or`, PostgreSQL starts at the first email of the page in the index email_log_unfinished.
+-- A page of one tenant's emails that failed because all their recipients are suppressed, oldest first. With `coalesce`
+-- instead of `or`, PostgreSQL starts at the first email of the page in the index email_log_unfinished.
 select e.email_id, c.recipients
 from dispatcher.email_log as e
 join dispatcher.email_content as c using (email_id)
@@ -193,8 +190,7 @@ order by e.email_id
 limit %(limit)s;
 
 -- name: insert_unsubscribe
--- Suppresses a recipient who has unsubscribed, for the tenant of the email. An entry that never expires does not
--- change. No row: the email does not exist.
+-- An entry that never expires does not change. No row: the email does not exist.
 with email as (
     select tenant_id, email_id
     from dispatcher.email_log

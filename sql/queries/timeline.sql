@@ -50,8 +50,7 @@ set
 -- Marks the leases that a promotion made uncertain. On the lost timeline, the results of their emails may have been
 -- recorded, or the emails may have been leased again. So a ledger that does not contain these emails proves nothing.
 -- The suffix on the worker's name excludes the leases from the recovery of dead workers. The worker can still renew and
--- record the leases by token. If it does not, the emails are recovered by policy after the leases expire. Returns a row
--- per lease.
+-- record the leases by token. If it does not, the emails are recovered by policy after the leases expire.
 update dispatcher.email_log
 set locked_by = locked_by || %(suffix)s
 where status = 'sending'
@@ -79,13 +78,11 @@ order by e.email_id
 limit %(limit)s;
 
 -- name: mark_messages_uncertain
--- Marks the emails of find_uncertain_messages as published. If RabbitMQ has no message for them, republish_lost decides
--- by policy. Returns a row per email.
+-- Marks them as published. If RabbitMQ has no message for them, republish_lost decides by policy.
 update dispatcher.email_log as e
 set status = 'pending', wait_until = null, publish_due_at = null, published_at = t.uncertain_before
 from dispatcher.relay_timeline as t
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
+where {is_e_given}
     and e.status in ('pending', 'waiting')
     and (e.publish_due_at is not null or e.wait_until is not null)
 returning e.email_id;

@@ -59,8 +59,7 @@ select
 ;
 
 -- name: find_next_wake
--- The seconds until the first waiting email is due; negative if it is overdue. Zero rows: no email waits. Before
--- PostgreSQL 17, `wait_until - clock_timestamp()` would raise an error if an instant is infinite.
+-- Negative: overdue. Before PostgreSQL 17, `wait_until - clock_timestamp()` would raise an error if it is infinite.
 select (extract(epoch from wait_until) - extract(epoch from clock_timestamp()))::double precision
 from dispatcher.email_log
 where status = 'waiting'
@@ -79,8 +78,7 @@ limit %(limit)s
 for no key update skip locked;
 
 -- name: wake
--- Makes the emails of find_wakeable pending and due. Returns a row per email. Each email is due at a different instant,
--- because the relay continues its scans from an instant.
+-- Each email is due at a different instant, because the relay continues its scans from an instant.
 update dispatcher.email_log
 set
     status = 'pending',
@@ -92,8 +90,7 @@ where {is_given}
 returning email_id;
 
 -- name: find_expired
--- Pending, waiting and held emails whose expires_at has passed, longest expired first. Leaves out emails that an event
--- proves to be sent (see events.sql), and emails that another transaction has locked.
+-- Longest expired first. Leaves out emails that an event proves to be sent (see events.sql), and locked emails.
 select email_id
 from dispatcher.email_log
 where status in ('pending', 'waiting', 'held')
@@ -104,11 +101,10 @@ limit %(limit)s
 for no key update skip locked;
 
 -- name: cancel_expired
--- Cancels the emails of find_expired, and adds an event to the feed. A held email may have been sent, but from now on,
--- no operator needs to decide about it. So its dead letter is stale, and the change is audited.
--- last_error says that the outcome is unknown if the email was held, or if an earlier attempt was uncertain and the
--- email then became pending, by policy or because it is pinned. error_type says if some recipients have the email.
--- Returns a row per cancelled email, with its previous status.
+-- A held email may have been sent, but from now on, no operator needs to decide about it. So its dead letter is stale,
+-- and the change is audited. last_error says that the outcome is unknown if the email was held, or if an earlier
+-- attempt was uncertain and the email then became pending, by policy or because it is pinned. Returns the previous
+-- statuses.
 with free as (
     select email_id, status
     from dispatcher.email_log
@@ -172,16 +168,12 @@ select
 
 -- part: controls_version
 array[
-    (select count(*) from dispatcher.pause where until_at is null or until_at > clock_timestamp()),
     (
-        select coalesce(sum(xmin::text::bigint), 0)
+        select concat(count(*), ' ', sum(xmin::text::bigint))
         from dispatcher.pause
         where until_at is null or until_at > clock_timestamp()
     ),
-    (select count(*) from dispatcher.lane_policy),
-    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.lane_policy),
-    (select count(*) from dispatcher.tenant_limit),
-    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.tenant_limit),
-    (select count(*) from dispatcher.domain_limit),
-    (select coalesce(sum(xmin::text::bigint), 0) from dispatcher.domain_limit)
+    (select concat(count(*), ' ', sum(xmin::text::bigint)) from dispatcher.lane_policy),
+    (select concat(count(*), ' ', sum(xmin::text::bigint)) from dispatcher.tenant_limit),
+    (select concat(count(*), ' ', sum(xmin::text::bigint)) from dispatcher.domain_limit)
 ]::text

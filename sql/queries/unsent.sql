@@ -1,25 +1,47 @@
+-- part: is_unsent
+-- Whether an email can still be changed. An event has not proven that it was sent (see events.sql), and no promotion made
+-- its message uncertain (see timeline.sql), because then a worker may be sending it.
+status in ('pending', 'waiting')
+and proven_by is null
+and (
+    status = 'waiting'
+    or publish_due_at is not null
+    or (published_at <= (select uncertain_before from dispatcher.relay_timeline)) is not true
+)
+
+-- part: unsent_emails
+-- The pending and waiting emails that a filter selects. A parameter that is null does not filter.
+dispatcher.email_log
+where status in ('pending', 'waiting')
+    and (%(status)s::text is null or status = %(status)s)
+    and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    and (%(lane)s::text is null or lane = %(lane)s)
+    and (%(channel)s::text is null or coalesce(channel, 'email') = %(channel)s)
+    and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
+    and (
+        %(tag)s::text is null
+        or (select c.tags ? %(tag)s from dispatcher.email_content as c where c.email_id = email_log.email_id)
+    )
+    and (%(email_ids)s::uuid[] is null or email_id = any(%(email_ids)s))
+    and (
+        %(older_than_seconds)s::double precision is null
+        or created_at < now() - %(older_than_seconds)s * interval '1 second'
+    )
+    and (
+        %(newer_than_seconds)s::double precision is null
+        or created_at > now() - %(newer_than_seconds)s * interval '1 second'
+    )
+
 -- name: cancel_emails
 -- Cancels the given emails that are pending or waiting, and audits each cancellation. After the commit, no worker can
 -- lease the email. If RabbitMQ still has a message, a worker acknowledges it without an attempt.
--- Leaves out an email that an event proves to be sent (see events.sql), and an email whose message a promotion made
--- uncertain (see timeline.sql), because a worker may be sending it.
 -- Waits for locked rows, so that each answer is about a committed status, for example after a concurrent lease.
--- Returns a row per email that exists: its previous status, and whether it was cancelled. The last column is always
--- false: it exists so that the columns are those of reschedule_emails. With tenant_id, only emails of this tenant.
+-- Returns a row per email that exists: its verdict, and its previous status. With tenant_id, only emails of this tenant.
 with found as (
     select
-        email_id,
-        status,
-        status in ('pending', 'waiting')
-            and proven_by is null
-            and (
-                status = 'waiting'
-                or publish_due_at is not null
-                or (published_at <= (select uncertain_before from dispatcher.relay_timeline)) is not true
-            ) as is_unsent
+        email_id, status, {is_unsent} as is_unsent
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
     order by email_id
     for no key update
@@ -69,19 +91,10 @@ from found;
 -- redeliveries counts from send_at. Does not change an email that expires before send_at.
 with found as (
     select
-        email_id,
-        status,
-        status in ('pending', 'waiting')
-            and proven_by is null
-            and (
-                status = 'waiting'
-                or publish_due_at is not null
-                or (published_at <= (select uncertain_before from dispatcher.relay_timeline)) is not true
-            ) as is_unsent,
+        email_id, status, {is_unsent} as is_unsent,
         coalesce(expires_at <= greatest(%(send_at)s, clock_timestamp()), false) as expires_first
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_given}
         and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
     order by email_id
     for no key update
@@ -117,31 +130,11 @@ select
 from found;
 
 -- name: count_unsent
--- Counts pending and waiting emails that match a filter, at most `most` emails. Returns the number and the first ids
--- for each status. A parameter that is null does not filter.
+-- Counts the emails that a filter selects, at most `most`. Returns the number and the first ids for each status.
 select status, count(*) as emails, (array_agg(email_id order by email_id))[1:%(sample)s] as ids
 from (
     select status, email_id
-    from dispatcher.email_log
-    where status in ('pending', 'waiting')
-        and (%(status)s::text is null or status = %(status)s)
-        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-        and (%(lane)s::text is null or lane = %(lane)s)
-        and (%(channel)s::text is null or coalesce(channel, 'email') = %(channel)s)
-        and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
-        and (
-            %(tag)s::text is null
-            or (select c.tags ? %(tag)s from dispatcher.email_content as c where c.email_id = email_log.email_id)
-        )
-        and (%(email_ids)s::uuid[] is null or email_id = any(%(email_ids)s))
-        and (
-            %(older_than_seconds)s::double precision is null
-            or created_at < now() - %(older_than_seconds)s * interval '1 second'
-        )
-        and (
-            %(newer_than_seconds)s::double precision is null
-            or created_at > now() - %(newer_than_seconds)s * interval '1 second'
-        )
+    from {unsent_emails}
     limit %(most)s
 ) as selected
 group by status
@@ -150,25 +143,6 @@ order by status;
 -- name: find_unsent_ids
 -- The emails that count_unsent counts, oldest first, at most `most` emails.
 select email_id
-from dispatcher.email_log
-where status in ('pending', 'waiting')
-    and (%(status)s::text is null or status = %(status)s)
-    and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-    and (%(lane)s::text is null or lane = %(lane)s)
-    and (%(channel)s::text is null or coalesce(channel, 'email') = %(channel)s)
-    and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
-    and (
-        %(tag)s::text is null
-        or (select c.tags ? %(tag)s from dispatcher.email_content as c where c.email_id = email_log.email_id)
-    )
-    and (%(email_ids)s::uuid[] is null or email_id = any(%(email_ids)s))
-    and (
-        %(older_than_seconds)s::double precision is null
-        or created_at < now() - %(older_than_seconds)s * interval '1 second'
-    )
-    and (
-        %(newer_than_seconds)s::double precision is null
-        or created_at > now() - %(newer_than_seconds)s * interval '1 second'
-    )
+from {unsent_emails}
 order by email_id
 limit %(most)s;

@@ -1,8 +1,6 @@
 -- name: find_wait
--- The facts that show why a pending, waiting or sending email waits: PostgreSQL's time, columns of the email, whether
--- the worker that leased the email has a session, whether a relay leads, how many workers have sessions, and how many
--- due emails are ahead of this email. To count the emails ahead, the statement reads at most most_ahead pending emails,
--- due or not. Zero rows: the email does not exist, or has a different status.
+-- The facts that show why a pending, waiting or sending email waits. To count the due emails ahead of it, the statement
+-- reads at most most_ahead pending emails, due or not. Zero rows: the email has a different status.
 select
     clock_timestamp(),
     e.status,

@@ -31,9 +31,8 @@ audited as (
 )
 
 -- name: insert_webhook
--- Adds a webhook, which gets all events from now on, turns the feed on, and audits this. No row: the tenant already has
--- most_webhooks webhooks. The limit also applies to the webhooks for all tenants (null), as if they belonged to one
--- more tenant.
+-- The webhook gets all events from now on. No row: the tenant already has most_webhooks webhooks. The limit also
+-- applies to the webhooks for all tenants (null), as if they belonged to one more tenant.
 with wanted as (
     update dispatcher.outgoing_feed
     set is_on = true, wanted_at = clock_timestamp()
@@ -53,8 +52,7 @@ select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}, w.secr
 from changed as w;
 
 -- name: list_webhooks
--- The webhooks of a tenant, or all webhooks (null), oldest first. For each webhook, also returns the age of the oldest
--- event of the feed after its cursor, how many refused events wait for a retry, and how many were given up.
+-- The webhooks of a tenant, or all webhooks (null), oldest first.
 select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}
 from dispatcher.webhook as w
 where (%(tenant_id)s::text is null or w.tenant_id = %(tenant_id)s)
@@ -89,8 +87,7 @@ select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}
 from changed as w;
 
 -- name: rotate_webhook
--- Gives a webhook a new secret, and audits this. For `hours`, deliveries are also signed with the previous secret. No
--- row: the webhook does not exist.
+-- For `hours`, deliveries are also signed with the previous secret. No row: the webhook does not exist.
 with changed as (
     update dispatcher.webhook
     set
@@ -106,8 +103,7 @@ select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}, w.secr
 from changed as w;
 
 -- name: enable_webhook
--- Makes a webhook active, and audits this. Refused events that wait for a retry or were given up become due now. No
--- row: the webhook does not exist.
+-- Refused events that wait for a retry or were given up become due now. No row: the webhook does not exist.
 with changed as (
     update dispatcher.webhook
     set state = 'active', failing_since = null, next_attempt_at = 'epoch', last_error = null, revision = revision + 1
@@ -181,8 +177,7 @@ select
 from changed as w;
 
 -- name: find_due_webhooks
--- Active webhooks that have events to deliver, without the webhooks in `busy`. Also returns how many refused events of
--- each webhook wait for a retry, counted up to most_retries.
+-- Active webhooks that have events to deliver, with the number of refused events that wait, up to most_retries.
 select
     w.webhook_id, w.url, w.tenant_id, w.kinds, w.with_recipients,
     array_remove(array[w.secret, case when w.previous_until > clock_timestamp() then w.previous_secret end], null),
@@ -230,9 +225,8 @@ order by r.due_at
 limit %(limit)s;
 
 -- name: save_deliveries
--- Saves the results of one round of deliveries: the cursor, the state of the webhook, and the refused events. No row:
--- an operator changed or removed the webhook during the round. In this case, nothing is saved, and the next round
--- delivers the same events again.
+-- No row: an operator changed or removed the webhook during the round. In this case, nothing is saved, and the next
+-- round delivers the same events again.
 with changed as (
     update dispatcher.webhook
     set
@@ -276,8 +270,7 @@ where exists (select from dispatcher.outgoing_event as e where e.made_in >= s.ne
     or exists (select from dispatcher.webhook as w where w.made_in > s.next);
 
 -- name: begin_restored_cursors
--- Sets the cursors of all webhooks for a restored feed, so that all events that were not delivered are after the
--- cursor. No rows.
+-- For a restored feed: all events that were not delivered are then after the cursors. No rows.
 update dispatcher.webhook as w
 set
     made_in = '0',

@@ -48,6 +48,7 @@ UNIQUE_TEXTS = """
 """
 """The texts in unique indexes whose order depends on the operating system."""
 LAST_BEFORE_BASELINE = (65, "lease_indexes", "ae1626ac4e39d11272c063aec46a396e344a0feac779512a65569d53935a64aa")
+FIRST_BASELINE = (1, "baseline", "5f443c0ea190afab8083233a1b91dc480c2ea064e6178faab7a0392ad42b6416")
 
 
 @pytest.fixture
@@ -163,6 +164,22 @@ def test_the_migrations_of_a_new_database_are_all_or_nothing(empty_database_url:
     assert "DISPATCHER_DATABASE_SCHEMA" in (told.value.remedy or "")
 
 
+def test_two_rows_with_the_key_of_an_index_that_is_built_are_refused_with_a_remedy(database_url: str) -> None:
+    insert = (
+        "insert into outgoing_event (made_in, position, kind, email_id, tenant_id, message_key) "
+        "overriding system value values ('1', 1, 'sent', gen_random_uuid(), 'default', 'key')"
+    )
+    with connected(database_url) as connection:
+        connection.execute("drop index outgoing_event_feed")
+        connection.execute(insert)
+        connection.execute(insert)
+
+        with pytest.raises(SchemaError, match=r"outgoing_event_feed failed .* two rows have the same key") as refused:
+            migrate(connection)
+
+    assert "Delete the younger row" in (refused.value.remedy or "")
+
+
 def test_a_migration_that_was_edited_after_it_was_applied_is_refused(database_url: str) -> None:
     with connected(database_url) as connection:
         connection.execute("update dispatcher_migration set checksum = 'of another text' where number = 1")
@@ -175,23 +192,24 @@ def test_a_migration_that_was_edited_after_it_was_applied_is_refused(database_ur
 def record_old_migrations(connection: psycopg.Connection, *last: object) -> None:
     """Records the migrations of a program from before the baseline, which ended with this one."""
     connection.execute("delete from dispatcher_migration")
-    for row in ((1, "emails", "of the first text"), last):
+    for row in {1: (1, "emails", "of the first text"), last[0]: last}.values():
         connection.execute("insert into dispatcher_migration (number, name, checksum) values (%s, %s, %s)", row)
 
 
-def test_the_tables_of_the_commit_before_the_baseline_are_recorded_as_at_the_baseline(
-    database_url: str, become_later: Callable[[], None]
+@pytest.mark.parametrize("last", [LAST_BEFORE_BASELINE, FIRST_BASELINE])
+def test_the_tables_of_the_commits_before_the_baseline_are_recorded_as_at_the_baseline(
+    database_url: str, become_later: Callable[[], None], last: tuple[object, ...]
 ) -> None:
     become_later()
     with connected(database_url) as connection:
-        record_old_migrations(connection, *LAST_BEFORE_BASELINE)
+        record_old_migrations(connection, *last)
         with pytest.raises(SchemaError, match=r"lacks .* 0001 baseline, 0002 two_tables") as before:
             verify_schema(connection)
 
         changes = migrate(connection)
 
         assert changes[:2] == [
-            "recorded the tables of commit bb5680df as migration 0001 baseline",
+            "recorded the tables of an earlier commit as migration 0001 baseline",
             "applied migration 0002 two_tables",
         ]
         assert migrate(connection) == []

@@ -17,7 +17,6 @@ from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.instants import AHEAD_SECONDS, EARLIEST, LATEST
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import DueRange, Outbox
-from dispatcher.store.statements import fetch
 from tests.store.books import Books, email
 from tests.store.results import result
 from tests.waiting import until_answer
@@ -61,14 +60,12 @@ async def test_the_longest_due_emails_come_first_up_to_the_limit(outbox: Outbox,
 
 @pytest.mark.parametrize("due_at", [EXPIRED, LATEST - timedelta(days=1)])
 async def test_a_page_of_emails_whose_message_keys_are_too_long_for_a_message_hides_no_other_email(
-    outbox: Outbox, session: AsyncSession, books: Books, due_at: datetime
+    outbox: Outbox, books: Books, due_at: datetime
 ) -> None:
     unfit, fit = books.enqueue(2), books.enqueue_one()
     for email_id in unfit:
         books.change(email_id, message_key="k" * 256, publish_due_at=due_at)
     books.change(fit, message_key="\N{FOX FACE}" * 255, publish_due_at=due_at + timedelta(seconds=1))
-    limits = {"limit": 2, "ahead_seconds": AHEAD_SECONDS, "since_seconds": None}
-    tenant = {"lanes": ["normal"], "tenant_ids": ["default"], "sinces": [EXPIRED], "until_ats": [LATEST], "mosts": [2]}
 
     found = [
         await outbox.find_publish_due(2),
@@ -76,8 +73,6 @@ async def test_a_page_of_emails_whose_message_keys_are_too_long_for_a_message_hi
     ]
 
     assert [[row.email_id for row in rows] for rows in found] == [[fit], [fit]]
-    assert await fetch(session, "find_publish_due_ids", limits) == [(fit,)]
-    assert await fetch(session, "find_due_ids_of_tenants", tenant | limits) == [(fit,)]
 
 
 async def test_texts_that_are_longer_than_a_message_takes_are_not_read(outbox: Outbox, books: Books) -> None:

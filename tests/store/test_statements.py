@@ -20,8 +20,7 @@ import pytest
 
 import dispatcher.store
 from dispatcher.store.queries import query
-from dispatcher.store.statement import STATEMENTS, Statement
-from dispatcher.store.statements import Record
+from dispatcher.store.statements import STATEMENTS, Record, Statement
 from tests.store.statements import prepared
 
 for module in iter_modules(dispatcher.store.__path__, "dispatcher.store."):
