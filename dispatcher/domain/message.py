@@ -7,6 +7,7 @@ messages that consist of a text for one recipient.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -323,11 +324,6 @@ class Message:
         """A digest that shows whether a repeated message key has the same payload."""
         raise NotImplementedError
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        values = [getattr(self, each.name) for each in FIELDS]
-        # `pickle` and `deepcopy` cannot copy a MappingProxyType.
-        return _restored, (type(self), [dict(each) if isinstance(each, MappingProxyType) else each for each in values])
-
 
 FIELDS: Final[tuple[Stated, ...]] = tuple(
     each.metadata[""]._replace(
@@ -338,11 +334,12 @@ FIELDS: Final[tuple[Stated, ...]] = tuple(
 """All fields of messages."""
 
 
-def _restored(kind: type[Message], values: Sequence[Any]) -> Message:
-    message = object.__new__(kind)
-    for each, value in zip(FIELDS, values, strict=True):
-        each.put(message, MappingProxyType(value) if isinstance(value, dict) else value)
-    return message
+def _read_only(copied: dict[str, Any]) -> MappingProxyType[str, Any]:
+    return MappingProxyType(copied)
+
+
+# Otherwise `pickle`, `deepcopy` and `asdict` fail for a message, because they cannot copy its read-only mappings.
+copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))
 
 
 class TextMessage(Message):

@@ -372,6 +372,7 @@ def test_a_message_can_be_pickled_and_copied(message: Message) -> None:
         assert copied == message
         assert copied.payload_hash() == message.payload_hash()
         assert type(copied.headers) is type(message.headers)
+    assert dataclasses.asdict(message)["headers"] == message.headers
 
 
 class Welcome(Email):
