@@ -44,12 +44,14 @@ class Kind(NamedTuple):
         schema: The JSON Schema.
         decode: Converts the JSON value to the argument; None if they are the same.
         encode: Converts the kept value to JSON; None if they are the same.
+        metavar: The name of the value in `--help`.
     """
 
     read: Callable[[str, Any], Any]
     schema: Mapping[str, Any]
     decode: Callable[[str, Any], Any] | None = None
     encode: Callable[[Any], Any] | None = None
+    metavar: str = "TEXT"
 
 
 def text_schema(longest: int, shortest: int = 0, **more: str) -> dict[str, Any]:
@@ -74,23 +76,27 @@ _TENANT: Final = Kind(
     rules.tenant_id,
     text_schema(rules.MAX_TENANT_CHARACTERS, 1, pattern="^[A-Za-z0-9][A-Za-z0-9._:-]*$"),
 )
-_SENDER: Final = Kind(rules.sender, _ADDRESS_REFERENCE)
-_ADDRESSES: Final = Kind(rules.addresses, list_schema(_ADDRESS_REFERENCE, rules.MAX_RECIPIENTS), encode=list)
+_SENDER: Final = Kind(rules.sender, _ADDRESS_REFERENCE, metavar="ADDRESS")
+_ADDRESSES: Final = Kind(
+    rules.addresses, list_schema(_ADDRESS_REFERENCE, rules.MAX_RECIPIENTS), encode=list, metavar="ADDRESS"
+)
 _LINE: Final = Kind(rules.line, text_schema(rules.MAX_LINE_CHARACTERS))
 _BODY: Final = Kind(rules.body, text_schema(rules.MAX_BODY_OCTETS))
-_TEMPLATE: Final = Kind(rules.template, text_schema(100, 1, pattern="^[A-Za-z0-9_-]{1,100}$"))
-_TEMPLATE_DATA: Final = Kind(checked_data, {"type": "object"}, encode=dict)
+_TEMPLATE: Final = Kind(rules.template, text_schema(100, 1, pattern="^[A-Za-z0-9_-]{1,100}$"), metavar="ID")
+_TEMPLATE_DATA: Final = Kind(checked_data, {"type": "object"}, encode=dict, metavar="JSON")
 _HEADER: Final = text_schema(rules.MAX_LINE_CHARACTERS)
 _HEADERS: Final = Kind(
     lambda _, value: rules.headers(value, ()),  # `Email` reads them itself, because it knows which are allowed
     {"type": "object", "maxProperties": rules.MAX_HEADERS, "additionalProperties": _HEADER},
     encode=dict,
+    metavar="NAME:VALUE",
 )
 _ATTACHMENTS: Final = Kind(
     rules.attachments,
     {"type": "array", "maxItems": rules.MAX_ATTACHMENTS, "items": {"$ref": "#/components/schemas/Attachment"}},
     attachments_of,
     lambda files: [attachment_document(file) for file in files],
+    "PATH",
 )
 _TAGS: Final = Kind(
     rules.tags, list_schema(text_schema(rules.MAX_TAG_CHARACTERS, 1), rules.MAX_TAGS, uniqueItems=True), encode=list
@@ -102,6 +108,7 @@ _INSTANT: Final = Kind(
     {"type": "string", "format": "date-time", "examples": ["2026-12-24T18:00:00+01:00"]},
     instant_of,
     instant_text,
+    "TIME",
 )
 _LANE: Final = Kind(rules.lane, {"type": "string", "pattern": f"^{LANE.pattern}$", "examples": ["urgent"]})
 
@@ -113,6 +120,7 @@ class Stated(NamedTuple):
     """What a field of a message is stated as.
 
     Attributes:
+        about: A sentence for every face. `over_http` follows it in the HTTP API's documentation.
         default: The value of a message that has no such field, or that leaves it out.
         json: The name in JSON.
         name: The name of the attribute, and of the argument.
@@ -123,14 +131,17 @@ class Stated(NamedTuple):
     about: str
     default: Any
     json: str
+    over_http: str
     name: str = ""
     put: Any = None
 
 
-def stated_as(kind: Kind, about: str, default: Any = None, *, json: str = "", is_private: bool = False) -> Any:
+def stated_as(
+    kind: Kind, about: str, default: Any = None, *, json: str = "", over_http: str = "", is_private: bool = False
+) -> Any:
     """A field of `Message`. `repr` does not show a private field."""
     has_hash = False if isinstance(default, Mapping) else None
-    return field(repr=not is_private, hash=has_hash, metadata={"": Stated(kind, about, default, json)})
+    return field(repr=not is_private, hash=has_hash, metadata={"": Stated(kind, about, default, json, over_http)})
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -154,15 +165,17 @@ class Message:
 
     message_key: str = stated_as(
         _KEY,
-        "Your unique name for the email. A repeated key never creates a second email. If the request also has the "
-        "header Idempotency-Key, both must be equal.",
+        "Your unique name for the email. A repeated key never creates a second email.",
         _REQUIRED,
+        over_http="If the request also has the header Idempotency-Key, both must be equal.",
     )
-    sender: str = stated_as(_SENDER, "The sender.", _REQUIRED, json="from", is_private=True)
+    sender: str = stated_as(
+        _SENDER, "The sender, such as `Shop <shop@example.com>`.", _REQUIRED, json="from", is_private=True
+    )
     to: tuple[str, ...] = stated_as(
         _ADDRESSES, "Recipients. Required unless `cc` or `bcc` has recipients.", (), is_private=True
     )
-    subject: str = stated_as(_LINE, "Required unless `template_id` is set.", "", is_private=True)
+    subject: str = stated_as(_LINE, "The subject. Required unless `template_id` is set.", "", is_private=True)
     text: str | None = stated_as(
         _BODY, "Plain-text body. An email needs `text`, `html` or `template_id`.", is_private=True
     )
@@ -192,7 +205,10 @@ class Message:
         (),
     )
     tenant_id: str = stated_as(
-        _TENANT, "The email's tenant. Leave it out if you use an API key: the key has a tenant.", "default"
+        _TENANT,
+        "The email's tenant. Keys are unique per tenant. Default: `default`.",
+        "default",
+        over_http="Leave it out if you use an API key: the key has a tenant.",
     )
     correlation_id: str | None = stated_as(
         _KEY, "Your id for the request or event that caused the email. Logs and dead letters include it."
@@ -207,13 +223,14 @@ class Message:
     )
     ignore_suppression: bool = stated_as(
         _FLAG,
-        "Send to suppressed recipients, too: for emails such as a legal notice. The API key needs the scope "
-        "`ignore_suppression`.",
+        "Send to suppressed recipients, too: for emails such as a legal notice.",
         False,
+        over_http="The API key needs the scope `ignore_suppression`.",
     )
     send_at: datetime | None = stated_as(
         _INSTANT,
-        f"The email is not sent before this time. At most {rules.MAX_DAYS_AHEAD} days ahead. The zone is required.",
+        "The email is not sent before this time, such as 2026-12-24T18:00:00+01:00. At most "
+        f"{rules.MAX_DAYS_AHEAD} days ahead. The zone is required.",
     )
     expires_at: datetime | None = stated_as(
         _INSTANT,
@@ -222,8 +239,8 @@ class Message:
     )
     lane: str | None = stated_as(
         _LANE,
-        "The lane of the email, such as `urgent`. The API key must allow the lane. Default: the lane of the API key, "
-        "or the lane that an operator set for the sender, or `normal`.",
+        "The lane of the email, such as `urgent`. Default: the lane that an operator set for the sender, or `normal`.",
+        over_http="The API key must allow the lane. If the key has a default lane, the default is that lane.",
     )
 
     def __init_subclass__(cls) -> None:
@@ -305,7 +322,7 @@ class Message:
             if name == "message_key" or name not in required:
                 kinds = [*kinds, {"type": "null"}]
             schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-            properties[name] = {**schema, "description": each.about}
+            properties[name] = {**schema, "description": f"{each.about} {each.over_http}".rstrip()}
         properties |= instead
         fixed = {"type": "object", "additionalProperties": False}
         return {**fixed, "required": list(required), "properties": properties}
