@@ -51,18 +51,6 @@ class Instant(click.ParamType[datetime]):
             self.fail(f"{value!r} {error.reason}.", param, ctx)
 
 
-class NonBlankText(click.ParamType[str]):
-    """A text that is not blank. Refuses a blank text: a script's empty variable would otherwise select every email."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text, unchanged."""
-        if not str(value).strip():
-            self.fail("the text is blank. Give a text, or omit the option.", param, ctx)
-        return str(value)
-
-
 DEFAULT_TENANT: Final = "default"
 
 

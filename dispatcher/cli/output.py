@@ -22,11 +22,8 @@ def prepare_streams() -> None:
 
 
 def print_data(text: str) -> bool:
-    """Writes lines to stdout; returns False if the reader closed the pipe.
-
-    Raises:
-        DispatcherError: stdout cannot be written for another reason, such as a full disk.
-    """
+    """Writes lines to stdout; returns False if the reader closed the pipe. If stdout cannot be written for another
+    reason, such as a full disk, raises DispatcherError."""
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
@@ -39,11 +36,7 @@ def print_data(text: str) -> bool:
 
 
 def flush_data() -> None:
-    """Flushes stdout; ignores a closed pipe.
-
-    Raises:
-        DispatcherError: stdout cannot be written for another reason, such as a full disk.
-    """
+    """Flushes stdout; raises the errors of `print_data`."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -53,7 +46,7 @@ def flush_data() -> None:
 
 
 def print_json(value: object) -> bool:
-    """Writes a value as one line of JSON; returns False if the reader closed the pipe."""
+    """As `print_data`, for a value as one line of JSON."""
     return print_data(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
 
 

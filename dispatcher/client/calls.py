@@ -34,7 +34,7 @@ _JSON: Final = ("Content-Type", "application/json")
 
 
 class ApiResponse(NamedTuple):
-    """An HTTP response. `header` returns a header's value; None if the response has no such header."""
+    """An HTTP response. `header` returns a header's value, or None."""
 
     status: int
     body: bytes
@@ -57,10 +57,9 @@ class Filters(TypedDict, total=False):
 
     Attributes:
         recipient: An address in to, cc or bcc.
-        domain: The domain of a recipient.
         sender: An address, or a domain such as `@example.com`.
-        created_from: The earliest time at which the emails were created, with a time zone.
-        created_before: The emails were created before this time, with a time zone.
+        created_from: Only emails that were created at this time or later; `created_before`: only before. Both need a
+            time zone.
         after: The `next` of the previous page.
         limit: The most emails per page, from 1 to 1,000.
     """
@@ -217,11 +216,7 @@ def parse_problem(response: ApiResponse) -> ApiProblem:
 
 
 def base_url(url: str) -> str:
-    """The API's base URL without trailing slashes.
-
-    Raises:
-        DispatcherError: the URL has no scheme or host. The error does not repeat the URL: it may contain a password.
-    """
+    """The API's base URL without trailing slashes. Errors do not repeat the URL: it may contain a password."""
     remedy = "Give the full URL, such as https://mail.example.com or http://127.0.0.1:8025."
     scheme, separator, rest = url.strip().partition("://")
     if not separator:
@@ -232,27 +227,15 @@ def base_url(url: str) -> str:
 
 
 class RetrySchedule:
-    """The waits between the attempts of one call.
-
-    Each wait is random, up to a bound that grows to 5 seconds. If the API sent a Retry-After header, the wait is longer
-    by the header's seconds.
-
-    Args:
-        seconds: The time limit of all attempts together, from now on.
-    """
+    """The waits between the attempts of one call, which together take at most `seconds` from now on."""
 
     def __init__(self, seconds: float) -> None:
         self._until = time.monotonic() + seconds
         self._backoff = Backoff(base_seconds=0.2, cap_seconds=5.0)
 
     def next_wait(self, retry_after: float | None = None) -> float | None:
-        """Returns the seconds to wait before the next attempt.
-
-        Returns None if the caller must give up, because the wait would be too long, or end after the time limit.
-
-        Args:
-            retry_after: The seconds in the response's Retry-After header.
-        """
+        """The seconds to wait before the next attempt: random, up to a bound that grows to 5 seconds, and longer by
+        those of the header Retry-After. None if the wait would be too long, or end after the time limit."""
         seconds = self._backoff.next_wait(random.random)
         if retry_after is not None:
             seconds += retry_after

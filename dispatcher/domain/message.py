@@ -38,13 +38,9 @@ _REQUIRED: Final = object()
 class Kind(NamedTuple):
     """A kind of field.
 
-    Attributes:
-        read: Returns the value to keep. Raises InvalidEmail with the field's name, or with the name of its invalid
-            part, such as `to[1]`.
-        schema: The JSON Schema.
-        decode: Converts the JSON value to the argument; None if they are the same.
-        encode: Converts the kept value to JSON; None if they are the same.
-        metavar: The name of the value in `--help`.
+    `read` returns the value to keep, or raises InvalidEmail with the name of the field or of its invalid part, such as
+    `to[1]`. `decode` converts the JSON value to the argument, and `encode` the kept value to JSON; None if they are the
+    same. `metavar` names the value in `--help`.
     """
 
     read: Callable[[str, Any], Any]
@@ -119,12 +115,8 @@ SHARED_SCHEMAS: Final = {"Address": ADDRESS_SCHEMA, "Attachment": ATTACHMENT_SCH
 class Stated(NamedTuple):
     """What a field of a message is stated as.
 
-    Attributes:
-        about: A sentence for every face. `over_http` follows it in the HTTP API's documentation.
-        default: The value of a message that has no such field, or that leaves it out.
-        json: The name in JSON.
-        name: The name of the attribute, and of the argument.
-        put: Sets the attribute of a message that is being created.
+    `about` is for every face; `over_http` follows it in the HTTP API's documentation. A message that has no such field,
+    or leaves it out, has the `default`. `put` sets the attribute of a message that is being created.
     """
 
     kind: Kind
@@ -276,15 +268,17 @@ class Message:
             raise InvalidEmail(cls.channel, "must be a JSON object")
         given = dict(absent)
         for name, value in document.items():
-            if name == "channel" and value in (None, cls.channel):
+            if name == "channel":
+                if value not in (None, cls.channel):
+                    raise InvalidEmail("channel", f"must be {cls.channel}")
                 continue
             if (each := cls.by_json_name.get(name)) is None:
-                raise cls._unknown(name)
+                remedy = "the field is named from" if name == "sender" else "check the spelling"
+                raise InvalidEmail(rules.shown(name), f"is not a field of an {cls.channel}; {remedy}")
             if value is not None:
                 given[each.name] = value if each.kind.decode is None else each.kind.decode(name, value)
-        for argument, name in cls.required.items():
-            if argument not in given:
-                raise InvalidEmail(name, "is required")
+        if missing := [name for argument, name in cls.required.items() if argument not in given]:
+            raise InvalidEmail(missing[0], "is required")
         made: Any = cls
         try:
             return made(**given, **options)  # type: ignore[no-any-return]
@@ -292,13 +286,6 @@ class Message:
             if error.field != "sender":
                 raise
             raise InvalidEmail("from", error.reason) from None
-
-    @classmethod
-    def _unknown(cls, name: object) -> InvalidEmail:
-        if name == "channel":
-            return InvalidEmail("channel", f"must be {cls.channel}")
-        remedy = "the field is named from" if name == "sender" else "check the spelling"
-        return InvalidEmail(rules.shown(name), f"is not a field of an {cls.channel}; {remedy}")
 
     def to_json(self) -> dict[str, object]:
         """The JSON object of this message, without empty fields. `from_json` creates an equal message from it."""
@@ -312,9 +299,8 @@ class Message:
     def schema(cls, required: Collection[str], **instead: Mapping[str, Any]) -> dict[str, Any]:
         """The JSON Schema of `from_json`. It never refuses what `from_json` accepts, but cannot express every rule.
 
-        Args:
-            required: The fields that must be there. `message_key` may be null even so, like all other fields.
-            instead: Schemas of fields that this class reads in its own way.
+        A required `message_key` may be null even so. `instead` has the schemas of fields that this class reads in its
+        own way.
         """
         properties: dict[str, Any] = {}
         for name, each in cls.by_json_name.items():
@@ -423,7 +409,6 @@ class TextMessage(Message):
         return cls._from_json(document)
 
     def to_json(self) -> dict[str, object]:
-        """See `Message.to_json`."""
         return {"channel": self.channel, **super().to_json(), "to": self.to[0]}
 
     def payload_hash(self) -> bytes:
