@@ -11,6 +11,7 @@ import click
 
 from dispatcher.actions.action import Action, Mistakes, read
 from dispatcher.cli.face import option, words_of
+from dispatcher.config.plugins import provider_names
 from dispatcher.domain.failures import Selection
 from dispatcher.domain.instant import parse_length
 from dispatcher.errors import InvalidEmail
@@ -49,6 +50,28 @@ class Instant(click.ParamType[datetime]):
             return instant("time", instant_of("time", value))
         except InvalidEmail as error:
             self.fail(f"{value!r} {error.reason}.", param, ctx)
+
+
+class ProviderName(click.ParamType[str]):
+    """A provider's name. Searches installed packages for providers only if the option is given: this is slow."""
+
+    name = "provider"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name, unchanged; a usage error if there is no such provider."""
+        return str(click.Choice(provider_names()).convert(value, param, ctx))
+
+
+class NonBlankText(click.ParamType[str]):
+    """A text that is not blank. Refuses a blank text: a script's empty variable would otherwise select every email."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text, unchanged."""
+        if not str(value).strip():
+            self.fail("the text is blank. Give a text, or omit the option.", param, ctx)
+        return str(value)
 
 
 DEFAULT_TENANT: Final = "default"

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import say
+
+if TYPE_CHECKING:
+    from dispatcher.ops.acts import Act
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -35,8 +38,14 @@ def audit_options(
     reason: str = "The reason, for the audit log: a few words, without addresses.",
     actor: str = "The operator's name for the audit log.  [default: the system's user@host]",
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A decorator that adds `--reason` and `--actor`, with their help, to a command. The command gets both as one
-    parameter, `act`; None if `--reason` is optional and missing."""
+    """A decorator that adds `--reason` and `--actor` to a command. The command gets both as one parameter, `act`.
+
+    Args:
+        is_required: Whether `--reason` is required. If `--reason` is optional and missing, the command gets None as
+            `act`.
+        reason: The help of `--reason`.
+        actor: The help of `--actor`.
+    """
 
     def with_options(command: Callable[..., T]) -> Callable[..., T]:
         @wraps(command)
@@ -53,13 +62,38 @@ def audit_options(
     return with_options
 
 
+def made_act(act: Act | None, reason: str) -> Act:
+    """Returns the actor and the reason for the audit log: `act`, or else this user and the default reason.
+
+    Args:
+        act: What `audit_options` passed to the command; None if the command line has no `--reason`.
+        reason: The default reason, such as the command's name.
+    """
+    if act is not None:
+        return act
+    from dispatcher.ops.acts import Act as Made
+
+    return Made.of(None, reason)
+
+
 def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], Command]:
-    """A decorator that adds `--json` to a command, which gets it as the parameter `as_json`."""
+    """A decorator that adds `--json` to a command. The command gets the option as the parameter `as_json`.
+
+    Args:
+        about: The option's help.
+    """
     return click.option("--json", "as_json", is_flag=True, help=about)
 
 
 def known_lane(lane: str | None, option: str) -> str | None:
-    """Returns the lane unchanged; a usage error about `option` if DISPATCHER_LANES does not contain it."""
+    """Returns the lane unchanged; None stays None.
+
+    Args:
+        option: The command-line option with the lane, for the error message.
+
+    Raises:
+        UsageError: DISPATCHER_LANES does not contain the lane.
+    """
     from dispatcher.cli.environment import load_settings
 
     lanes = load_settings().lanes
@@ -69,7 +103,11 @@ def known_lane(lane: str | None, option: str) -> str | None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Asks the operator on the terminal, unless `yes`. Exits with 0 if the answer is no, with 2 without a terminal."""
+    """Asks the operator on the terminal, unless `yes` is true.
+
+    Raises:
+        Exit: with 0 if the answer is no, with 2 if stdin or stderr is not a terminal.
+    """
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

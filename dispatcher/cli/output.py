@@ -22,8 +22,11 @@ def prepare_streams() -> None:
 
 
 def print_data(text: str) -> bool:
-    """Writes lines to stdout; returns False if the reader closed the pipe. If stdout cannot be written for another
-    reason, such as a full disk, raises DispatcherError."""
+    """Writes lines to stdout; returns False if the reader closed the pipe.
+
+    Raises:
+        DispatcherError: stdout cannot be written for another reason, such as a full disk.
+    """
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
@@ -36,7 +39,11 @@ def print_data(text: str) -> bool:
 
 
 def flush_data() -> None:
-    """Flushes stdout; raises the errors of `print_data`."""
+    """Flushes stdout; ignores a closed pipe.
+
+    Raises:
+        DispatcherError: stdout cannot be written for another reason, such as a full disk.
+    """
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -46,7 +53,7 @@ def flush_data() -> None:
 
 
 def print_json(value: object) -> bool:
-    """As `print_data`, for a value as one line of JSON."""
+    """Writes a value as one line of JSON; returns False if the reader closed the pipe."""
     return print_data(orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
 
 

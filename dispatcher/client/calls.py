@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 import orjson
 
+from dispatcher.actions.action import Action
 from dispatcher.client.results import ApiProblem, EmailPage, EventPage, Receipt, Refused
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_history import EmailStatus
@@ -184,6 +185,29 @@ def events(after: str | None) -> ApiCall[EventPage]:
 
     query = f"?limit={PAGE_EVENTS}" + ("" if after is None else f"&after={quote(after, safe='')}")
     return ApiCall(parse, "GET", f"/v1/events{query}")
+
+
+def call_of(action: Action[T]) -> ApiCall[T]:
+    """The request of an operator action. Unknown fields in the response are ignored."""
+
+    def parse(response: ApiResponse) -> Any:
+        if not action.is_list:
+            return msgspec.json.decode(response.body, type=action.row)
+        whole = orjson.loads(response.body)
+        rows = msgspec.convert(whole[action.plural or action.subject()], type=list[action.row])  # type: ignore[name-defined]
+        return replace(msgspec.convert({**whole, "rows": []}, type=action.page_type), rows=rows) if action.key else rows
+
+    method, path = action.http.split()
+    given = {name: value for name, value in action.values().items() if value is not None}
+    for name in action.path_names():
+        path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
+    if method == "GET":
+        texts = {
+            name: str(value) if isinstance(value, str) else orjson.dumps(value).decode().strip('"')
+            for name, value in given.items()
+        }
+        return ApiCall(parse, method, path + (f"?{urlencode(texts)}" if texts else ""))
+    return ApiCall(parse, method, path, (_JSON,), orjson.dumps(given))
 
 
 def _change(path: str, document: dict[str, object]) -> ApiCall[Status]:

@@ -17,8 +17,7 @@ from pyreqwest.request import RequestBuilder, SyncRequestBuilder
 
 from dispatcher.actions.action import Action
 from dispatcher.client import calls
-from dispatcher.client.calls import ApiCall, ApiResponse, RetrySchedule, base_url, parse_problem
-from dispatcher.client.face import call_of
+from dispatcher.client.calls import ApiCall, ApiResponse, RetrySchedule, base_url, call_of, parse_problem
 from dispatcher.client.results import EventPage, FeedEvent, NoResponse
 
 P = ParamSpec("P")

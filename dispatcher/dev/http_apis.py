@@ -27,11 +27,7 @@ MAX_BULK_ENTRIES: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """One email, or one SMS, of a request.
-
-    Attributes:
-        addresses: The addresses of all recipients, in lower case; for an SMS, the phone number.
-    """
+    """One email or SMS of a request, with the addresses (in lower case) or phone numbers of all recipients."""
 
     email_id: str
     addresses: tuple[str, ...]
@@ -39,13 +35,8 @@ class Mail:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request that asks the provider to send one or more emails.
-
-    Attributes:
-        mails: The emails in the request; several in a bulk call.
-        document: The decoded body.
-        octets: The body's size.
-    """
+    """One request that asks the provider to send one email, or several in a bulk call. `octets` is the size of its
+    body."""
 
     mails: tuple[Mail, ...]
     document: dict[str, Any]
@@ -56,47 +47,26 @@ class Api(Protocol):
     """One endpoint of a provider's API."""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
-        """Reads a request from its decoded body. If the body is invalid, raises KeyError, TypeError or a similar error.
-
-        Args:
-            document: The decoded body.
-            octets: The size of the body before it was decoded.
-        """
+        """Reads a request from its decoded body. If the body is invalid, raises KeyError, TypeError or a similar
+        error."""
         ...
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:
-        """The answer that refuses the whole request. None for every other request, which `accepted` answers.
-
-        Args:
-            culprits: The addresses that the server must refuse, each with its error (see `Behaviour.culprits`).
-            names: Whether SendGrid's answer says which email of the request was refused.
-        """
+        """The answer that refuses the whole request; None for every other request. See `Behaviour` for `culprits`;
+        `names`: whether SendGrid's answer says which email of the request was refused."""
         ...
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:
-        """The emails that the provider accepts. Called only if `refused` returned None.
-
-        Args:
-            culprits: The addresses that the server must refuse, each with its error.
-        """
+        """The emails that the provider accepts. Called only if `refused` returned None."""
         ...
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
-        """The answer to a request for which `refused` returned None.
-
-        The answer to a bulk call of SES has a status for each email, so it can refuse some of the emails.
-
-        Args:
-            culprits: The addresses that the server must refuse, each with its error.
-        """
+        """The answer to a request for which `refused` returned None. The answer to a bulk call of SES has a status for
+        each email, so it can refuse some of the emails."""
         ...
 
     def throttled(self, until: float) -> Reply:
-        """The answer to a request above the rate limit.
-
-        Args:
-            until: When the limit ends, in seconds since 1970.
-        """
+        """The answer to a request above the rate limit, which ends at this time, in seconds since 1970."""
         ...
 
     def unauthorized(self) -> Reply:
@@ -139,8 +109,7 @@ class SendGrid:
         return Reply(400, {"errors": errors}) if names else sendgrid_error(400, "Bad Request")
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """The emails that SendGrid accepts: all emails of the request, because SendGrid accepts or refuses a request as
-        a whole. Called only if `refused` returned None."""
+        """All emails of the request, because SendGrid accepts or refuses a request as a whole."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
@@ -229,10 +198,8 @@ class SesBulk(Ses):
 
 
 class Resend:
-    """`POST /emails`: https://resend.com/docs/api-reference/emails/send-email
-
-    Resend's idempotency keys are not implemented here, but in `HttpSession`.
-    """
+    """`POST /emails`: https://resend.com/docs/api-reference/emails/send-email (`HttpSession` has its idempotency
+    keys)"""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
         named = {tag["name"]: tag["value"] for tag in document.get("tags", ())}
@@ -275,10 +242,7 @@ class Resend:
 
 
 class Twilio:
-    """`POST /Messages.json`: https://www.twilio.com/docs/messaging/api/message-resource
-
-    The body of a request is a form, not JSON.
-    """
+    """`POST /Messages.json`, a form: https://www.twilio.com/docs/messaging/api/message-resource"""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
         """See `Api.read`. The email id is a parameter of the URL to which Twilio would post the SMS's status."""
@@ -314,12 +278,8 @@ class Twilio:
         return _json(201, message)
 
     def found(self, target: str, messages: Collection[Mapping[str, Any]]) -> Reply:
-        """The answer to `GET /Messages/SID.json` (one SMS), or to `GET /Messages.json` (the latest SMS to one number).
-
-        Args:
-            target: The path and query of the request.
-            messages: Twilio's descriptions of the SMS that the server accepted.
-        """
+        """The answer to `GET /Messages/SID.json` (one SMS), or to `GET /Messages.json` (the latest SMS to one
+        number)."""
         url = urlsplit(target)
         if one := _TWILIO_MESSAGE.search(url.path):
             known = next((each for each in messages if each["sid"] == one[1]), None)

@@ -44,9 +44,6 @@ class HttpDouble:
     """The local server that imitates the providers, and its records.
 
     Attributes:
-        behaviour: Faults, refusals and latency; may be changed while the server runs.
-        sessions: The open connections.
-        connections: Number of connections since the start.
         begun: The number of requests to send emails whose headers were read, by path.
         requests: How many completely read requests contained each email, by email id.
         received: The decoded bodies of the accepted requests; empty unless the argument `keeps` is True.
@@ -108,8 +105,7 @@ class HttpDouble:
 
     @property
     def url(self) -> str:
-        """The server's URL: the value for DISPATCHER_SENDGRID_HOST, DISPATCHER_SES_ENDPOINT_URL,
-        DISPATCHER_RESEND_URL or DISPATCHER_TWILIO_URL."""
+        """The value for DISPATCHER_SENDGRID_HOST, DISPATCHER_RESEND_URL and the URLs of SES and Twilio."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def ledger(self) -> AcceptanceLedger:
@@ -156,11 +152,8 @@ class HttpDouble:
         self._ledger.append(*(LedgerEntry(mail.email_id, len(mail.addresses), octets, at) for mail in mails))
 
     def record_request(self, request: Request, came: str) -> None:
-        """Writes one line to requests.jsonl for each email of a completely read request.
-
-        Args:
-            came: The result: `accepted`, `repeated`, the name of a fault, or the HTTP status of a refusal.
-        """
+        """Writes one line to requests.jsonl for each email of a completely read request, with its result: `accepted`,
+        `repeated`, the name of a fault, or the HTTP status of a refusal."""
         at = time.time()
         lines = []
         for mail in request.mails:
@@ -170,14 +163,11 @@ class HttpDouble:
         os.write(self._log, b"".join(lines))
 
     def record_event(self, connection: int, event: str, **fields: object) -> None:
-        """Writes an event of a connection to wire.jsonl, if the constructor's argument `records_wire` is True.
+        """Writes an event of a connection to wire.jsonl, if `records_wire`.
 
-        Args:
-            connection: The connection's number.
-            event: `began`: the request's headers were read. `read`: the whole request was read. `answered`: the kernel
-                took the whole answer while the connection was open. `ended`: the connection was closed.
-            fields: For `read`: `email_id`, and for a bulk call `email_ids`. For `ended`: `by_us`, whether the server
-                closed the connection, and `by_reset`, whether the connection ended with an error such as a reset.
+        `began`: the request's headers were read. `read`: the whole request was read (`email_id`, or `email_ids` of a
+        bulk call). `answered`: the kernel took the whole answer while the connection was open. `ended`: the connection
+        was closed, `by_us` or `by_reset`.
         """
         if self._wire >= 0:
             line = {"connection": connection, "event": event, "at": time.time(), **fields}
@@ -216,11 +206,8 @@ async def running_double(
 
 
 def throwaway_tls(ca_file: Path) -> ssl.SSLContext:
-    """A TLS context for a server on the loopback interface, with a certificate that a new authority has signed.
-
-    Args:
-        ca_file: The file to write the authority's certificate to. Clients must trust this certificate.
-    """
+    """A TLS context for a server on the loopback interface. Writes the certificate of the new authority, which clients
+    must trust, to a file."""
     import trustme
 
     authority = trustme.CA()
@@ -243,11 +230,7 @@ async def _serve(double: HttpDouble, port: int, more: dict[str, str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the server until SIGTERM or SIGINT.
-
-    Args:
-        arguments: The command line without the program's name; None for the command line of this process.
-    """
+    """Runs the server until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(
         "python -m dispatcher.dev.http_double", description="A local SendGrid, SES, Resend and Twilio."
     )

@@ -178,11 +178,8 @@ class HttpSession(asyncio.Protocol):
                 self._misbehave(self._act, octets)
 
     def _accept(self, api: Api, request: Request, behaviour: Behaviour) -> bytes:
-        """Accepts a request, and returns the answer.
-
-        If a request with the same idempotency key was accepted before, accepts no email: returns the earlier answer, or
-        status 409 if the body differs from the earlier request's body.
-        """
+        """Accepts a request, and returns the answer. For an idempotency key that was accepted before, accepts no email:
+        returns the earlier answer, or 409 if the body differs."""
         key, body = self._key if api is RESEND else "", bytes(self._body)
         if key and (known := self._records.answers.get(key)):
             is_same = known[0] == body
@@ -203,10 +200,7 @@ class HttpSession(asyncio.Protocol):
         self._records.record_event(self._number, "read", email_id=ids[0], **together)
 
     def _administer(self) -> bytes:
-        """The answer to a request that does not send emails.
-
-        The server knows `/double`, and the paths for accounts, domains, permissions and Twilio's messages.
-        """
+        """The answer to `/double`, and to the paths for accounts, domains, permissions and messages of Twilio."""
         behaviour = self._records.behaviour
         if self._path == "/double":
             return octets_of(self._change_behaviour() if self._method == "PUT" else Reply(200, self._records.counts()))
@@ -245,11 +239,7 @@ class HttpSession(asyncio.Protocol):
         return Reply(200, {})
 
     def _misbehave(self, act: Fault, octets: bytes) -> None:
-        """Injects a fault instead of the normal answer.
-
-        Args:
-            octets: The normal answer. Some faults send a part of it.
-        """
+        """Injects a fault instead of the normal answer, of which some faults send a part."""
         half = octets.index(b"\r\n\r\n") // 2
         faults: dict[Fault, Callable[[], None]] = {
             Fault.CLOSE: lambda: self._end(by_reset=False),

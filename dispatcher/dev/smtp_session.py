@@ -38,12 +38,7 @@ at every attempt."""
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One email that the server received.
-
-    Attributes:
-        content: The email's content, after the dot-stuffing was removed.
-        parameters: The parameters after the address in MAIL FROM.
-    """
+    """One email that the server received, without dot-stuffing. `parameters` follow the address in MAIL FROM."""
 
     sender: str
     recipients: tuple[str, ...]
@@ -99,10 +94,8 @@ class SmtpSession(asyncio.Protocol):
         self._forget()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greets the client, or refuses it if too many are connected.
-
-        asyncio calls this for each new connection, and again after STARTTLS. The second call sends no greeting.
-        """
+        """Greets the client, or refuses it if too many are connected. asyncio calls this again after STARTTLS, which
+        gets no greeting."""
         is_new = self not in self._mailbox.sessions
         self._transport = cast(asyncio.Transport, transport)
         self._mailbox.sessions.add(self)
@@ -346,11 +339,8 @@ class SmtpSession(asyncio.Protocol):
             self._send_reply(line, step)
 
     def _send_reply(self, line: str, step: Step | None) -> None:
-        """Sends a reply.
-
-        If the reply accepts or refuses an email's content, and the kernel takes the whole reply, records the event
-        `answered`.
-        """
+        """Sends a reply. If it decides about an email's content, and the kernel takes it whole, records the event
+        `answered`."""
         was_open = not self._transport.is_closing()
         self._send(line)
         if step in (Step.END, Step.ANSWER) and was_open and not self._transport.get_write_buffer_size():

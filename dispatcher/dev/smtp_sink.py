@@ -52,16 +52,8 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 class SmtpSink:
-    """The local SMTP server and its records.
-
-    Attributes:
-        behaviour: Faults, extensions and limits; may be changed while the server runs.
-        received: The accepted emails; empty unless the argument `keeps` is True.
-        commands: How often each SMTP command arrived, by its name.
-        greylisted: How often each recipient was greylisted (deferred at the first attempt), by address.
-        connections: Number of connections since the start.
-        sessions: The open connections.
-    """
+    """The local SMTP server and its records: the accepted emails (only if `keeps`), how often each SMTP command
+    arrived, and how often each recipient was greylisted (deferred at the first attempt)."""
 
     def __init__(
         self,
@@ -154,15 +146,10 @@ class SmtpSink:
         return name
 
     def record_event(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
-        """Writes an event of a connection to wire.jsonl, if the constructor's argument `records_wire` is True.
+        """Writes an event of a connection to wire.jsonl, if `records_wire`.
 
-        Args:
-            connection: The connection's number.
-            event: `began`: the first octet of the content arrived. `read`: the final dot arrived. `answered`: the
-                kernel took the whole reply while the connection was open. `ended`: the connection was closed.
-            email: For `read`: the email. Its id is recorded.
-            fields: For `ended`: `by_us`, whether the server closed the connection, and `by_reset`, whether the
-                connection ended with an error such as a reset.
+        `began`: the first octet of the content arrived. `read`: the final dot arrived. `answered`: the kernel took the
+        whole reply while the connection was open. `ended`: the connection was closed, `by_us` or `by_reset`.
         """
         if self._wire >= 0:
             ids = {"email_id": email.email_id} if email else {}
@@ -202,10 +189,7 @@ def _write_new(path: str, content: bytes) -> None:
 async def running_sink(
     folder: Path, behaviour: SmtpBehaviour | None = None, *, writes_eml: bool = False, keeps: bool = True
 ) -> AsyncIterator[SmtpSink]:
-    """Runs the local server on this event loop, for tests.
-
-    By default, the server keeps the accepted emails in memory, and writes no `.eml` files.
-    """
+    """Runs the local server on this event loop, for tests. By default, keeps the accepted emails in memory only."""
     sink = SmtpSink(folder, behaviour, writes_eml=writes_eml, keeps=keeps)
     await sink.start()
     try:
@@ -235,11 +219,7 @@ async def _serve(sink: SmtpSink, port: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the server until SIGTERM or SIGINT.
-
-    Args:
-        arguments: The command line without the program's name; None for the command line of this process.
-    """
+    """Runs the server until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="python -m dispatcher.dev.smtp_sink", description="A local SMTP server.")
     parser.add_argument("--folder", type=Path, required=True, help="folder for the ledger and the mail")
     parser.add_argument("--port", type=int, default=0, help="port; 0 (the default) chooses a free one")

@@ -19,11 +19,9 @@ from dispatcher.domain.headers import header_name_fault, header_value_fault
 from dispatcher.domain.lanes import LANE
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.text import MAX_KEY_CHARACTERS, body_fault, header_fault
+from dispatcher.domain.text import MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS, TENANT_PATTERN, body_fault, header_fault
 from dispatcher.errors import InvalidEmail
 
-MAX_TENANT_CHARACTERS: Final = 100
-"""The longest tenant id. Every log line and index entry contains the id, so the id must be short."""
 MAX_RECIPIENTS: Final = 1000
 """The most recipients in to, cc and bcc together, and the most addresses in reply_to. This is SendGrid's limit per
 request. SMTP servers must accept 100 (RFC 5321)."""
@@ -52,7 +50,6 @@ seconds."""
 
 NO_HEADERS: Final = MappingProxyType[str, str]({})
 _MAX_CACHED_CHARACTERS: Final = 200
-_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 _TEMPLATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SEVERAL: Final = re.compile(r"[^@,;]{1,500}@[^@,;]{1,500}[,;][^@]{1,500}@")
@@ -98,7 +95,7 @@ def tenant_id(field: str, value: object) -> str:
     text = string(field, value)
     if not 1 <= len(text) <= MAX_TENANT_CHARACTERS:
         raise InvalidEmail(field, f"must be 1 to {MAX_TENANT_CHARACTERS} characters long")
-    if not _TENANT.fullmatch(text):
+    if not re.fullmatch(TENANT_PATTERN, text):
         raise InvalidEmail(field, "must begin with an ASCII letter or digit; letters, digits and . _ : - may follow")
     return text
 

@@ -27,7 +27,7 @@ from dispatcher.domain.json_data import NO_DATA, checked_data
 from dispatcher.domain.lanes import LANE
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment, stored_tags
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.text import MAX_KEY_CHARACTERS, body_fault
+from dispatcher.domain.text import MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS, TENANT_PATTERN, body_fault
 from dispatcher.errors import InvalidEmail
 
 __all__ = ["EMAIL_CHANNEL", "Message", "TextMessage"]
@@ -68,10 +68,7 @@ ADDRESS_SCHEMA: Final = {
 }
 _ADDRESS_REFERENCE: Final = {"$ref": "#/components/schemas/Address"}
 _KEY: Final = Kind(rules.key, text_schema(MAX_KEY_CHARACTERS, 1))
-_TENANT: Final = Kind(
-    rules.tenant_id,
-    text_schema(rules.MAX_TENANT_CHARACTERS, 1, pattern="^[A-Za-z0-9][A-Za-z0-9._:-]*$"),
-)
+_TENANT: Final = Kind(rules.tenant_id, text_schema(MAX_TENANT_CHARACTERS, 1, pattern=f"^{TENANT_PATTERN}$"))
 _SENDER: Final = Kind(rules.sender, _ADDRESS_REFERENCE, metavar="ADDRESS")
 _ADDRESSES: Final = Kind(
     rules.addresses, list_schema(_ADDRESS_REFERENCE, rules.MAX_RECIPIENTS), encode=list, metavar="ADDRESS"
