@@ -56,7 +56,6 @@ class Customer:
 
     @property
     def address(self) -> str:
-        """The address with the display name."""
         return f"{self.name} <{self.local}@{self.domain}>"
 
 

@@ -69,12 +69,10 @@ class DemoHost:
 
     @property
     def ledger(self) -> Path:
-        """The file in which the SMTP server records accepted emails."""
         return self.folder / SMTP / "ledger.jsonl"
 
     @property
     def wire(self) -> Path:
-        """The SMTP server's record of every connection."""
         return self.folder / SMTP / "wire.jsonl"
 
     def initialise(self) -> list[str]:
@@ -173,7 +171,6 @@ def _environment_without_settings() -> dict[str, str]:
 
 
 def _start_smtp(processes: Processes) -> int:
-    """Starts the local SMTP server; returns its port."""
     words = ["--folder", str(processes.folder / SMTP), "--latency-ms", str(SMTP_LATENCY_MS), "--wire"]
     argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words]
     plan = _plan(processes.folder, SMTP, argv, _environment_without_settings(), ["SIGTERM"])

@@ -63,7 +63,6 @@ class DemoProgress(NamedTuple):
 
     @property
     def finished(self) -> int:
-        """How many emails are in a final status: sent, failed, held or cancelled."""
         return sum(self.counts[status] for status in FINISHED)
 
 
@@ -131,7 +130,6 @@ class Report:
 
     @property
     def balances(self) -> bool:
-        """Whether the run kept the promise without faults: `differences` is empty."""
         return not self.differences
 
     @property
@@ -221,7 +219,6 @@ class _DemoRun:
                 self._display.say(f"killed worker process {pid} (SIGKILL) after {progress.finished} emails")
 
     def _is_done(self) -> bool:
-        """Whether a worker was killed, every email is finished, and every dead letter is on the DLQ."""
         if self._kill is None or self._progress.finished < self._progress.enqueued:
             return False
         counts = self._progress.counts

@@ -129,11 +129,9 @@ class SendGrid:
         return Reply(429, _errors("too many requests"), headers)
 
     def unauthorized(self) -> Reply:
-        """SendGrid's answer to a wrong API key: status 401."""
         return Reply(401, _errors("The provided authorization grant is invalid, expired, or revoked"))
 
     def malformed(self) -> Reply:
-        """SendGrid's answer to an invalid body: status 400."""
         return Reply(400, _errors("Bad Request"))
 
 
@@ -146,16 +144,13 @@ class Ses:
         return Request((_ses_mail(document, document.get("EmailTags", ())),), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """Status 400 if the request has a refused address. Otherwise None."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else _aws(400, "MessageRejected", word)
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """The only email of the request."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """Status 200 with a message id."""
         return _json(200, {"MessageId": _message_id()})
 
     def throttled(self, until: float) -> Reply:  # noqa: ARG002
@@ -167,7 +162,6 @@ class Ses:
         return _aws(403, "UnrecognizedClientException", "The security token included in the request is invalid.")
 
     def malformed(self) -> Reply:
-        """SES's answer to an invalid body: status 400."""
         return _aws(400, "BadRequestException", "The request is not valid.")
 
 
@@ -209,16 +203,13 @@ class Resend:
         return Request((Mail(named.get("email_id", ""), addresses),), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """Status 422 if the request has a refused address. Otherwise None."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else resend_error(422, "validation_error", word)
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """The only email of the request."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """Status 200 with an id."""
         return _json(200, {"id": str(uuid4())})
 
     def throttled(self, until: float) -> Reply:
@@ -229,11 +220,9 @@ class Resend:
         return resend_error(429, "rate_limit_exceeded", message, {**headers, "retry-after": seconds})
 
     def unauthorized(self) -> Reply:
-        """Resend's answer to a wrong API key: status 403."""
         return resend_error(403, "invalid_api_key", "API key is invalid")
 
     def malformed(self) -> Reply:
-        """Resend's answer to an invalid body: status 422."""
         return resend_error(422, "missing_required_field", "Missing `to` field.")
 
     def changed(self) -> Reply:
@@ -258,7 +247,6 @@ class Twilio:
         return None if word is None else twilio_error(400, int(word), f"refused: {request.mails[0].addresses[0]}")
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """The only SMS of the request."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
@@ -300,22 +288,18 @@ class Twilio:
         return twilio_error(429, 20429, "Too Many Requests")
 
     def unauthorized(self) -> Reply:
-        """Twilio's answer to wrong credentials: status 401."""
         return twilio_error(401, 20003, "Authenticate")
 
     def malformed(self) -> Reply:
-        """Twilio's answer to an invalid body: status 400."""
         return twilio_error(400, 21604, "A 'To' phone number is required.")
 
 
 def twilio_error(status: int, code: int, message: str, headers: Mapping[str, str] | None = None) -> Reply:
-    """An error answer in Twilio's format."""
     more = f"https://www.twilio.com/docs/errors/{code}"
     return Reply(status, {"code": code, "message": message, "more_info": more, "status": status}, headers or {})
 
 
 def resend_error(status: int, name: str, message: str, headers: Mapping[str, str] | None = None) -> Reply:
-    """An error answer in Resend's format."""
     return Reply(status, {"statusCode": status, "name": name, "message": message}, headers or {})
 
 
@@ -348,7 +332,6 @@ def _json(status: int, document: object) -> bytes:
 
 
 def sendgrid_error(status: int, message: str, field: str | None = None) -> Reply:
-    """An error answer in SendGrid's format."""
     return Reply(status, _errors(message, field))
 
 

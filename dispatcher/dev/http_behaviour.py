@@ -94,7 +94,6 @@ class Behaviour:
         return self.fault
 
     def throttle(self, seconds: float) -> None:
-        """Answers 429 to every request for the next `seconds`."""
         self.throttled_until = time.time() + seconds
 
     def change(self, document: Mapping[str, Any]) -> None:
@@ -132,7 +131,6 @@ def answer(status: int, headers: Mapping[str, str], body: bytes, *, announced: i
 
 
 def octets_of(reply: Reply) -> bytes:
-    """The reply as an HTTP answer."""
     if isinstance(reply.body, bytes):
         return answer(reply.status, reply.headers, reply.body)
     return answer(reply.status, {"Content-Type": "application/json", **reply.headers}, orjson.dumps(reply.body))

@@ -82,22 +82,18 @@ class HttpDouble:
 
     @property
     def ledger_path(self) -> Path:
-        """The path of the file with one line for each accepted email."""
         return self._folder / "ledger.jsonl"
 
     @property
     def requests_path(self) -> Path:
-        """The path of the file with one line for each email of each request."""
         return self._folder / "requests.jsonl"
 
     @property
     def wire_path(self) -> Path:
-        """The path of the file with the events of requests and connections (see `record_event`)."""
         return self._folder / "wire.jsonl"
 
     @property
     def port(self) -> int:
-        """The port that the server listens on."""
         assert self._server is not None, "the double has not been started"
         port = self._server.sockets[0].getsockname()[1]
         assert isinstance(port, int)
@@ -109,7 +105,6 @@ class HttpDouble:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def ledger(self) -> AcceptanceLedger:
-        """All acceptances so far."""
         return read_ledger(self.ledger_path)
 
     async def start(self, port: int = 0) -> None:
@@ -174,7 +169,6 @@ class HttpDouble:
             os.write(self._wire, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def counts(self) -> dict[str, object]:
-        """The answer to `GET /double`."""
         return {
             "begun": sum(self.begun.values()),
             "requests": self.requests.total(),

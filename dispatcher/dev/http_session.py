@@ -82,19 +82,16 @@ class HttpSession(asyncio.Protocol):
         self._records.sessions.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Removes this session from the open sessions (called by asyncio)."""
         self._records.sessions.discard(self)
         self._records.record_event(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
 
     def data_received(self, data: bytes) -> None:
-        """Passes the data to the parser, which calls the `on_…` methods. asyncio calls this."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.abort()
 
     def drop(self) -> None:
-        """Aborts the connection."""
         self._closes = True
         self._transport.abort()
 
@@ -130,7 +127,6 @@ class HttpSession(asyncio.Protocol):
         self._begin()
 
     def _begin(self) -> None:
-        """Resets the state, so that the next request can begin."""
         self._path = self._method = self._authorization = self._key = ""
         self._body = bytearray()
 
@@ -219,7 +215,6 @@ class HttpSession(asyncio.Protocol):
         return octets_of(Reply(200, {"scopes": ["mail.send", "user.profile.read"]}))
 
     def _twilio_answer(self, behaviour: Behaviour) -> Reply:
-        """The answer to a request for Twilio's account or messages."""
         if self._has_wrong_key(behaviour):
             return TWILIO.unauthorized()
         if "/Messages" not in self._path:

@@ -75,7 +75,6 @@ class Record(TypedDict):
 
 
 def identify(pid: int, *, even_a_zombie: bool = False) -> ProcessIdentity | None:
-    """The identity of the process with this pid, or None. A zombie has exited, but was not reaped."""
     fields = _stat(pid)
     if fields is None or (fields[0] in "ZX" and not even_a_zombie):
         return None
@@ -250,7 +249,6 @@ def _become(plan: Plan, keeper: int) -> None:
 
 
 def main() -> None:
-    """Runs the keeper of the folder that the command line names."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.chdir("/")

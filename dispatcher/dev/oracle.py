@@ -180,7 +180,6 @@ class Judgement:
 
     @property
     def is_good(self) -> bool:
-        """Whether the run met every requirement: `violations` is empty."""
         return not self.violations
 
 
@@ -230,7 +229,6 @@ class Held:
 
 
 def explain_held(records: Records) -> list[Held]:
-    """All held emails, each with the reason why it is held."""
     attempts, exchanges = _by_email(records.attempts), _by_email(records.wire.exchanges)
     ids = [email_id for email_id, row in records.rows.items() if row.status == "held"]
     used: set[Fragment] = set()
@@ -256,7 +254,6 @@ def _follows_fault(at: float, records: Records) -> bool:
 
 
 def unknown_outcomes(records: Records) -> Counter[UUID]:
-    """How often each email's outcome was unknown: the number of uncertain attempts plus expired leases."""
     return Counter(each.email_id for each in records.attempts if each.outcome == "uncertain") + Counter(
         records.expired_leases
     )
@@ -420,7 +417,6 @@ def _unaccepted(records: Records) -> set[UUID]:
 
 
 def _missed(email_id: UUID, records: Records) -> set[str]:
-    """The recipients for whom the provider never accepted the email."""
     return {each for each in records.recipients.get(email_id, ()) if not records.deliveries.get((email_id, each))}
 
 

@@ -76,7 +76,6 @@ class PostgresAccess:
 
     @property
     def url(self) -> str:
-        """The URL for clients."""
         return f"postgresql://{ROLE}:{self.password}@{ports.LOOPBACK}:{self.port}/{DATABASE}"
 
 
@@ -320,7 +319,6 @@ def _plan(
     access: PostgresAccess,
     settings: Mapping[str, str],
 ) -> Plan:
-    """Describes for the keeper how to start and stop the server."""
     (data / "postmaster.pid").unlink(missing_ok=True)  # a killed server leaves this file
     whole = {**SETTINGS, **settings, "port": str(access.port), "cluster_name": name}
     words = [word for name, value in whole.items() for word in ("-c", f"{name}={value}")]

@@ -153,7 +153,6 @@ def _living(entry: list[int | str]) -> ProcessIdentity | None:
 
 
 def _identity(entry: list[int | str]) -> ProcessIdentity:
-    """Converts an entry of keeper.json to the identity of a process."""
     return ProcessIdentity(int(entry[0]), str(entry[1]))
 
 
@@ -164,7 +163,6 @@ def _family(heads: list[ProcessIdentity]) -> list[ProcessIdentity]:
 
 
 def _await_exit(family: list[ProcessIdentity], seconds: float) -> None:
-    """Waits until all processes have exited, or the time is over."""
     deadline = time.monotonic() + seconds
     while any(map(keeper.is_alive, family)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)

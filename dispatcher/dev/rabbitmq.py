@@ -74,12 +74,10 @@ class RabbitAccess:
 
     @property
     def amqp_url(self) -> str:
-        """The URL for AMQP clients."""
         return f"amqp://{USER}:{self.password}@{ports.LOOPBACK}:{self.amqp_port}/{quote(VHOST, safe='')}"
 
     @property
     def management_url(self) -> str:
-        """The URL of the management API."""
         return f"http://{USER}:{self.password}@{ports.LOOPBACK}:{self.management_port}"
 
 
@@ -179,7 +177,6 @@ def patch_root(script: Path, root: Path) -> None:
 
 
 def _answers(access: RabbitAccess, path: str) -> bool:
-    """Whether the management API answers with 200."""
     return ask(access, path)[0] == http.HTTPStatus.OK
 
 
@@ -265,7 +262,6 @@ def _configure(home: Path, access: RabbitAccess, cluster: Sequence[RabbitAccess]
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Writes a file that only this user may read."""
     path.touch(mode=0o600)
     path.write_text(text)
 

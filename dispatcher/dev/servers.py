@@ -48,7 +48,6 @@ class Servers:
     rabbitmq_source: str
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that make the dispatcher use these servers."""
         return {DATABASE_URL: self.database_url, AMQP_URL: self.amqp_url, MANAGEMENT_URL: self.management_url}
 
 
@@ -117,7 +116,6 @@ def stop(folder: Path) -> list[str]:
 
 
 def status(folder: Path) -> ServersStatus:
-    """The servers and the running processes of the folder."""
     folder = folder.absolute()
     processes = Processes(folder)
     pids = processes.running()

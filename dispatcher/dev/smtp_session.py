@@ -106,12 +106,10 @@ class SmtpSession(asyncio.Protocol):
             self._reply("220 sink.test ESMTP", Step.CONNECT)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Removes this session from the open sessions (called by asyncio)."""
         self._mailbox.sessions.discard(self)
         self._mailbox.record_event(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
 
     def data_received(self, data: bytes) -> None:
-        """Reads and executes commands (called by asyncio)."""
         self._buffer += data
         self._process_buffer()
 

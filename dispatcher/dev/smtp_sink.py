@@ -82,12 +82,10 @@ class SmtpSink:
 
     @property
     def ledger_path(self) -> Path:
-        """The path of the file with one line for each accepted email."""
         return self._folder / "ledger.jsonl"
 
     @property
     def wire_path(self) -> Path:
-        """The path of the file with the events of emails and connections (see `record_event`)."""
         return self._folder / "wire.jsonl"
 
     @property
