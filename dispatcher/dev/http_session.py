@@ -19,6 +19,7 @@ import orjson
 
 from dispatcher.dev.http_apis import RESEND, SENDGRID, TWILIO, Api, Mail, Request, api_of, document_of
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply, answer, octets_of
+from dispatcher.dev.recording_server import Session
 
 DRIP_SECONDS: Final = 0.02
 FLOOD_OCTETS: Final = 64 * 1024 * 1024
@@ -64,16 +65,13 @@ class HttpRecords(Protocol):
         ...
 
 
-class HttpSession(asyncio.Protocol):
-    """The server's side of one connection."""
-
+class HttpSession(Session):
     def __init__(self, records: HttpRecords, number: int) -> None:
         self._records = records
         self._number = number
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._act: Fault | Reply | None = None
-        self._closes = False
         self._begin()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,10 +88,6 @@ class HttpSession(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.abort()
-
-    def drop(self) -> None:
-        self._closes = True
-        self._transport.abort()
 
     def on_url(self, url: bytes) -> None:
         """Stores a part of the request's target (called by httptools, like the other `on_…` methods)."""

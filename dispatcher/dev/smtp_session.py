@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
+from dispatcher.dev.recording_server import Session
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 
 DRIP_SECONDS: Final = 0.02
@@ -69,9 +70,7 @@ class Mailbox(Protocol):
         ...
 
 
-class SmtpSession(asyncio.Protocol):
-    """The server's side of one connection."""
-
+class SmtpSession(Session):
     def __init__(self, mailbox: Mailbox, number: int = 0) -> None:
         self._mailbox = mailbox
         self._number = number
@@ -81,7 +80,6 @@ class SmtpSession(asyncio.Protocol):
         self._searched = 0
         self._in_body = False
         self._has_begun = False
-        self._closes = False
         self._is_waiting = False
         self._is_secure = self._behaviour.security == "tls"
         self._continue_login: Callable[[str], None] | None = None
@@ -112,10 +110,6 @@ class SmtpSession(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         self._process_buffer()
-
-    def drop(self) -> None:
-        self._closes = True
-        self._transport.abort()
 
     def freeze(self) -> None:
         """Stops replying, and keeps the connection open."""
