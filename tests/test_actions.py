@@ -43,7 +43,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.cli.batch_face import batch_command
 from dispatcher.cli.face import command
 from dispatcher.client import ApiProblem, Client
-from dispatcher.client.face import call_of
+from dispatcher.client.calls import call_of
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.api_key import Scope

@@ -25,10 +25,11 @@ from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.api.status_endpoints import TENANT, parameters
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
+from dispatcher.domain.email_rules import tenant
 from dispatcher.domain.failures import Replay
 from dispatcher.domain.instant import parse_instant
 from dispatcher.domain.kinds import NOT_BLANK
+from dispatcher.domain.kinds import TENANT as TENANT_KIND
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
@@ -60,11 +61,10 @@ def _is_instant(value: object) -> bool:
 
 
 _REASON_RULE: Final = f"must be 1 to {MAX_REASON_CHARACTERS} printable characters that say why"
-_TENANT_RULE: Final = f"must be 1 to {MAX_TENANT_CHARACTERS} of A-Z a-z 0-9 . _ : - and begin with a letter or digit"
 INSTANT: Final[tuple[Check, str]] = (_is_instant, "must be a time in ISO 8601, such as 2026-11-21T10:00:00Z")
 DECISION: Final[Mapping[str, tuple[Check, str]]] = {
     "reason": (_is_reason, _REASON_RULE),
-    "tenant_id": (_is_tenant, _TENANT_RULE),
+    "tenant_id": (_is_tenant, TENANT_KIND.rule),
 }
 """The fields that most requests of operators have; see `operator_request`."""
 

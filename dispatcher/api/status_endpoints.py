@@ -14,7 +14,8 @@ from starlette.responses import Response
 from dispatcher.api.access import AccessControl
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
+from dispatcher.domain.email_rules import tenant
+from dispatcher.domain.kinds import TENANT as TENANT_KIND
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops.email_history import find_history, status_of
 from dispatcher.store.statements import Source
@@ -36,12 +37,7 @@ def _tenant(text: str) -> str:
         raise ValueError(error.reason) from None
 
 
-TENANT_ID: Final = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": MAX_TENANT_CHARACTERS,
-    "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]*$",
-}
+TENANT_ID: Final = TENANT_KIND.schema
 TENANT: Final = Parameter(
     _tenant,
     TENANT_ID,

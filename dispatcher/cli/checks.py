@@ -25,7 +25,6 @@ from dispatcher.host.ledger_reader import living_ledger
 from dispatcher.supervisor.run_dir import run_dir_fault
 
 if TYPE_CHECKING:
-    from dispatcher.broker.inspection import OfflineMembers
     from dispatcher.broker.management import Management
     from dispatcher.broker.topology import Topology
     from dispatcher.cli.env_file import EnvFile
@@ -63,13 +62,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of `dispatcher doctor`.
-
-    Attributes:
-        subject: What was checked, such as `PostgreSQL`.
-        detail: What the check found.
-        remedy: How to fix the problem; None if there is nothing to fix.
-    """
+    """One line of `dispatcher doctor`: what was checked, what the check found, and how to fix the problem."""
 
     subject: str
     state: CheckState
@@ -78,16 +71,11 @@ class Finding:
 
 
 def passed(subject: str, words: str) -> Finding:
-    """A finding with the state `OK`."""
     return Finding(subject, CheckState.OK, words)
 
 
 def failed(subject: str, error: DispatcherError, remedy: str | None = None) -> Finding:
-    """A finding with the state `FAILED`.
-
-    Args:
-        remedy: The finding's remedy if the error has no remedy.
-    """
+    """A finding about an error; `remedy` is for an error without a remedy."""
     words = " ".join(error.mistakes) if isinstance(error, ConfigurationError) else error.message
     return Finding(subject, CheckState.FAILED, words, error.remedy or remedy)
 
@@ -95,7 +83,6 @@ def failed(subject: str, error: DispatcherError, remedy: str | None = None) -> F
 def passed_if(
     condition: bool, subject: str, words: str, remedy: str, otherwise: CheckState = CheckState.FAILED
 ) -> Finding:
-    """A finding with the state `OK` if `condition` is true, else with the state `otherwise` and with `remedy`."""
     return passed(subject, words) if condition else Finding(subject, otherwise, words, remedy)
 
 
@@ -103,9 +90,9 @@ def check_env_file(file: EnvFile) -> Finding:
     """Warns if the env file has secrets and every user of this machine can read it."""
     secrets = file.secrets
     is_open = bool(secrets and file.path.stat().st_mode & stat.S_IROTH)
-    words = f"every user of this machine can read {file.path}, which contains secrets ({', '.join(secrets)})"
+    risk = f"every user of this machine can read {file.path}, which contains secrets ({', '.join(secrets)})"
     remedy = f"Run: chmod o= {file.path}. The user of `dispatcher run` must still be able to read the file."
-    return Finding("env file", CheckState.WARNING, words, remedy) if is_open else passed("env file", f"{file.path}")
+    return passed_if(not is_open, "env file", risk if is_open else f"{file.path}", remedy, CheckState.WARNING)
 
 
 def check_process(settings: Settings) -> Iterator[Finding]:
@@ -125,11 +112,8 @@ def check_process(settings: Settings) -> Iterator[Finding]:
 
 
 def check_run_dir(settings: Settings) -> Iterator[Finding]:
-    """Checks that `dispatcher run` can use the run directory.
-
-    No other user may write there. The disk must have space for the in-flight ledgers, and the system must not delete
-    the ledgers.
-    """
+    """Checks that only this user may write there, that the in-flight ledgers fit on the disk, and that the system does
+    not delete them."""
     subject = "run directory"
     needed = settings.workers * file_octets(2 * settings.prefetch)
     try:
@@ -139,7 +123,11 @@ def check_run_dir(settings: Settings) -> Iterator[Finding]:
             return
         with tempfile.TemporaryFile(dir=settings.run_dir) as file:
             os.posix_fallocate(file.fileno(), 0, needed)
-        doubt = volatility(settings.run_dir.resolve(), _mounts())
+        try:
+            mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            mounts = ""
+        doubt = volatility(settings.run_dir.resolve(), mounts)
         remedy = "Set DISPATCHER_RUN_DIR to a folder on a disk of this host, such as /var/lib/email-dispatcher."
         words = f"{settings.run_dir} is writable{', but ' + doubt if doubt else ''}"
         yield passed_if(not doubt, subject, words, remedy, CheckState.WARNING)
@@ -153,12 +141,8 @@ def check_run_dir(settings: Settings) -> Iterator[Finding]:
 
 
 def volatility(folder: Path, mounts: str) -> str | None:
-    """Why ledgers in a folder may be lost before the relay has settled their emails; None if the ledgers are safe.
-
-    Args:
-        folder: A path without symbolic links.
-        mounts: The text of /proc/mounts.
-    """
+    """Why ledgers in a folder (without symbolic links) may be lost before the relay has settled their emails; None if
+    they are safe. `mounts` is the text of /proc/mounts."""
     for cleaned in CLEANED_FOLDERS:
         if folder.is_relative_to(cleaned):
             return f"the system deletes old files in {cleaned}"
@@ -170,18 +154,13 @@ def volatility(folder: Path, mounts: str) -> str | None:
     return f"it is in memory ({kind}), so a reboot empties it" if kind in ("tmpfs", "ramfs") else None
 
 
-def _mounts() -> str:
-    try:
-        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def check_postgresql(settings: Settings) -> Iterator[Finding]:
     """Checks PostgreSQL: its version, durability, number of connections and tables, and whether a write commits."""
     from dispatcher.store.connections import connected
     from dispatcher.store.old_transactions import find_oldest_transaction
     from dispatcher.store.server import show_server
+    from dispatcher.store.statements import fetch_sync
+    from dispatcher.worker.process import POOL_SIZE
 
     try:
         with connected(settings.database_url, name="dispatcher doctor") as connection:
@@ -198,10 +177,21 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
                 waits = "commits wait for a standby" if is_synchronous else "commits do not wait for a standby"
                 words = f"{server.standby_count} connected; {waits}"
                 yield passed_if(is_synchronous, "PostgreSQL standbys", words, _SYNCHRONOUS, CheckState.WARNING)
-            yield _check_connections(settings, server.max_connections)
+            limit, needed = server.max_connections, settings.workers * POOL_SIZE + SPARE_CONNECTIONS
+            workers = counted(settings.workers, "worker")
+            words = f"max_connections is {limit}; this host needs {needed} for {workers}"
+            remedy = "Raise max_connections, or lower DISPATCHER_WORKERS."
+            yield passed_if(limit >= needed, "PostgreSQL connections", words, remedy)
             yield old_transaction_finding(find_oldest_transaction.sync(connection))
             if server.version_number >= _COLLATION_VERSIONS:
-                yield _check_collation(settings, connection)
+                before, now, database = fetch_sync(connection, "find_collation_versions")[0]
+                words = f"its version was {before} when the indexes were built, and is {now}"
+                remedy = (
+                    "Searches by tenant or lane may miss emails; message keys are not affected. Run: reindex schema "
+                    f'concurrently "{settings.database_schema}"; the same for the database\'s other schemas; then: '
+                    f"alter database {database} refresh collation version"
+                )
+                yield passed_if(before == now, "PostgreSQL collation", words, remedy)
             yield from _check_tables(settings, connection)
         yield from _check_sessions(settings)
     except DispatcherError as error:
@@ -226,39 +216,17 @@ def _check_sessions(settings: Settings) -> Iterator[Finding]:
         yield failed("PostgreSQL commits", error)
 
 
-def _check_connections(settings: Settings, max_connections: int) -> Finding:
-    from dispatcher.worker.process import POOL_SIZE
-
-    needed = settings.workers * POOL_SIZE + SPARE_CONNECTIONS
-    words = f"max_connections is {max_connections}; this host needs {needed} for {counted(settings.workers, 'worker')}"
-    remedy = "Raise max_connections, or lower DISPATCHER_WORKERS."
-    return passed_if(max_connections >= needed, "PostgreSQL connections", words, remedy)
-
-
 def old_transaction_finding(old: OldTransaction | None) -> Finding:
     """Warns of what keeps VACUUM from removing old row versions."""
     words = f"VACUUM cannot remove old row versions, because of {old}" if old else "VACUUM can remove old row versions"
     return passed_if(not old, "PostgreSQL vacuum", words, old.remedy if old else "", CheckState.WARNING)
 
 
-def _check_collation(settings: Settings, connection: Session) -> Finding:
-    from dispatcher.store.statements import fetch_sync
-
-    before, now, database = fetch_sync(connection, "find_collation_versions")[0]
-    words = f"its version was {before} when the indexes were built, and is {now}"
-    remedy = (
-        "Searches by tenant or lane may miss emails; message keys are not affected. Run: reindex schema concurrently "
-        f'"{settings.database_schema}"; the same for the database\'s other schemas; then: alter database {database} '
-        "refresh collation version"
-    )
-    return passed_if(before == now, "PostgreSQL collation", words, remedy)
-
-
 def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
     from dispatcher.store.activity import list_shared_host_names
     from dispatcher.store.indexes import lasting_indexes
     from dispatcher.store.migrations import all_migrations, find_valid_indexes, verify_schema
-    from dispatcher.store.server import find_filled_defaults, find_hash_readers
+    from dispatcher.store.server import find_database_id, find_filled_defaults, find_hash_readers
 
     try:
         others = verify_schema(connection)
@@ -291,21 +259,13 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
         "power, check again after some minutes."
     )
     yield passed_if(not shared, "host names", words, remedy, CheckState.WARNING)
-    yield from _check_ledgers(settings, asyncio.run(_database_id(settings)))
+    yield from _check_ledgers(settings, find_database_id.sync(connection))
     yield from _check_pending(settings, connection)
     yield from _check_breakers(connection)
 
 
-async def _database_id(settings: Settings) -> UUID:
-    from dispatcher.store.connections import connect_unconfigured
-    from dispatcher.store.server import find_database_id
-
-    async with await connect_unconfigured(settings.database_url, name="dispatcher doctor") as session:
-        return await find_database_id(session)
-
-
 def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
-    """Reads the run directory's in-flight ledgers, and warns of each ledger whose emails the relay cannot settle."""
+    """Warns of each in-flight ledger whose emails the relay cannot settle."""
     subject = "in-flight ledgers"
     faults = 0
     for path in sorted(settings.run_dir.glob(f"*{SUFFIX}")):
@@ -410,31 +370,27 @@ def _check_management(settings: Settings, topology: Topology) -> Iterator[Findin
         if not faults:
             words = "bindings exist; queue arguments and policies are safe (as reported by the management API)"
             yield passed(subject, words)
-        yield from (_alarm_finding(node, resource) for node, resource in asyncio.run(management.alarms()))
-        yield from map(_quorum_finding, asyncio.run(find_offline_members(management, topology)))
+        for node, short_of in asyncio.run(management.alarms()):
+            words = (
+                f"the node {node} has an alarm: it is short of {short_of}. RabbitMQ accepts no messages until it ends"
+            )
+            remedy = (
+                f"Free {short_of} on that node, or change RabbitMQ's limit. See rabbitmq-diagnostics alarms. Emails "
+                "wait in PostgreSQL meanwhile, and none is lost."
+            )
+            yield Finding("RabbitMQ alarms", CheckState.FAILED, words, remedy)
+        for offline in asyncio.run(find_offline_members(management, topology)):
+            nodes, state = ", ".join(offline.nodes), CheckState.FAILED
+            words = f"the queue {offline.queue} has lost its quorum and accepts no messages; offline: {nodes}"
+            remedy = "Start those nodes again. See rabbitmq-queues quorum_status."
+            if offline.has_majority:
+                state, words = CheckState.WARNING, f"the queue {offline.queue} has members that are offline: {nodes}"
+                remedy = "Start those nodes again before another node stops."
+            yield Finding("RabbitMQ quorum", state, words, remedy)
         yield _check_consumer_timeout(settings, management)
     except DispatcherError as error:
         remedy = "Enable RabbitMQ's management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
         yield failed("RabbitMQ management", error, remedy)
-
-
-def _alarm_finding(node: str, resource: str) -> Finding:
-    words = f"the node {node} has an alarm: it is short of {resource}. RabbitMQ accepts no messages until it ends"
-    remedy = (
-        f"Free {resource} on that node, or change RabbitMQ's limit. See rabbitmq-diagnostics alarms. Emails wait in "
-        "PostgreSQL meanwhile, and none is lost."
-    )
-    return Finding("RabbitMQ alarms", CheckState.FAILED, words, remedy)
-
-
-def _quorum_finding(offline: OfflineMembers) -> Finding:
-    nodes = ", ".join(offline.nodes)
-    if not offline.has_majority:
-        words = f"the queue {offline.queue} has lost its quorum and accepts no messages; offline: {nodes}"
-        remedy = "Start those nodes again. See rabbitmq-queues quorum_status."
-        return Finding("RabbitMQ quorum", CheckState.FAILED, words, remedy)
-    words = f"the queue {offline.queue} has members that are offline: {nodes}"
-    return Finding("RabbitMQ quorum", CheckState.WARNING, words, "Start those nodes again before another node stops.")
 
 
 def _check_consumer_timeout(settings: Settings, management: Management) -> Finding:
@@ -525,7 +481,7 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_providers(settings: Settings) -> Iterator[Finding]:
-    """Checks whether each configured provider would accept emails. Sends nothing."""
+    """Checks whether each provider would accept emails. Sends nothing."""
     from dispatcher.providers.registry import check_provider
 
     for name in settings.providers:

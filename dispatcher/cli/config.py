@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import asdict, dataclass
+from typing import Final
 
 import click
 
 from dispatcher.cli.environment import RUN_NEEDS, examine_settings, unknown_variables, warnings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.masking import MASK, masked, without_login, without_path
 from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import Styled, Table
 from dispatcher.config import Origin, Setting, every_setting, suspicious_settings
 from dispatcher.config.example import environment_file
+from dispatcher.config.values import addresses
+
+MASK: Final = "***"
+
+# The login extends to the last @: people forget to escape @, / and # in passwords, and no part of a password may be
+# shown.
+_URL: Final = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<user>[^:@/?#]*)(?P<password>:.*)?@(?P<rest>[^@]*)", re.DOTALL
+)
+_BARE_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^@]*", re.DOTALL)
+_KEYWORDS: Final = re.compile(r"\s*(?:\w+\s*=\s*(?:'(?:[^'\\]|\\.)*'|[^\s']*)\s*)+")
+_SECRET_PARAMETER: Final = re.compile(
+    r"(?P<name>\w*(?:pass|secret|token|key)\w*\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s&']*)", re.IGNORECASE
+)
+_LOGIN: Final = re.compile(r"(?<=://).*@|(?<![^\s,])(?!\w+://)[^\s@,:]+:[^\s,]*@", re.DOTALL)
+_HOST: Final = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9.:\[\]-]+(?=[/?#]|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
-    """One setting as `dispatcher config` shows it.
-
-    Attributes:
-        value: The value in use, with secrets masked; None if the setting is not set.
-        source: `env-file`, `environment`, `file` (a secret's *_FILE) or `default`.
-        default: The default as text; None if the setting has no default.
-    """
+    """One setting as `dispatcher config` shows it. `source` is `env-file`, `environment`, `file` (a secret's *_FILE) or
+    `default`."""
 
     variable: str
     value: str | None
@@ -60,7 +72,12 @@ def command(as_json: bool, example: bool) -> int:
         print_data(environment_file().rstrip())
         return Exit.DONE
     settings, origins, mistakes = examine_settings(*RUN_NEEDS)
-    lines = [_line(each, origins[each.variable]) for each in every_setting(settings.own)]
+    lines = [
+        ShownSetting(
+            each.variable, _value(each, origin := origins[each.variable]), origin.source, each.default, each.about
+        )
+        for each in every_setting(settings.own)
+    ]
     if as_json:
         unknown = [{"variable": name, "closest": close} for name, close in unknown_variables(os.environ).items()]
         print_json({"settings": [asdict(line) for line in lines], "mistakes": mistakes, "unknown": unknown})
@@ -69,10 +86,6 @@ def command(as_json: bool, example: bool) -> int:
     for words in (*warnings(), *suspicious_settings(settings), *mistakes):
         say(words)
     return Exit.BAD_CONFIGURATION if mistakes else Exit.DONE
-
-
-def _line(declared: Setting, origin: Origin) -> ShownSetting:
-    return ShownSetting(declared.variable, _value(declared, origin), origin.source, declared.default, declared.about)
 
 
 def _value(declared: Setting, origin: Origin) -> str | None:
@@ -109,3 +122,32 @@ def _show(lines: list[ShownSetting]) -> None:
         if is_terminal:
             table.add("", "", Styled(line.about, "dim"))
     table.show()
+
+
+def without_login(text: str) -> str:
+    """Masks the user, the password and secret parameters of every URL in a text. For settings that are not secret."""
+    return _without_parameters(_LOGIN.sub(f"{MASK}@", text))
+
+
+def without_path(text: str) -> str:
+    """Masks a URL except for its scheme and host, because many webhooks' URLs have a secret path or query."""
+    found = _HOST.match(text)
+    return f"{found[0]}/{MASK}" if found else MASK
+
+
+def masked(text: str) -> str:
+    """Masks the passwords in a URL or a libpq string; returns `***` for any other text. For secret settings."""
+    urls = addresses(text)
+    # Split the list only if every URL has a login: otherwise, a part of a password could be mistaken for a URL.
+    if len(urls) > 1 and all("@" in url for url in urls):
+        return ",".join(map(masked, urls))
+    if found := _URL.fullmatch(text):
+        password = f":{MASK}" if found["password"] else ""
+        return f"{found['scheme']}{found['user']}{password}@{_without_parameters(found['rest'])}"
+    if _BARE_URL.fullmatch(text) or _KEYWORDS.fullmatch(text):
+        return _without_parameters(text)
+    return MASK
+
+
+def _without_parameters(text: str) -> str:
+    return _SECRET_PARAMETER.sub(rf"\g<name>{MASK}", text)

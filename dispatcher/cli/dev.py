@@ -23,6 +23,7 @@ _folder_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     envvar=_FOLDER_VARIABLE,
     default=Path("var/dev"),
+    callback=lambda _context, _option, folder: folder.expanduser().absolute(),
     show_envvar=True,
     help="Folder for the servers' data, logs and secrets. Each folder has its own servers.  [default: var/dev in the "
     "current folder]",
@@ -67,7 +68,6 @@ def up(folder: Path, as_json: bool) -> int:
     """
     from dispatcher.dev import servers
 
-    folder = folder.expanduser().absolute()
     # If SIGTERM arrives when only one of the two servers has started, this command must stop that server.
     end_by_sigterm()
     environment = servers.start(folder, progress=say, owner_pid=None).environment() | _other_settings(folder)
@@ -96,7 +96,6 @@ def down(folder: Path) -> int:
     """
     from dispatcher.dev import servers
 
-    folder = folder.expanduser().absolute()
     stopped = servers.stop(folder) if folder.is_dir() else []
     say(f"Stopped {', '.join(stopped)}." if stopped else f"No servers are running in {folder}.")
     return Exit.DONE
@@ -116,7 +115,6 @@ def status(folder: Path, as_json: bool) -> int:
     """
     from dispatcher.dev import servers
 
-    folder = folder.expanduser().absolute()
     found = servers.status(folder)
     if as_json:
         print_json({"running": found.running, "folder": folder, "pids": found.pids, "logs": found.log_folder})
@@ -133,10 +131,7 @@ def status(folder: Path, as_json: bool) -> int:
 
 
 def _other_settings(folder: Path) -> dict[str, str]:
-    """The settings that `dispatcher dev up` prints in addition to the servers' URLs.
-
-    A setting that the environment already has keeps its value.
-    """
+    """The settings besides the servers' URLs. A setting that the environment already has keeps its value."""
     defaults = {
         "DISPATCHER_PROVIDERS": "capture",
         "DISPATCHER_CAPTURE_DIR": str(folder / "mail"),

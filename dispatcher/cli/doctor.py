@@ -16,7 +16,7 @@ from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_json
 from dispatcher.cli.table import Styled, Table
-from dispatcher.config import Settings, suspicious_settings
+from dispatcher.config import suspicious_settings
 from dispatcher.domain.text import printable_lines
 
 _MARKS: Final = {CheckState.OK: ("✓", "green"), CheckState.WARNING: ("!", "yellow"), CheckState.FAILED: ("✗", "red")}
@@ -68,7 +68,15 @@ def command(*, for_api: bool, as_json: bool) -> int:
 
 def _findings(*, for_api: bool) -> Iterator[Finding]:
     settings, _, mistakes = examine_settings(*(API_NEEDS if for_api else RUN_NEEDS))
-    yield from _settings_findings(settings, mistakes)
+    for mistake in mistakes:
+        yield Finding("settings", CheckState.FAILED, mistake)
+    for warning in warnings():
+        words = warning.removeprefix("warning: ")
+        yield Finding("settings", CheckState.WARNING, words, "Correct or remove the variable.")
+    for words in suspicious_settings(settings):
+        yield Finding("settings", CheckState.WARNING, words)
+    if not mistakes:
+        yield checks.passed("settings", "valid; `dispatcher config` shows them")
     if file := current_env_file():
         yield checks.check_env_file(file)
     yield from checks.check_process(settings)
@@ -83,19 +91,6 @@ def _findings(*, for_api: bool) -> Iterator[Finding]:
     yield from checks.check_event_sources(settings)
     if not for_api:
         yield from checks.check_providers(settings)
-
-
-def _settings_findings(settings: Settings, mistakes: tuple[str, ...]) -> Iterator[Finding]:
-    for mistake in mistakes:
-        yield Finding("settings", CheckState.FAILED, mistake)
-    for warning in warnings():
-        yield Finding(
-            "settings", CheckState.WARNING, warning.removeprefix("warning: "), "Correct or remove the variable."
-        )
-    for words in suspicious_settings(settings):
-        yield Finding("settings", CheckState.WARNING, words)
-    if not mistakes:
-        yield checks.passed("settings", "valid; `dispatcher config` shows them")
 
 
 def _show(findings: list[Finding]) -> None:

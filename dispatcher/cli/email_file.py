@@ -22,9 +22,9 @@ from dispatcher.domain.json_data import has_duplicate_name
 from dispatcher.domain.message import Message
 from dispatcher.domain.sms import Sms, message_from_json
 from dispatcher.errors import DispatcherError, InvalidEmail
-from dispatcher.producers import ALREADY_EXPIRED, BATCH_EMAILS, Acceptance, enqueue_many
+from dispatcher.producers import ALREADY_EXPIRED, BATCH_EMAILS, Acceptance, Enqueued, enqueue_many
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
-from dispatcher.store.connections import Session, connected, translated
+from dispatcher.store.connections import connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
 """A batch ends when its lines have this many bytes, which bounds the memory for emails with attachments."""
@@ -90,7 +90,7 @@ def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Messag
 
 
 def _why_not_json(text: bytes) -> str | None:
-    """What kind of file the line probably comes from, and what to do. None if the line gives no sign."""
+    """What kind of file the line probably comes from, and what to do; None without a sign."""
     if b"\0" in text or text.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is UTF-16, not UTF-8; save the file as UTF-8"
     try:
@@ -124,6 +124,16 @@ class Tally:
             return Exit.FAILED
         return Exit.PARTLY if self.refusals else Exit.DONE
 
+    def count(self, entry: FileEntry, answer: Enqueued) -> None:
+        self.accepted += answer.acceptance is Acceptance.ACCEPTED
+        self.known += answer.acceptance is Acceptance.KNOWN
+        if answer.acceptance is Acceptance.CONFLICT:
+            self.conflicts += 1
+            reason = f"{answer.message_key!r} belongs to email {answer.email_id}, which has different content"
+            self.refuse(Refusal(entry.number, "message_key", reason))
+        if answer.acceptance is Acceptance.EXPIRED:
+            self.refuse(Refusal(entry.number, "expires_at", ALREADY_EXPIRED))
+
     def refuse(self, refusal: Refusal) -> None:
         """Prints the first `REFUSALS_IN_FULL`, but the same fault of adjacent lines only once."""
         last = self.refusals[-1] if self.refusals else None
@@ -140,7 +150,10 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
     with connected(settings.database_url, name="dispatcher enqueue") as connection, _progress(file) as advance:
         try:
             for batch in _batches(settings, file, tally):
-                _enqueue(connection, batch, tally)
+                with translated(), connection.transaction():
+                    answers = enqueue_many(connection, [email for _, email in batch], report_conflicts=True)
+                for (entry, _), answer in zip(batch, answers, strict=True):
+                    tally.count(entry, answer)
                 advance(batch[-1][0].end)
         except DispatcherError as error:
             tally.fault = error
@@ -173,20 +186,6 @@ def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[
             batch, octets = [], 0
     if batch:
         yield batch
-
-
-def _enqueue(connection: Session, batch: list[tuple[FileEntry, Message]], tally: Tally) -> None:
-    with translated(), connection.transaction():
-        answers = enqueue_many(connection, [email for _, email in batch], report_conflicts=True)
-    for (entry, _), answer in zip(batch, answers, strict=True):
-        tally.accepted += answer.acceptance is Acceptance.ACCEPTED
-        tally.known += answer.acceptance is Acceptance.KNOWN
-        if answer.acceptance is Acceptance.CONFLICT:
-            tally.conflicts += 1
-            reason = f"{answer.message_key!r} belongs to email {answer.email_id}, which has different content"
-            tally.refuse(Refusal(entry.number, "message_key", reason))
-        if answer.acceptance is Acceptance.EXPIRED:
-            tally.refuse(Refusal(entry.number, "expires_at", ALREADY_EXPIRED))
 
 
 @contextmanager

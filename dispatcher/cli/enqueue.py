@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mimetypes
+import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -17,10 +19,9 @@ from dispatcher.cli.options import json_option, known_lane
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_rules import shown
-from dispatcher.domain.message import Message
+from dispatcher.domain.message import FIELDS, Message, Stated
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, Attachment
 from dispatcher.domain.sms import Sms
-from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
 
@@ -28,72 +29,64 @@ _WHY_A_KEY: Final = (
     "--key is missing. It is your own unique name for this email, such as order-17-receipt. A second enqueue with the "
     "same key creates no second email, so a command that runs twice sends one email."
 )
-_File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+_NAMES: Final = {
+    "message_key": "key",
+    "sender": "from",
+    "template_id": "template",
+    "headers": "header",
+    "attachments": "attach",
+    "tags": "tag",
+    "tenant_id": "tenant",
+}
+"""The options that are not named as their field."""
+_TYPES: Final = {
+    "attachments": click.Path(exists=True, dir_okay=False, path_type=Path),
+    "send_at": Instant(),
+    "expires_at": Instant(),
+}
 
 
-@click.command("enqueue")
-@click.option("--file", type=click.File("rb"), metavar="PATH", help="A file of emails as JSON Lines; - is stdin.")
-@click.option(
-    "--sms",
-    "is_sms",
-    is_flag=True,
-    help="Enqueue an SMS. Needs --key, exactly one --to with a phone number, and --text or --text-file.",
-)
-@click.option("--key", "message_key", help="Your own unique name for the email.")
-@click.option("--from", "sender", metavar="ADDRESS", help="The sender, such as 'Shop <shop@example.com>'.")
-@click.option("--to", multiple=True, metavar="ADDRESS", help="A recipient. Repeatable.")
-@click.option("--cc", multiple=True, metavar="ADDRESS", help="A Cc recipient. Repeatable.")
-@click.option("--bcc", multiple=True, metavar="ADDRESS", help="A Bcc recipient. Repeatable.")
-@click.option("--reply-to", multiple=True, metavar="ADDRESS", help="A Reply-To address. Repeatable.")
-@click.option("--subject", help="The subject.")
-@click.option("--text", help="The plain-text body.")
-@click.option("--text-file", type=_File, metavar="PATH", help="A UTF-8 file with the plain-text body; - is stdin.")
-@click.option("--html", help="The HTML body.")
-@click.option("--html-file", type=_File, metavar="PATH", help="A UTF-8 file with the HTML body; - is stdin.")
-@click.option(
-    "--attach",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    multiple=True,
-    metavar="PATH",
-    help="A file to attach. Repeatable.",
-)
-@click.option("--template", "template_id", metavar="ID", help="The id of the provider's template for subject and body.")
-@click.option("--template-data", metavar="JSON", help="A JSON object with the template's values.")
-@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="An additional header. Repeatable.")
-@click.option("--tag", "tags", multiple=True, help="A tag for the provider's statistics. Repeatable.")
-@click.option(
-    "--tenant", "tenant_id", help="The tenant that owns the email; keys are unique per tenant.  [default: default]"
-)
-@click.option("--correlation-id", help="Your id of the request that caused the email; copied to logs and dead letters.")
-@click.option(
-    "--on-uncertain",
-    type=click.Choice([policy.value for policy in OnUncertain]),
-    help="What to do if the outcome of an attempt is unknown: `hold` the email for an operator, or `resend` it. With "
-    "`resend`, the recipient might get the email twice.  [default: DISPATCHER_ON_UNCERTAIN]",
-)
-@click.option(
-    "--erase-after-sending", is_flag=True, help="Delete the content (such as a one-time code) after the email is sent."
-)
-@click.option(
-    "--ignore-suppression", is_flag=True, help="Send to suppressed recipients, too: for emails such as a legal notice."
-)
-@click.option(
-    "--send-at", type=Instant(), metavar="TIME", help="Do not send before this time, such as 2026-12-24T18:00:00+01:00."
-)
-@click.option(
-    "--expires-at",
-    type=Instant(),
-    metavar="TIME",
-    help="From this time on, do not send the email, but cancel it.",
-)
-@click.option(
-    "--expires-in",
-    type=Age(),
-    metavar="DURATION",
-    help="Like --expires-at, but as a length of time, such as 10m or 2h. It counts from --send-at if that is given, "
-    "otherwise from now.",
-)
-@click.option("--lane", help="The lane, such as urgent.  [default: the sender's lane (see `lanes set`), or normal]")
+def _flag(field: str) -> str:
+    return f"--{_NAMES.get(field, field).replace('_', '-')}"
+
+
+def _options() -> Iterator[click.Parameter]:
+    """An option for each field of a message, and the options that set a field in another way."""
+    yield click.Option(
+        ["--file"], type=click.File("rb"), metavar="PATH", help="A file of emails as JSON Lines; - is stdin."
+    )
+    about = "Enqueue an SMS. Needs --key, exactly one --to with a phone number, and --text or --text-file."
+    yield click.Option(["--sms", "is_sms"], is_flag=True, help=about)
+    for field in FIELDS:
+        yield _option(field)
+        if field.name in ("text", "html"):
+            kind = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+            about = f"A UTF-8 file with the value of --{field.name}; - is stdin."
+            yield click.Option([f"--{field.name}-file"], type=kind, metavar="PATH", help=about)
+    about = (
+        "Like --expires-at, but as a length of time, such as 10m or 2h. It counts from --send-at if that is given, "
+        "otherwise from now."
+    )
+    yield click.Option(["--expires-in"], type=Age(), metavar="DURATION", help=about)
+
+
+def _option(field: Stated) -> click.Option:
+    names = Email.by_json_name
+    about = re.sub(r"`(\w+)`", lambda found: _flag(found[1]) if found[1] in names else found[0], field.about)
+    schema, is_list = field.kind.schema, field.default == () or field.name == "headers"
+    choice = click.Choice(schema["enum"]) if "enum" in schema else None
+    is_flag = schema.get("type") == "boolean"
+    return click.Option(
+        [_flag(field.name), field.name],
+        type=choice or _TYPES.get(field.name),
+        is_flag=is_flag,
+        multiple=is_list,
+        metavar=None if is_flag or choice else field.kind.metavar,
+        help=f"{about} Repeatable." if is_list else about,
+    )
+
+
+@click.command("enqueue", params=list(_options()))
 @json_option()
 def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: Any) -> int:
     """Enqueue one email, or a file of emails with --file. `dispatcher run` sends them.
@@ -122,10 +115,8 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     run of the same command has a different expires_at, and the second run is refused. To be able to repeat the command,
     use --expires-at instead.
 
-    A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
-    template_id, template_data, headers, attachments, tags, tenant_id, correlation_id, on_uncertain,
-    erase_after_sending, ignore_suppression, send_at, expires_at and lane. An attachment is an object with the fields
-    filename, content_type and content (in base64). Templates need the provider resend, sendgrid or ses. For an SMS, add
+    A file has one JSON object per line, with the fields FIELDS. An attachment is an object with the fields filename,
+    content_type and content (in base64). Templates need the provider resend, sendgrid or ses. For an SMS, add
     "channel": "sms", and give a phone number in `to`.
 
     The command reports each invalid line by its number, and enqueues all valid lines. After an interruption, run the
@@ -138,16 +129,19 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     command stopped before the end of the file; 3 only some emails were refused.
     """
     if file is None:
-        return _enqueue_one(_sms(options) if is_sms else _email(options), as_json=as_json)
+        return _enqueue_one(_message(options, Sms if is_sms else Email), as_json=as_json)
     if is_sms:
         raise click.UsageError('--file and --sms cannot be combined. Add "channel": "sms" to each line that is an SMS.')
     if given := [name for name, value in options.items() if value]:
         raise click.UsageError(
-            f"--file and {_option_name(given[0])} cannot be combined: with --file, each line describes a whole email."
+            f"--file and {_flag(given[0])} cannot be combined: with --file, each line describes a whole email."
         )
     from dispatcher.cli.email_file import enqueue_file
 
     return enqueue_file(load_settings("database_url", reads_own=True), file, as_json=as_json)
+
+
+command.help = (command.help or "").replace("FIELDS", ", ".join(Email.by_json_name))
 
 
 def _enqueue_one(email: Message, *, as_json: bool) -> Exit:
@@ -179,72 +173,50 @@ def _enqueue_one(email: Message, *, as_json: bool) -> Exit:
     return Exit.DONE
 
 
-def _email(options: dict[str, Any]) -> Email:
-    """The email that the options describe.
+def _message(options: dict[str, Any], kind: type[Email | Sms]) -> Email | Sms:
+    """The message that the options describe.
 
     Raises:
         UsageError: options are missing or contradict each other.
-        InvalidEmail: a field of the email is invalid; the error's `field` is the option, such as `--from`.
+        InvalidEmail: a field is invalid; the error's `field` is the option, such as `--from`.
     """
-    _check_presence(options)
-    flags = ("erase_after_sending", "ignore_suppression")
-    listed = ("to", "cc", "bcc", "reply_to", "tags")
+    check = _check_sms if kind is Sms else _check_email
+    check(options)
     known_lane(options["lane"], "--lane")
-    optional = ("subject", "template_id", "tenant_id", "correlation_id", "on_uncertain", "lane")
-    arguments = {
-        "headers": _headers(options["headers"]),
-        "attachments": [_attachment(path) for path in options["attach"]],
-        "text": _body("text", options),
-        "html": _body("html", options),
-        "template_data": _template_data(options["template_data"]),
-        "allowed_headers": read_settings().allowed_provider_headers,
-        **_times(options),
-        **{name: options[name] for name in ("message_key", "sender", *flags, *listed)},
-        **{name: options[name] for name in optional if options[name] is not None},
-    }
+    options |= {name: _body(name, options) for name in ("text", "html")} | _times(options)
+    given = {each.name: options[each.name] for each in FIELDS if options[each.name] not in (None, (), False)}
+    if kind is Sms:
+        given["to"] = options["to"][0]
+    else:
+        given |= {
+            "to": options["to"],
+            "headers": _headers(options["headers"]),
+            "attachments": [_attachment(path) for path in options["attachments"]],
+            "template_data": _template_data(options["template_data"]),
+            "allowed_headers": read_settings().allowed_provider_headers,
+        }
     try:
-        return Email(**arguments)
+        return kind(**given)
     except InvalidEmail as error:
-        parameter = error.field.partition(".")[0].partition("[")[0]
-        raise InvalidEmail(_option_name(parameter) + error.field[len(parameter) :], error.reason) from None
+        field = re.split(r"[.\[]", error.field)[0]
+        raise InvalidEmail(_flag(field) + error.field[len(field) :], error.reason) from None
 
 
-def _sms(options: dict[str, Any]) -> Sms:
-    """The SMS that the options describe. Raises the same errors as `_email`."""
-    known = (
-        *("message_key", "sender", "to", "text", "text_file", "tags", "tenant_id", "correlation_id", "on_uncertain"),
-        *("erase_after_sending", "ignore_suppression", "send_at", "expires_at", "expires_in", "lane"),
-    )
+def _check_sms(options: dict[str, Any]) -> None:
+    known = {*(each.name for each in Sms.by_json_name.values()), "text_file", "expires_in"}
     if foreign := [name for name, value in options.items() if value and name not in known]:
-        raise click.UsageError(
-            f"--sms and {_option_name(foreign[0])} cannot be combined: an SMS consists only of a text."
-        )
+        raise click.UsageError(f"--sms and {_flag(foreign[0])} cannot be combined: an SMS consists only of a text.")
     if len(options["to"]) != 1:
         raise click.UsageError("An SMS needs one --to. Enqueue one SMS for each recipient.")
     if not options["message_key"]:
         raise click.UsageError(_WHY_A_KEY.replace("email", "SMS"))
-    if (text := _body("text", options)) is None:
+    if options["text"] is None and options["text_file"] is None:
         raise click.UsageError("An SMS needs --text or --text-file.")
-    known_lane(options["lane"], "--lane")
-    plain = ("message_key", "tags", "erase_after_sending", "ignore_suppression")
-    optional = ("sender", "tenant_id", "correlation_id", "on_uncertain", "lane")
-    arguments = {
-        "to": options["to"][0],
-        "text": text,
-        **_times(options),
-        **{name: options[name] for name in plain},
-        **{name: options[name] for name in optional if options[name] is not None},
-    }
-    try:
-        return Sms(**arguments)
-    except InvalidEmail as error:
-        raise InvalidEmail(_option_name(error.field.partition("[")[0]), error.reason) from None
 
 
-def _check_presence(options: dict[str, Any]) -> None:
-    has_template = options["template_id"] is not None
+def _check_email(options: dict[str, Any]) -> None:
     missing = [] if options["sender"] else ["--from"]
-    if options["subject"] is None and not has_template:
+    if options["subject"] is None and options["template_id"] is None:
         missing.append("--subject")
     if not (options["to"] or options["cc"] or options["bcc"]):
         missing.append("--to (or --cc, --bcc)")
@@ -315,9 +287,3 @@ def _attachment(path: Path) -> Attachment:
         return Attachment(path.name, content_type, content)
     except InvalidEmail as error:
         raise InvalidEmail(f"--attach {shown(path.name)}", error.reason) from None
-
-
-def _option_name(parameter: str) -> str:
-    """The command-line option for a parameter, such as `--from` for `sender`."""
-    option = next(each for each in command.params if each.name == {"attachments": "attach"}.get(parameter, parameter))
-    return option.opts[0]

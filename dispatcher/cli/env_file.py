@@ -10,21 +10,17 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
 from dispatcher.cli.startup_errors import log_startup_errors
 from dispatcher.config import PREFIX, every_setting
 from dispatcher.config.plugins import provider_names
-from dispatcher.domain.values import dataclass
 from dispatcher.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from dotenv.parser import Original
 
 VARIABLE: Final = f"{PREFIX}ENV_FILE"
 MAX_OCTETS: Final = 1024 * 1024
@@ -35,8 +31,7 @@ _SECRET_NAME: Final = re.compile("SECRET|PASSWORD|TOKEN|OTLP_HEADERS")
 """Matches the names of variables in which other programs expect secrets, such as AWS_SECRET_ACCESS_KEY."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileLine:
+class FileLine(NamedTuple):
     """The line number and the value of one variable in an env file."""
 
     number: int
@@ -52,16 +47,13 @@ class EnvFile:
         self._overridden: dict[str, str | None] = {}
 
     def read(self) -> None:
-        """Copies the file's values into the environment. Before that, undoes what an earlier call copied.
-
-        Raises:
-            ConfigurationError: the file cannot be read, or has mistakes; the environment is unchanged.
-        """
+        """Copies the file's values into the environment, instead of those that an earlier call copied. If it raises
+        ConfigurationError, the environment is unchanged."""
         self._apply(parse(self.path, _read(self.path)))
 
     @contextmanager
     def read_again(self) -> Iterator[None]:
-        """A context manager that reads the file again. If the `with` block raises, restores the environment."""
+        """Reads the file again. If the `with` block raises, restores the environment."""
         lines = self._lines
         try:
             self.read()
@@ -74,7 +66,9 @@ class EnvFile:
         _set_environment(self._overridden)
         # NAME in the file also overrides NAME_FILE in the environment, and vice versa, because only one of the two
         # variables is allowed.
-        counterparts = {_counterpart_of(name) for name in lines} - lines.keys()
+        counterparts = {
+            name.removesuffix("_FILE") if name.endswith("_FILE") else f"{name}_FILE" for name in lines
+        } - lines.keys()
         self._overridden = {name: os.environ.get(name) for name in (*lines, *counterparts)}
         self._lines = lines
         _set_environment({name: line.value for name, line in lines.items()} | dict.fromkeys(counterparts))
@@ -99,22 +93,19 @@ class EnvFile:
         named = {name for name in self._lines if _SECRET_NAME.search(name) and not name.endswith("_FILE")}
         return sorted(name for name in (ours & self._lines.keys()) | named if self._lines[name].value)
 
-    def locate(self, mistakes: Iterable[str]) -> list[str]:
+    def locate(self, mistakes: Sequence[str]) -> list[str]:
         """Adds the path and the line to each mistake about a variable in the file, such as `app.env, line 3: …`."""
-        return [self._located(mistake) for mistake in mistakes]
-
-    def _located(self, mistake: str) -> str:
-        name = mistake.partition(" ")[0]
-        line = self._lines.get(name) or self._lines.get(f"{name}_FILE")
-        return f"{self.path}, line {line.number}: {mistake}" if line else mistake
+        names = [mistake.partition(" ")[0] for mistake in mistakes]
+        lines = [self._lines.get(name) or self._lines.get(f"{name}_FILE") for name in names]
+        return [
+            f"{self.path}, line {line.number}: {mistake}" if line else mistake
+            for mistake, line in zip(mistakes, lines, strict=True)
+        ]
 
 
 def parse(path: Path, text: str) -> dict[str, FileLine]:
-    """The variables that an env file's text sets. Text such as `$NAME` in a value is not expanded.
-
-    Raises:
-        ConfigurationError: lists every mistake with file, line and remedy, but without the value.
-    """
+    """The variables that an env file's text sets. Text such as `$NAME` in a value is not expanded. Raises
+    ConfigurationError, which lists every mistake with file, line and remedy, but without the value."""
     from io import StringIO
 
     from dotenv.parser import parse_stream
@@ -122,7 +113,10 @@ def parse(path: Path, text: str) -> dict[str, FileLine]:
     lines: dict[str, FileLine] = {}
     mistakes: list[str] = []
     for binding in parse_stream(StringIO(text)):
-        name, value, number = binding.key, binding.value, _line_number(binding.original)
+        name, value, original = binding.key, binding.value, binding.original
+        # `original.line` is the number of the first of the empty lines that precede the variable.
+        empty = original.string.removesuffix(original.string.lstrip())
+        number = original.line + len(re.findall(r"\r\n|\r|\n", empty))
         if name is None and not binding.error:
             continue  # an empty line, or a comment
         if name is None or value is None or not _NAME.fullmatch(name):
@@ -140,15 +134,6 @@ def parse(path: Path, text: str) -> dict[str, FileLine]:
     if mistakes:
         raise ConfigurationError(mistakes)
     return lines
-
-
-def _line_number(original: Original) -> int:
-    """The number of the line with the variable.
-
-    If empty lines precede the variable, `original.line` is not this number, but the number of the first empty line.
-    """
-    before = original.string.removesuffix(original.string.lstrip())
-    return original.line + len(re.findall(r"\r\n|\r|\n", before))
 
 
 def _read(path: Path) -> str:
@@ -176,10 +161,6 @@ def _fault_of(path: Path, found: os.stat_result) -> str | None:
     if found.st_size > MAX_OCTETS:
         return "is larger than 1 MiB. Correct the path"
     return None
-
-
-def _counterpart_of(name: str) -> str:
-    return name.removesuffix("_FILE") if name.endswith("_FILE") else f"{name}_FILE"
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:

@@ -28,15 +28,8 @@ def load_settings(*needs: str, reads_own: bool = False) -> Settings:
 
 
 def read_settings(*needs: str, reads_own: bool = False) -> Settings:
-    """The settings of this process.
-
-    Args:
-        needs: Fields of `Settings` that the command requires.
-        reads_own: Whether to read the settings of each provider; see `config.examine`.
-
-    Raises:
-        ConfigurationError: lists every mistake.
-    """
+    """The settings of this process; raises ConfigurationError with every mistake. The command requires the fields in
+    `needs`. See `config.examine` for `reads_own`."""
     settings, _, mistakes = examine_settings(*needs, reads_own=reads_own)
     if mistakes:
         raise ConfigurationError(mistakes)
@@ -44,11 +37,8 @@ def read_settings(*needs: str, reads_own: bool = False) -> Settings:
 
 
 def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """The settings, the origin of each setting, and all mistakes, as `config.examine` returns them.
-
-    In addition, a value from the env file has the source `env-file`, and a mistake in the env file begins with the file
-    and the line.
-    """
+    """As `config.examine`, but a value from the env file has the source `env-file`, and a mistake in the env file
+    begins with the file and the line."""
     settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes
@@ -60,7 +50,10 @@ def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dic
 
 def warnings(*, reads_own: bool = True) -> list[str]:
     """A warning for each variable that has no effect: it is not a setting, or the env file overrides it."""
-    found = unknown_warnings(os.environ, reads_own=reads_own)
+    found = [
+        f"warning: {name} is not a setting" + (f"; did you mean {closest}?" if closest else " and is ignored.")
+        for name, closest in unknown_variables(os.environ, reads_own=reads_own).items()
+    ]
     if file := current_env_file():
         found += [
             f"warning: {name} has a different value in the environment. The value in {file.path} is used."
@@ -71,11 +64,7 @@ def warnings(*, reads_own: bool = True) -> list[str]:
 
 def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> dict[str, str | None]:
     """Variables that begin with DISPATCHER_ but are not settings, each with the most similar setting, if there is one.
-
-    Args:
-        reads_own: Whether to check the names of providers' settings, too. If not, every name with the prefix of a
-            built-in provider is accepted.
-    """
+    Unless `reads_own`, every name with the prefix of a built-in provider counts as known."""
     unknown = [name for name in sorted(environ) if name.startswith(PREFIX) and not name.startswith(DEV_PREFIX)]
     if not reads_own:
         theirs = tuple(map(prefix_of, BUILT_IN))
@@ -94,14 +83,6 @@ def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> 
             known = known_variables(names())
             unknown = [name for name in unknown if name not in known]
     return {name: _closest(name, known) for name in unknown}
-
-
-def unknown_warnings(environ: Mapping[str, str], *, reads_own: bool = True) -> list[str]:
-    """A warning for each variable of `unknown_variables`."""
-    return [
-        f"warning: {name} is not a setting" + (f"; did you mean {closest}?" if closest else " and is ignored.")
-        for name, closest in unknown_variables(environ, reads_own=reads_own).items()
-    ]
 
 
 def known_variables(providers: Iterable[str]) -> frozenset[str]:

@@ -15,11 +15,10 @@ from dispatcher.cli.env_file import add_env_file_option
 class LazyGroup(click.Group):
     """A group that imports a command when it is called, and adds the option `--env-file` to it.
 
-    Args:
-        parts: The commands in the order of `--help`: for each name, where its function is (`module:function` in this
-            package) or the module with its actions, and a summary.
-        uncollected: The names of commands that start without garbage collection, because imports create many objects
-            and almost no garbage. `run` enables it before the first fork. The other commands end soon.
+    `parts` has the commands in the order of `--help`: for each name, where its function is (`module:function` in this
+    package) or the module with its actions, and a summary. The commands in `uncollected` start without garbage
+    collection, because imports create many objects and almost no garbage. `run` enables it before the first fork; the
+    other commands end soon.
     """
 
     def __init__(
@@ -30,11 +29,9 @@ class LazyGroup(click.Group):
         self._uncollected = uncollected
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The commands' names in the order of `--help`."""
         return list(self.parts)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Imports a command; None if no command has this name."""
         if cmd_name not in self.parts:
             return None
         if cmd_name in self._uncollected:
@@ -52,7 +49,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolves a command as click does; for an unknown name, the error suggests similar names."""
+        """As click does; for an unknown name, the error suggests similar names."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:

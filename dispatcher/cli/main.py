@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from types import CodeType
+from contextlib import suppress
 from typing import Final
 
 import click
@@ -91,11 +91,7 @@ def dispatcher() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit code.
-
-    Args:
-        arguments: Without the program's name; None for `sys.argv`.
-    """
+    """Runs one command line (the arguments, or `sys.argv`); returns its exit code."""
     prepare_streams()
     try:
         result = _run(arguments)
@@ -120,20 +116,15 @@ def _run(arguments: Sequence[str] | None) -> int | None:
     try:
         result: int | None = dispatcher.main(arguments, prog_name="dispatcher", standalone_mode=False)
     except OSError as error:
-        if _raised_in(error) is not click.echo.__code__:
+        innermost = error.__traceback__
+        while innermost is not None and innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        if innermost is None or innermost.tb_frame.f_code is not click.echo.__code__:
             raise
         # click prints the help and the version with `echo`, so stdout cannot be written.
         raise unwritten(error) from error
     flush_data()
     return result
-
-
-def _raised_in(error: BaseException) -> CodeType | None:
-    """The code object of the function that raised the error: the innermost frame of the traceback."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return None if trace is None else trace.tb_frame.f_code
 
 
 def program() -> int:
@@ -145,18 +136,11 @@ def program() -> int:
         # command's run time.
         gc.freeze()
     if not gc.isenabled():
-        _exit_at_once(code)
+        with suppress(OSError, ValueError):  # the interpreter then exits with its clean-up, and reports the error
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)  # the clean-up takes 10 ms of a short command's 200 ms
     return code
-
-
-def _exit_at_once(code: int) -> None:
-    """Exits without the interpreter's clean-up, which takes 10 ms of a short command's 200 ms."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return  # the interpreter then exits with its clean-up, and reports the error
-    os._exit(code)
 
 
 def report(error: DispatcherError) -> Exit:

@@ -58,7 +58,7 @@ def command(dry_run: bool, as_json: bool) -> int:
     pruning; 3 some deletions failed, and stderr reports them.
     """
     settings = load_settings("database_url")
-    document = run_with_session("prune", partial(_find_prunable if dry_run else _prune, settings), settings)
+    document = run_with_session("prune", partial(_prune, settings, dry_run=dry_run), settings)
     if as_json:
         print_json(document)
     else:
@@ -66,23 +66,20 @@ def command(dry_run: bool, as_json: bool) -> int:
     return Exit.PARTLY if document.get("failed") else Exit.DONE
 
 
-async def _find_prunable(settings: Settings, session: AsyncSession) -> dict[str, Any]:
-    from dispatcher.store.retention import Pruner, Retention
-
-    return {"partitions": await Pruner(session, Retention.of(settings)).find_prunable_partitions()}
-
-
-async def _prune(settings: Settings, session: AsyncSession) -> dict[str, Any]:
+async def _prune(settings: Settings, session: AsyncSession, *, dry_run: bool) -> dict[str, Any]:
     from dispatcher.store.named_locks import named_lock
     from dispatcher.store.retention import KINDS, LOCK_NAME, FailedStep, Pruner, Retention
 
+    pruner = Pruner(session, Retention.of(settings))
+    if dry_run:
+        return {"partitions": await pruner.find_prunable_partitions()}
     names: list[str] = []
     counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
     failed: dict[str, str] = {}
     async with named_lock(session, LOCK_NAME, within_seconds=WAIT_SECONDS) as is_ours:
         if not is_ours:
             raise DispatcherError("A monitor or another `dispatcher prune` is pruning now.", remedy="Try again later.")
-        async for step in Pruner(session, Retention.of(settings)).prune():
+        async for step in pruner.prune():
             if isinstance(step, FailedStep):
                 failed[step.what] = str(step.fault)
                 say(f"{step.what} was not pruned: {step.fault}")

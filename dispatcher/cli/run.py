@@ -23,14 +23,7 @@ if TYPE_CHECKING:
     from dispatcher.supervisor.supervised import Role
 
 _ONLY_AT_START: Final = (
-    "database_schema",
-    "run_dir",
-    "metrics",
-    "metrics_dir",
-    "host_name",
-    "workers",
-    "drain_seconds",
-    "hang_seconds",
+    *("database_schema", "run_dir", "metrics", "metrics_dir", "host_name", "workers", "drain_seconds", "hang_seconds"),
 )
 """Settings that a reload does not change: the parent uses them itself, or all its processes need the same value."""
 
@@ -79,7 +72,12 @@ def command(workers: int | None) -> int:
 
     Exit codes: 0 all processes drained; 1 some processes had to be killed; 78 settings, tables or queues are invalid.
     """
-    _block_reload_signals()
+    from dispatcher.supervisor.terminal import has_terminal
+
+    # Until the parent handles these signals, they would end the process. With a controlling terminal, SIGHUP means that
+    # the terminal closed.
+    if not has_terminal():
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU})
     with log_startup_errors():
         settings = load_settings(*RUN_NEEDS)
         signal.signal(signal.SIGTERM, _request_stop)
@@ -89,19 +87,7 @@ def command(workers: int | None) -> int:
             return Exit.DONE
 
 
-def _block_reload_signals() -> None:
-    """Blocks SIGHUP, SIGTTIN and SIGTTOU until the parent handles them. Otherwise, they would end the process.
-
-    Blocks nothing if the process has a controlling terminal: SIGHUP then means that the terminal closed.
-    """
-    from dispatcher.supervisor.terminal import has_terminal
-
-    if not has_terminal():
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU})
-
-
 def _run(settings: Settings, workers: int | None) -> int:
-    """Checks the servers, then runs the parent; returns its exit code."""
     from setproctitle import setproctitle
 
     from dispatcher.supervisor.parent import Parent
@@ -118,7 +104,7 @@ def _run(settings: Settings, workers: int | None) -> int:
     # Without the freeze, the first collection would visit every object that the imports created.
     gc.freeze()
     gc.enable()
-    parent = Parent(
+    return Parent(
         roles,
         run_dir=settings.run_dir,
         drain_seconds=settings.drain_seconds,
@@ -126,17 +112,12 @@ def _run(settings: Settings, workers: int | None) -> int:
         metrics_folder=settings.metrics_folder,
         counts=settings.metrics,
         load_roles=lambda: _roles(_load_again(settings, workers)),
-    )
-    return parent.run()
+    ).run()
 
 
 def _load_again(settings: Settings, workers: int | None) -> Settings:
     """Reads the env file, the environment, and the files of secrets and certificates again. `_ONLY_AT_START` settings
-    keep their values.
-
-    Raises:
-        ConfigurationError: there are mistakes; the environment is unchanged.
-    """
+    keep their values. If it raises ConfigurationError, the environment is unchanged."""
     from dispatcher.telemetry import log
     from dispatcher.transport.tls import http_context
 

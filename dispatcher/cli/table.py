@@ -33,13 +33,10 @@ class Styled(NamedTuple):
 
 
 class Table:
-    """Rows of text below a heading and a rule.
+    """Rows of text below a heading and a rule; without names of columns, there is no heading and no rule.
 
-    Args:
-        columns: The names of the columns. Without names, there is no heading and no rule, and the first row determines
-            the number of columns.
-        right: The numbers, from 0, of the columns that are aligned to the right.
-        fold: The number, from 0, of the column whose words may be broken on a narrow terminal; None for no column.
+    `right` has the numbers, from 0, of the columns that are aligned to the right. The words of column `fold` may be
+    broken on a narrow terminal.
     """
 
     def __init__(self, *columns: str, right: Iterable[int] = (), fold: int | None = None) -> None:
@@ -49,18 +46,12 @@ class Table:
         self._rows: list[tuple[Styled, ...]] = []
 
     def add(self, *cells: object, style: str = "") -> None:
-        """Adds a row.
-
-        Args:
-            cells: `Styled`, or any value. None becomes a dash; a `datetime` is shown in local time, without its zone.
-                Control characters are replaced.
-            style: The style of the cells that are not `Styled`.
-        """
+        """Adds a row. None becomes a dash; a `datetime` is shown in local time, without its zone. Control characters
+        are replaced. `style` is the style of the cells that are not `Styled`."""
         styled = (cell if isinstance(cell, Styled) else Styled(_words(cell), style) for cell in cells)
         self._rows.append(tuple(Styled(printable(cell.text), cell.style) for cell in styled))
 
     def add_gap(self) -> None:
-        """Adds an empty line."""
         self._rows.append(())
 
     def show(self) -> bool:
@@ -69,20 +60,16 @@ class Table:
         return print_data("\n".join(self.lines(width, coloured=is_coloured(sys.stdout))))
 
     def lines(self, width: int | None = None, *, coloured: bool = False) -> list[str]:
-        """The table's lines.
-
-        Args:
-            width: The greatest width of the table in characters; None for no limit. Cells are wrapped to this width.
-                If the longest words (except in the column `fold`) do not fit side by side, each row becomes a record:
-                one line per field.
-            coloured: Whether to add the escape sequences of the cells' styles.
-        """
+        """The table's lines, at most `width` characters long: cells are wrapped. If the longest words (except in column
+        `fold`) do not fit side by side, each row becomes a record: one line per field."""
         shown = [self._columns, *self._rows] if self._columns else self._rows
         columns = [[cell.text for cell in cells] for cells in zip(*filter(None, shown), strict=True)]
         widths = [max(map(_width, cells)) for cells in columns]
         if width is not None:
             narrowest = [
-                min(widths[at], _NARROWEST_FOLD) if at == self._fold else _longest_word(cells)
+                min(widths[at], _NARROWEST_FOLD)
+                if at == self._fold
+                else max(_width(word) for cell in cells for word in cell.split(" "))
                 for at, cells in enumerate(columns)
             ]
             if self._columns and sum(narrowest) > _room(len(widths), width):
@@ -94,7 +81,7 @@ class Table:
         return [line for row in drawn for line in row]
 
     def _records(self, width: int, *, coloured: bool) -> list[str]:
-        """The lines of all rows, with one line per field. Breaks words only in column `fold`, so ids can be copied."""
+        """Breaks words only in column `fold`, so ids can be copied."""
         fields = Table(fold=1 if self._fold is not None else None)
         for row in filter(None, self._rows):
             for name, cell in zip(self._columns, row, strict=True):
@@ -104,7 +91,6 @@ class Table:
         return fields.lines(width, coloured=coloured)[:-1]
 
     def _lines(self, row: Sequence[Styled], widths: list[int], coloured: bool) -> list[str]:
-        """The lines of one row: as many lines as its tallest cell has."""
         cells = [_wrapped(cell.text, width) for cell, width in zip(row, widths, strict=True)]
         lines = []
         for parts in zip_longest(*cells, fillvalue=""):
@@ -147,19 +133,14 @@ def _words(cell: object) -> str:
 
 
 def in_style(text: str, style: str) -> str:
-    """A text wrapped in the escape sequences of a style; unchanged without a style."""
     if not text or not style:
         return text
     return click.style(text, **{style: True}) if style in ("bold", "dim") else click.style(text, fg=style)
 
 
 def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
-    """Narrows the widest columns until the table has at most the width `wanted`; returns the widths of the columns.
-
-    No column becomes narrower than its width in `narrowest`. This is usually the width of its longest word, because an
-    operator could not copy an id that is broken in two. If the table cannot fit, returns `widths` unchanged: then the
-    terminal breaks the lines.
-    """
+    """Narrows the widest columns, at most to their longest words, because an operator could not copy an id that is
+    broken in two. If the table cannot fit, returns `widths` unchanged: then the terminal breaks the lines."""
     room = _room(len(widths), wanted)
     if sum(narrowest) > room:
         return widths
@@ -171,12 +152,7 @@ def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
 
 
 def _room(columns: int, width: int) -> int:
-    """How many characters of a table's width are left for text after the gaps between the columns."""
     return width - len(_GAP) * (columns - 1)
-
-
-def _longest_word(cells: Iterable[str]) -> int:
-    return max((_width(word) for cell in cells for word in cell.split(" ")), default=0)
 
 
 def _wrapped(cell: str, width: int) -> list[str]:
@@ -187,12 +163,11 @@ def _wrapped(cell: str, width: int) -> list[str]:
 
 
 def columns_of(line: str) -> int:
-    """The width of a line on a terminal, escape sequences not counted."""
+    """The width of a line on a terminal, without its escape sequences."""
     return _width(click.unstyle(line))
 
 
 def _width(text: str) -> int:
-    """The width on a terminal of a text without escape sequences."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)

@@ -15,7 +15,6 @@ from dispatcher.cli.output import print_data, print_json
 
 if TYPE_CHECKING:
     from dispatcher.broker.topology import User
-    from dispatcher.store.grants import Role
 
 
 @click.group("topology")
@@ -114,12 +113,9 @@ def grants(as_json: bool, is_exact: bool, **names: str) -> int:
     if as_json:
         print_json({"schema": settings.database_schema, "roles": [asdict(role) for role in roles]})
     else:
-        print_data("\n\n".join(_sql(role) for role in roles))
+        parts = [[f"-- {role.role}: {role.about}", *(f"{grant};" for grant in role.grants)] for role in roles]
+        print_data("\n\n".join(map("\n".join, parts)))
     return Exit.DONE
-
-
-def _sql(role: Role) -> str:
-    return "\n".join([f"-- {role.role}: {role.about}", *[f"{grant};" for grant in role.grants]])
 
 
 def _commands(user: User, name: str, vhost: str) -> str:

@@ -17,6 +17,7 @@ from uuid import UUID
 import msgspec
 import orjson
 
+from dispatcher.actions.action import Action
 from dispatcher.client.results import ApiProblem, EmailPage, EventPage, Receipt, Refused
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_history import EmailStatus
@@ -34,7 +35,7 @@ _JSON: Final = ("Content-Type", "application/json")
 
 
 class ApiResponse(NamedTuple):
-    """An HTTP response. `header` returns a header's value; None if the response has no such header."""
+    """An HTTP response. `header` returns a header's value, or None."""
 
     status: int
     body: bytes
@@ -57,10 +58,9 @@ class Filters(TypedDict, total=False):
 
     Attributes:
         recipient: An address in to, cc or bcc.
-        domain: The domain of a recipient.
         sender: An address, or a domain such as `@example.com`.
-        created_from: The earliest time at which the emails were created, with a time zone.
-        created_before: The emails were created before this time, with a time zone.
+        created_from: Only emails that were created at this time or later; `created_before`: only before. Both need a
+            time zone.
         after: The `next` of the previous page.
         limit: The most emails per page, from 1 to 1,000.
     """
@@ -187,6 +187,29 @@ def events(after: str | None) -> ApiCall[EventPage]:
     return ApiCall(parse, "GET", f"/v1/events{query}")
 
 
+def call_of(action: Action[T]) -> ApiCall[T]:
+    """The request of an operator action. Unknown fields in the response are ignored."""
+
+    def parse(response: ApiResponse) -> Any:
+        if not action.is_list:
+            return msgspec.json.decode(response.body, type=action.row)
+        whole = orjson.loads(response.body)
+        rows = msgspec.convert(whole[action.plural or action.subject()], type=list[action.row])  # type: ignore[name-defined]
+        return replace(msgspec.convert({**whole, "rows": []}, type=action.page_type), rows=rows) if action.key else rows
+
+    method, path = action.http.split()
+    given = {name: value for name, value in action.values().items() if value is not None}
+    for name in action.path_names():
+        path = path.replace(f"{{{name}}}", quote(str(given.pop(name)), safe=""))
+    if method == "GET":
+        texts = {
+            name: str(value) if isinstance(value, str) else orjson.dumps(value).decode().strip('"')
+            for name, value in given.items()
+        }
+        return ApiCall(parse, method, path + (f"?{urlencode(texts)}" if texts else ""))
+    return ApiCall(parse, method, path, (_JSON,), orjson.dumps(given))
+
+
 def _change(path: str, document: dict[str, object]) -> ApiCall[Status]:
     return ApiCall(
         lambda response: Status(orjson.loads(response.body)["status"]), "POST", path, (_JSON,), orjson.dumps(document)
@@ -217,11 +240,7 @@ def parse_problem(response: ApiResponse) -> ApiProblem:
 
 
 def base_url(url: str) -> str:
-    """The API's base URL without trailing slashes.
-
-    Raises:
-        DispatcherError: the URL has no scheme or host. The error does not repeat the URL: it may contain a password.
-    """
+    """The API's base URL without trailing slashes. Errors do not repeat the URL: it may contain a password."""
     remedy = "Give the full URL, such as https://mail.example.com or http://127.0.0.1:8025."
     scheme, separator, rest = url.strip().partition("://")
     if not separator:
@@ -232,27 +251,15 @@ def base_url(url: str) -> str:
 
 
 class RetrySchedule:
-    """The waits between the attempts of one call.
-
-    Each wait is random, up to a bound that grows to 5 seconds. If the API sent a Retry-After header, the wait is longer
-    by the header's seconds.
-
-    Args:
-        seconds: The time limit of all attempts together, from now on.
-    """
+    """The waits between the attempts of one call, which together take at most `seconds` from now on."""
 
     def __init__(self, seconds: float) -> None:
         self._until = time.monotonic() + seconds
         self._backoff = Backoff(base_seconds=0.2, cap_seconds=5.0)
 
     def next_wait(self, retry_after: float | None = None) -> float | None:
-        """Returns the seconds to wait before the next attempt.
-
-        Returns None if the caller must give up, because the wait would be too long, or end after the time limit.
-
-        Args:
-            retry_after: The seconds in the response's Retry-After header.
-        """
+        """The seconds to wait before the next attempt: random, up to a bound that grows to 5 seconds, and longer by
+        those of the header Retry-After. None if the wait would be too long, or end after the time limit."""
         seconds = self._backoff.next_wait(random.random)
         if retry_after is not None:
             seconds += retry_after

@@ -17,8 +17,7 @@ from pyreqwest.request import RequestBuilder, SyncRequestBuilder
 
 from dispatcher.actions.action import Action
 from dispatcher.client import calls
-from dispatcher.client.calls import ApiCall, ApiResponse, RetrySchedule, base_url, parse_problem
-from dispatcher.client.face import call_of
+from dispatcher.client.calls import ApiCall, ApiResponse, RetrySchedule, base_url, call_of, parse_problem
 from dispatcher.client.results import EventPage, FeedEvent, NoResponse
 
 P = ParamSpec("P")
@@ -34,10 +33,7 @@ _FINAL_CODES: Final = frozenset({"too-late"})
 
 
 class Method(Generic[P, T]):
-    """A method of both clients. It sends the request that a function of `calls` makes.
-
-    `Client` returns the result. `AsyncClient` returns an awaitable of the result.
-    """
+    """A method of both clients: sends the request of a function of `calls`. `AsyncClient` returns an awaitable."""
 
     def __init__(self, call: Callable[P, ApiCall[T]]) -> None:
         self._call = call
@@ -99,12 +95,7 @@ class _BaseClient(ABC):
         return builder if call.body is None else builder.body_bytes(call.body)
 
     async def _request(self, call: ApiCall[T]) -> T:
-        """Sends a request, and repeats it until it succeeds, is refused for good, or the time limit has passed.
-
-        Raises:
-            ApiProblem: the API refused the request, or the last attempt got a temporary error.
-            NoResponse: the last attempt got no response.
-        """
+        """Sends a request, and repeats it until it succeeds, is refused for good, or the time limit has passed."""
         retries = RetrySchedule(self._seconds)
         while True:
             try:
@@ -149,7 +140,6 @@ class Client(_BaseClient):
         self.close()
 
     def close(self) -> None:
-        """Closes all connections."""
         self._client.close()
 
     def run(self, action: Action[T]) -> T:
@@ -223,7 +213,7 @@ def _result(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Feed:
-    """The cursor of an iterator over events. `Events` and `AsyncEvents` share this code.
+    """The cursor of an iterator over events.
 
     Attributes:
         cursor: The caller has handled all events up to this cursor, and the next loop continues after it. To continue

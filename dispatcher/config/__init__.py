@@ -138,7 +138,6 @@ def _variable(name: str) -> str:
 
 
 def _wrong_channels(settings: Settings) -> list[str]:
-    """A sentence for each built-in provider in the wrong list."""
     wrong = [(name, "providers", "SMS") for name in settings.providers if name in SMS_PROVIDERS]
     wrong += [(name, "sms_providers", "emails") for name in settings.sms_providers if name in EMAIL_PROVIDERS]
     return [

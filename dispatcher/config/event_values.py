@@ -10,7 +10,7 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
-from dispatcher.config.values import LOOPBACKS, mailbox, url
+from dispatcher.config.values import LOOPBACKS, mailbox, texts, url
 
 _P256_PREFIX: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
 """The first bytes of every P-256 public key in DER form. The key's point on the curve follows."""
@@ -36,7 +36,7 @@ def public_keys(text: str) -> tuple[str, ...]:
 
 def topics(text: str) -> tuple[str, ...]:
     """Parses a comma-separated list of ARNs of SNS topics."""
-    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    found = texts(text)
     if not found or not all(_TOPIC.fullmatch(each) for each in found):
         raise ValueError(
             "must be a comma-separated list of ARNs of SNS topics, such as "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from dispatcher.config import values
 from dispatcher.domain.values import dataclass
@@ -40,22 +40,13 @@ def setting(
         empty: The value if the variable is unset and `default` is None.
         needed: If the provider requires this setting: a phrase that says what to set the variable to. Otherwise None.
     """
-    metadata = {
-        "parse": parse,
-        "default": default,
-        "about": about,
-        "variable": variable,
-        "secret": secret,
-        "is_secret_path": is_secret_path,
-        "needed": needed,
-    }
+    declared = Setting("", variable or "", parse, default, about, secret, is_secret_path, needed)
     if default is None:
-        return field(default=empty, repr=not secret, metadata=metadata)  # type: ignore[return-value]
-    return field(default_factory=lambda: parse(default), repr=not secret, metadata=metadata)
+        return field(default=empty, repr=not secret, metadata={Setting: declared})  # type: ignore[return-value]
+    return field(default_factory=lambda: parse(default), repr=not secret, metadata={Setting: declared})
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """A declared setting: the field `name`, and what the function `setting` explains."""
 
     name: str
@@ -81,9 +72,9 @@ class Origin:
 def settings_in(kind: type, prefix: str = PREFIX) -> tuple[Setting, ...]:
     """The settings that a dataclass declares, in the order of its fields, but with `max_per_second` at the end."""
     found = [
-        Setting(item.name, **{**item.metadata, "variable": item.metadata["variable"] or f"{prefix}{item.name.upper()}"})
+        declared._replace(name=item.name, variable=declared.variable or f"{prefix}{item.name.upper()}")
         for item in fields(kind)
-        if "parse" in item.metadata
+        if (declared := item.metadata.get(Setting))
     ]
     return tuple(sorted(found, key=lambda each: each.name == _RATE_LIMIT))
 

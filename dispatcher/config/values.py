@@ -15,6 +15,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
@@ -51,6 +52,11 @@ class Listener:
         return f"{host}:{self.port}" if host else "off"
 
 
+def texts(text: str) -> tuple[str, ...]:
+    """Parses a comma-separated list."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def whole(lowest: int, highest: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         # No setting needs more than ten digits. Check the length first, because `int` refuses thousands of digits with
@@ -62,17 +68,21 @@ def whole(lowest: int, highest: int) -> Callable[[str], int]:
     return parse
 
 
-def seconds(lowest: float, highest: float) -> Callable[[str], float]:
+def number(lowest: float, highest: float, unit: str) -> Callable[[str], float]:
     def parse(text: str) -> float:
         try:
-            seconds = float(text)
+            found = float(text)
         except ValueError:
-            seconds = float("nan")
-        if not lowest <= seconds <= highest:
-            raise ValueError(f"must be a number of seconds from {lowest:g} to {highest:g}")
-        return seconds
+            found = float("nan")
+        if not lowest <= found <= highest:
+            raise ValueError(f"must be a number of {unit} from {lowest:g} to {highest:.10g}")
+        return found
 
     return parse
+
+
+seconds: Final = partial(number, unit="seconds")
+rate: Final = number(0.1, 1_000_000, "emails per second")
 
 
 def off_or_seconds(lowest: float, highest: float) -> Callable[[str], float]:
@@ -99,8 +109,8 @@ def off_or_duration(lowest: float, highest: float) -> Callable[[str], float]:
             found = float("nan")
         if found != 0.0 and not lowest <= found <= highest:
             raise ValueError(
-                f"must be a number of seconds from {lowest:g} to {highest:g}, or a number with the unit s, m, h or d, "
-                "such as 4h; or off"
+                f"must be a number of seconds from {lowest:g} to {highest:.10g}, or a number with the unit s, m, h or "
+                "d, such as 4h; or off"
             )
         return found
 
@@ -117,9 +127,9 @@ def choice(*allowed: str) -> Callable[[str], str]:
 
 
 def choices(*allowed: str) -> Callable[[str], tuple[str, ...]]:
-    """Returns a parser of a comma-separated list of allowed values. Repeated values count once."""
+    """A parser of a comma-separated list of allowed values. Repeated values count once."""
     one = choice(*allowed)
-    return lambda text: tuple(dict.fromkeys(one(part.strip()) for part in text.split(",") if part.strip()))
+    return lambda text: tuple(dict.fromkeys(map(one, texts(text))))
 
 
 def switch(text: str) -> bool:
@@ -300,10 +310,10 @@ def countries(text: str) -> frozenset[str] | None:
 
     if text.lower() == "all":
         return None
-    found = {part.strip().upper() for part in text.split(",") if part.strip()}
+    found = frozenset(texts(text.upper()))
     if not found or not found <= SUPPORTED_REGIONS:
         raise ValueError("must be two-letter codes of countries (ISO 3166), such as DE,AT,GB, or all")
-    return frozenset(found)
+    return found
 
 
 def issuer(text: str) -> str:
@@ -311,10 +321,6 @@ def issuer(text: str) -> str:
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError("must have no user, password, ?query or #fragment")
     return text
-
-
-def texts(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def webhook_url(text: str) -> str:
@@ -354,7 +360,7 @@ def mailbox(text: str) -> str:
 
 
 def mailboxes(text: str) -> tuple[str, ...]:
-    found = tuple(mailbox(part.strip()) for part in text.split(",") if part.strip())
+    found = tuple(map(mailbox, texts(text)))
     if not found:
         raise ValueError("must have at least one address")
     return found
@@ -394,24 +400,14 @@ def built_in_providers() -> tuple[str, ...]:
 
 def provider_names(text: str) -> tuple[str, ...]:
     """Parses a comma-separated list of providers. `config.plugins` checks whether the providers exist."""
-    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    names = texts(text.lower())
     if not names or len(set(names)) != len(names):
         raise ValueError("must list at least one provider, and each provider only once")
     return names
 
 
-def rate(text: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = float("nan")
-    if not 0.1 <= rate <= 1_000_000:
-        raise ValueError("must be a number of emails per second from 0.1 to 1000000")
-    return rate
-
-
 def lane_names(text: str) -> tuple[str, ...]:
-    lanes = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    lanes = tuple(dict.fromkeys(texts(text)))
     if not all(map(LANE.fullmatch, lanes)):
         raise ValueError(
             "must be a comma-separated list of lanes; each is 1 to 32 lower-case letters, digits or _, and begins with "
@@ -494,12 +490,12 @@ def header_names(text: str) -> tuple[str, ...]:
 
 
 def secrets(text: str) -> tuple[str, ...]:
-    return tuple(api_key(each.strip()) for each in text.split(",") if each.strip())
+    return tuple(map(api_key, texts(text)))
 
 
 def names(letters: str) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        names = texts(text)
         if wrong := [name for name in names if not re.fullmatch(f"[{letters}]+", name)]:
             raise ValueError(f"has {wrong[0]!r}, but names may have only the characters {letters}")
         return names

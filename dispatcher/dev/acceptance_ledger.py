@@ -17,15 +17,8 @@ import orjson
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One email that the server accepted.
-
-    Attributes:
-        email_id: The email's id, from the request or the Message-ID; empty if the server found none.
-        recipients: The number of all recipients, including cc and bcc.
-        octets: The size of the email, or its part of the size of an HTTP request.
-        accepted_at: When the server accepted the email, in seconds since 1970.
-        addresses: The recipients; empty if the server records only their number.
-    """
+    """One email that the server accepted. `octets` is its size, or its part of the size of an HTTP request; `email_id`
+    is empty if the server found none; `addresses` are empty if the server records only the number of recipients."""
 
     email_id: str
     recipients: int
@@ -38,11 +31,8 @@ class LedgerEntry:
 class AcceptanceLedger:
     """The acceptances of one server, in order.
 
-    Attributes:
-        deliveries: How often the server accepted each email for each recipient, by email id and address. The address is
-            empty if the server records no addresses.
-        times: How often the server accepted each email, by email id. An email that is delivered in several transactions
-            counts once, unless a recipient is in two of them.
+    `deliveries` counts by email id and address, which is empty if the server records no addresses. `times` counts by
+    email id: an email that is delivered in several transactions counts once, unless a recipient is in two of them.
     """
 
     entries: tuple[LedgerEntry, ...]
@@ -64,10 +54,8 @@ class AcceptanceLedger:
 
 
 def read_ledger(path: Path) -> AcceptanceLedger:
-    """Reads the ledger of a server, which may be running. Ignores an incomplete last line.
-
-    Returns an empty ledger if the file does not exist: the server has accepted nothing.
-    """
+    """Reads the ledger of a server, which may be running. Without a file, the server has accepted nothing. Ignores an
+    incomplete last line."""
     try:
         *lines, _unfinished = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -87,10 +75,8 @@ class LedgerWriter:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def append(self, *entries: LedgerEntry) -> None:
-        """Appends one line per entry, all with one write.
-
-        The lines survive a crash of this process, but not of the machine, because there is no fsync.
-        """
+        """Appends one line per entry, all with one write. They survive a crash of this process, but not of the machine:
+        there is no fsync."""
         os.write(self._file, b"".join(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE) for entry in entries))
 
     def close(self) -> None:

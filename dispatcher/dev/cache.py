@@ -14,8 +14,7 @@ from dispatcher.errors import ServerUnavailable
 
 
 def folder() -> Path:
-    """The cache folder: DISPATCHER_CACHE_DIR if it is set. Otherwise, `email-dispatcher` in XDG_CACHE_HOME; or in
-    `~/.cache` if XDG_CACHE_HOME is not set."""
+    """The cache folder: DISPATCHER_CACHE_DIR, or `email-dispatcher` in XDG_CACHE_HOME or `~/.cache`."""
     if named := os.environ.get("DISPATCHER_CACHE_DIR"):
         return Path(named).absolute()
     if named := os.environ.get("XDG_CACHE_HOME"):
@@ -24,14 +23,9 @@ def folder() -> Path:
 
 
 def obtain(name: str, build: Callable[[Path], None]) -> Path:
-    """Returns the folder with this name in the cache. If it does not exist, calls `build` first.
-
-    An interrupted build leaves no folder with this name. If two processes call this at the same time, the second one
-    waits until the first one has built the folder.
-
-    Args:
-        build: Fills the empty folder that it gets. Afterwards, this function renames the folder to `path_of(name)`.
-    """
+    """The folder with this name in the cache. If it does not exist, `build` fills an empty folder, which is then
+    renamed: an interrupted build leaves no folder with this name. Another process that calls this waits for the
+    build."""
     final = path_of(name)
     if final.is_dir():
         return final
@@ -56,14 +50,8 @@ def path_of(name: str) -> Path:
 
 
 def make_writable(folder: Path, remedy: str) -> None:
-    """Creates the folder if it does not exist, and checks that this user can write to it.
-
-    Args:
-        remedy: What the user can do about the error, such as `Set DISPATCHER_CACHE_DIR to a different folder.`
-
-    Raises:
-        ServerUnavailable: This user cannot create the folder, or cannot write to it.
-    """
+    """Creates the folder if it does not exist. Raises ServerUnavailable, with the remedy, unless this user can write to
+    it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -74,10 +62,7 @@ def make_writable(folder: Path, remedy: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Waits for an exclusive lock on a file, and keeps the lock until the `with` block ends.
-
-    The kernel releases the lock if this process dies.
-    """
+    """Keeps an exclusive lock on a file until the `with` block ends; the kernel releases it if this process dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

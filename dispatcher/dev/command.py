@@ -22,16 +22,8 @@ def run(
 ) -> str:
     """Runs a command and returns its stdout. If this process is killed, the kernel kills the command, too.
 
-    Args:
-        argv: Program and arguments.
-        purpose: What the command does, as a verb phrase for the error: "could not <purpose>".
-        remedy: What the user can do about the error, such as `Check the network.`
-        env: Environment variables, in addition to those of this process.
-        cwd: The working directory.
-        stdin: The command's input.
-
-    Raises:
-        ServerUnavailable: The program is missing or failed; the message has the last lines that the program printed.
+    `purpose` is a verb phrase for the error, "could not <purpose>"; `env` adds to the variables of this process. Raises
+    ServerUnavailable, with the last lines that the program printed, if the program is missing or failed.
     """
     if shutil.which(argv[0]) is None:
         raise ServerUnavailable(f"could not {purpose}: {argv[0]} is not installed.", remedy=remedy)
@@ -65,9 +57,7 @@ def tail(path: Path, count: int = 12) -> str:
 
 
 def _die_with_parent() -> list[str]:
-    """Words to put before a command, so that the kernel kills the command when the thread that started it exits.
-
-    Empty if setpriv is not installed: the command may then run longer than this process.
-    """
+    """Words to put before a command, so that the kernel kills the command when the thread that started it exits. Empty
+    without setpriv: the command may then run longer than this process."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []

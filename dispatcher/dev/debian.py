@@ -24,18 +24,10 @@ def fetch(
     progress: Callable[[str], None],
     also: Sequence[str] = (),
 ) -> None:
-    """Downloads and unpacks a package, and its dependencies that are not installed on this system.
+    """Downloads packages, and their dependencies that are not installed, and unpacks them into an existing folder.
 
-    Args:
-        package: The package's name.
-        also: The names of more packages.
-        into: An existing folder, which becomes the root of the unpacked files.
-        even_if_installed: A regular expression. Packages whose names match are unpacked even if they are installed.
-        remedy: What the user can do about an error, such as `Check the network.`
-        progress: Called with one line of text for each step.
-
-    Raises:
-        ServerUnavailable: apt-get is not installed, the network is unreachable, or there is no such package.
+    Packages whose names match the regular expression `even_if_installed` are unpacked in any case. Raises
+    ServerUnavailable, with the remedy, without apt-get, a network or such a package.
     """
     with tempfile.TemporaryDirectory(prefix=".apt-", dir=into) as name:
         work = Path(name)
@@ -56,10 +48,8 @@ def fetch(
 
 
 def system() -> str:
-    """This system's name, release and processor, such as `debian-12-x86_64`.
-
-    It is part of the name of a folder in the cache, because one system's packages might not run on a different one.
-    """
+    """This system's name, release and processor, such as `debian-12-x86_64`: one system's packages might not run on a
+    different one."""
     try:
         text = Path("/etc/os-release").read_text()
     except OSError:
@@ -69,11 +59,8 @@ def system() -> str:
 
 
 def to_install(simulation: str) -> list[str]:
-    """The names of the packages that apt-get would install.
-
-    Args:
-        simulation: The output of `apt-get -s install`, with a line such as `Inst socat (1.7.4 …)` for each package.
-    """
+    """The packages that apt-get would install, from the output of `apt-get -s install`: lines such as `Inst socat
+    (1.7.4 …)`."""
     return re.findall(r"^Inst (\S+) ", simulation, flags=re.MULTILINE)
 
 

@@ -36,12 +36,8 @@ class ExpectedOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedEmail:
-    """An email of the demo.
-
-    Attributes:
-        expected: How the server answers the email.
-        is_repeated: Whether the application enqueues the email a second time, as applications do after a crash.
-    """
+    """An email of the demo. `expected` is how the server answers; if `is_repeated`, the application enqueues it twice,
+    as after a crash."""
 
     email: Email
     expected: ExpectedOutcome
@@ -50,11 +46,7 @@ class PlannedEmail:
 
 @dataclass(frozen=True, slots=True)
 class Customer:
-    """A recipient, with texts in the recipient's language.
-
-    Attributes:
-        local: The part of the address before the @.
-    """
+    """A recipient, with texts in the recipient's language. `local` is the part of the address before the @."""
 
     name: str
     local: str
@@ -64,7 +56,6 @@ class Customer:
 
     @property
     def address(self) -> str:
-        """The address with the display name."""
         return f"{self.name} <{self.local}@{self.domain}>"
 
 
@@ -137,8 +128,8 @@ def _fields(number: int, seed: int, expected: ExpectedOutcome, random: Random) -
 
 
 def _recipients(number: int, customer: Customer, expected: ExpectedOutcome, random: Random) -> dict[str, Any]:
-    """The recipients: usually one. An email that the server refuses or defers always has one recipient, so that the
-    server's answer applies to the whole email."""
+    """Usually one recipient, and always one if the server refuses or defers the email: its answer then applies to the
+    whole email."""
     if expected is not ExpectedOutcome.ACCEPTED:
         return {"to": f"{expected}.{number}@example.net"}
     others = [other.address for other in CUSTOMERS if other is not customer]
@@ -220,12 +211,6 @@ class Application:
 
     Enqueues some emails twice, like an application that crashed during a commit and does not know whether the commit
     succeeded. Also enqueues emails in one transaction that it then rolls back: these must never be sent.
-
-    Attributes:
-        answers: The result of each committed enqueue.
-        expected_outcomes: How the server answers each enqueued email, by message key.
-        repeated: How many emails were enqueued a second time.
-        transactions: How many transactions were committed.
     """
 
     def __init__(self, connection: Session, emails: int, seed: int) -> None:
@@ -252,10 +237,8 @@ class Application:
             yield
 
     def _transact(self, batch: Sequence[PlannedEmail], again: Sequence[Email]) -> None:
-        """In one transaction, enqueues the emails of `batch` for the first time, and those of `again` a second time.
-
-        A real application would write its own rows in the same transaction.
-        """
+        """In one transaction, enqueues `batch` for the first time, and `again` a second time. A real application would
+        write its own rows in the same transaction."""
         with self._connection.transaction():
             answers = enqueue_many(self._connection, [*[item.email for item in batch], *again])
         self.transactions += 1

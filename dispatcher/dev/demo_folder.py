@@ -46,11 +46,8 @@ _REMEDY: Final = "Set a different folder with --folder."
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Locks and empties a folder for the demo. Afterwards, removes the servers' data and keeps the logs.
-
-    Raises:
-        DispatcherError: another demo uses the folder, or the folder has files that are not from a demo.
-    """
+    """Locks and empties a folder for the demo. Afterwards, removes the servers' data and keeps the logs. Raises
+    DispatcherError if another demo uses the folder, or the folder has files that are not from a demo."""
     if folder.exists() and not (folder / _LOCK).exists() and any(folder.iterdir()):
         raise DispatcherError(f"{folder} has files that are not from a demo.", remedy=_REMEDY)
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,15 +86,8 @@ def _keep_logs(folder: Path) -> None:
 
 @contextmanager
 def demo_servers(folder: Path, progress: Progress) -> Iterator[dict[str, str]]:
-    """Yields settings for servers, a database and queues that only the demo uses.
-
-    At the end of the `with` block, stops the private servers, and deletes the database and the queues. Private servers
-    also stop if this process dies.
-
-    Raises:
-        ServerUnavailable: a server did not start.
-        DispatcherError: the demo could not create its database on the server of DISPATCHER_DATABASE_URL.
-    """
+    """Settings for servers, a database and queues that only the demo uses. Afterwards, stops the private servers, and
+    deletes the database and the queues. Private servers also stop if this process dies."""
     with private_servers(folder, progress=progress) as servers, ExitStack() as stack:
         names = servers.environment()
         if os.environ.get(CA_FILE):
@@ -142,8 +132,8 @@ def _demo_url(database_url: str) -> str:
 
 @contextmanager
 def _own_queues(amqp_url: str, ca_file: Path | None) -> Iterator[Mapping[str, str]]:
-    """Yields settings with unique names for the exchange and the queues. `dispatcher init` creates them later, and the
-    end of the `with` block deletes them."""
+    """Settings with unique names for the exchange and the queues, which `dispatcher init` creates, and the end of the
+    block deletes."""
     unique = secrets.token_hex(4)
     names = {variable: name.format(unique) for variable, name in _NAMES.items()}
     try:

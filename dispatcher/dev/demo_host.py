@@ -55,12 +55,7 @@ _WORKER_TITLE: Final = b"dispatcher: worker"
 
 @dataclass(frozen=True, slots=True)
 class DemoHost:
-    """The folder, the settings and the processes of a demo.
-
-    Attributes:
-        environment: The whole environment of the demo's programs.
-        settings: The settings in that environment.
-    """
+    """The folder, the settings and the processes of a demo."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -74,20 +69,14 @@ class DemoHost:
 
     @property
     def ledger(self) -> Path:
-        """The file in which the SMTP server records accepted emails."""
         return self.folder / SMTP / "ledger.jsonl"
 
     @property
     def wire(self) -> Path:
-        """The SMTP server's record of every connection."""
         return self.folder / SMTP / "wire.jsonl"
 
     def initialise(self) -> list[str]:
-        """Runs `dispatcher init`; returns the lines of its output.
-
-        Raises:
-            DispatcherError: `init` failed.
-        """
+        """Runs `dispatcher init`; returns the lines of its output."""
         finished = subprocess.run(
             _program("init"), env=self.environment, capture_output=True, text=True, errors="replace", check=False
         )
@@ -97,11 +86,7 @@ class DemoHost:
         return finished.stdout.splitlines()
 
     def start_run(self) -> None:
-        """Starts `dispatcher run`, and waits until every worker consumes from the send queues.
-
-        Raises:
-            ServerUnavailable: `dispatcher run` exited or took too long; the message has the end of the program's log.
-        """
+        """Starts `dispatcher run`, and waits until every worker consumes. The error has the end of its log."""
         self.processes.launch(RUN, _plan(self.folder, RUN, _program("run"), self.environment, ["SIGTERM"]))
         await_condition(
             lambda: self._consuming_workers() >= self.settings.workers,
@@ -120,10 +105,7 @@ class DemoHost:
         return workers[0]
 
     def stop_run(self) -> int | None:
-        """Sends SIGTERM to `dispatcher run`. Returns the exit code, or None if the program did not exit in time.
-
-        Idempotent.
-        """
+        """Sends SIGTERM to `dispatcher run`. Returns the exit code; None if it did not exit in time. Idempotent."""
         if pid := self._run_pid():
             keeper.send(pid, signal.SIGTERM)
         with suppress(ServerUnavailable):
@@ -163,12 +145,7 @@ class DemoHost:
 
 @contextmanager
 def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterator[DemoHost]:
-    """Starts the servers and a local SMTP server, but not `dispatcher run`. Afterwards, stops every process.
-
-    Raises:
-        ServerUnavailable: a server did not start.
-        DispatcherError: another demo uses the folder, or the folder has files that are not from a demo.
-    """
+    """Starts the servers and a local SMTP server, but not `dispatcher run`. Afterwards, stops every process."""
     folder = folder.absolute()
     with locked_folder(folder), demo_servers(folder / "servers", progress) as names:
         processes = Processes(folder)
@@ -189,13 +166,11 @@ def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterato
 
 
 def _environment_without_settings() -> dict[str, str]:
-    """This process's environment without the dispatcher's settings, so that this machine's settings do not affect the
-    demo."""
+    """This process's environment without the dispatcher's settings, which must not affect the demo."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
 
 def _start_smtp(processes: Processes) -> int:
-    """Starts the local SMTP server; returns its port."""
     words = ["--folder", str(processes.folder / SMTP), "--latency-ms", str(SMTP_LATENCY_MS), "--wire"]
     argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words]
     plan = _plan(processes.folder, SMTP, argv, _environment_without_settings(), ["SIGTERM"])

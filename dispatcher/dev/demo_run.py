@@ -53,14 +53,8 @@ class DemoOptions(NamedTuple):
 
 
 class DemoProgress(NamedTuple):
-    """The demo's progress.
-
-    Attributes:
-        emails: How many emails the demo will enqueue.
-        enqueued: How many emails the demo has enqueued.
-        counts: The enqueued emails by status.
-        seconds: The time since the first enqueue.
-    """
+    """The demo's progress: `emails` are planned, `counts` has those enqueued by status, `seconds` counts from the first
+    enqueue."""
 
     emails: int
     enqueued: int
@@ -69,7 +63,6 @@ class DemoProgress(NamedTuple):
 
     @property
     def finished(self) -> int:
-        """How many emails are in a final status: sent, failed, held or cancelled."""
         return sum(self.counts[status] for status in FINISHED)
 
 
@@ -85,15 +78,8 @@ class ProgressDisplay(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The worker that the demo killed, and what the relay's log says about the recovery of the worker's emails.
-
-    Attributes:
-        worker: The worker's slot, such as `w0`.
-        finished: How many emails of the demo were finished when the worker was killed.
-        released: How many leases the relay released immediately, because their emails were not on the wire.
-        recorded: How many answers the relay recorded from the in-flight ledger.
-        uncertain: How many emails were on the wire without an answer.
-    """
+    """The worker that the demo killed after `finished` emails, and what the relay did with its leases: `released` (not
+    on the wire), `recorded` (answered, from the ledger), or `uncertain` (on the wire without an answer)."""
 
     worker: str
     finished: int
@@ -108,20 +94,13 @@ class Report:
 
     Attributes:
         pending: Emails with the status `pending` or `sending`.
-        delivered: Distinct emails that the SMTP server accepted.
-        held_delivered: How many delivered emails have the status `held`.
         duplicates: Acceptances of emails that the SMTP server had already accepted.
         lost: Emails without a row, emails in no final status, and `sent` emails that the SMTP server did not accept.
         dlq: Messages on the DLQ, including the poison message.
         known: Repeated enqueues that returned the id of the first enqueue's email.
-        rolled_back: Emails whose transaction was rolled back.
-        poison: Messages to the send queue that the demo published on purpose although they point to no email.
         retried: Emails that the server deferred at least once.
         recovered: Emails that the relay recovered only after their lease had expired; 0 if the in-flight ledger works.
-        killed: The killed worker and the recovery of its emails; None if no worker was killed.
         seconds: The time from the first enqueue until no email was pending.
-        smtp_latency_ms: How long the SMTP server waits before it answers.
-        folder: The folder with the logs, the mail and the SMTP server's records.
         differences: A description of each violation of the promise, and of each fault of the run.
     """
 
@@ -151,7 +130,6 @@ class Report:
 
     @property
     def balances(self) -> bool:
-        """Whether the run kept the promise without faults: `differences` is empty."""
         return not self.differences
 
     @property
@@ -166,11 +144,7 @@ class Report:
 
 
 def run_demo(options: DemoOptions, display: ProgressDisplay) -> Report:
-    """Runs the demo. No process of the demo is left when this returns or raises.
-
-    Raises:
-        DispatcherError: the demo could not run.
-    """
+    """Runs the demo. No process of the demo is left when this returns or raises."""
     with open_demo_host(options.folder, workers=options.workers, progress=display.say) as host:
         for change in host.initialise():
             display.say(f"dispatcher init: {change}")
@@ -245,7 +219,6 @@ class _DemoRun:
                 self._display.say(f"killed worker process {pid} (SIGKILL) after {progress.finished} emails")
 
     def _is_done(self) -> bool:
-        """Whether a worker was killed, every email is finished, and every dead letter is on the DLQ."""
         if self._kill is None or self._progress.finished < self._progress.enqueued:
             return False
         counts = self._progress.counts
@@ -253,9 +226,7 @@ class _DemoRun:
 
     def _is_stalled(self) -> bool:
         """Whether the demo must give up, because `dispatcher run` exited or the emails make too little progress.
-
-        Adds the reason to the faults in the report.
-        """
+        Reports the reason."""
         longest_seconds = STALL_SECONDS * 2 + self._options.emails / SLOWEST_EMAILS_PER_SECOND
         if self._host.exit_report() is not None:
             why = "`dispatcher run` exited before SIGTERM"

@@ -63,10 +63,8 @@ def _with_panels(dashboard: str, rules: str, meters: list[Meter]) -> str:
 
 
 def _add(panels: list[dict[str, Any]], meter: Meter) -> None:
-    """Adds a panel for the metric at the end of the metric's dashboard row.
-
-    If the panel begins a new line of panels, moves all later rows down.
-    """
+    """Adds a panel at the end of the metric's dashboard row. If it begins a new line of panels, moves all later rows
+    down."""
     at = next(number for number, one in enumerate(panels) if (one["type"], one["title"]) == ("row", meter.panel))
     row = list(takewhile(lambda one: one["type"] != "row", panels[at + 1 :]))
     y = max((one["gridPos"]["y"] for one in row), default=panels[at]["gridPos"]["y"] + 1)

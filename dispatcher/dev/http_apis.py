@@ -27,11 +27,7 @@ MAX_BULK_ENTRIES: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """One email, or one SMS, of a request.
-
-    Attributes:
-        addresses: The addresses of all recipients, in lower case; for an SMS, the phone number.
-    """
+    """One email or SMS of a request, with the addresses (in lower case) or phone numbers of all recipients."""
 
     email_id: str
     addresses: tuple[str, ...]
@@ -39,13 +35,8 @@ class Mail:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request that asks the provider to send one or more emails.
-
-    Attributes:
-        mails: The emails in the request; several in a bulk call.
-        document: The decoded body.
-        octets: The body's size.
-    """
+    """One request that asks the provider to send one email, or several in a bulk call. `octets` is the size of its
+    body."""
 
     mails: tuple[Mail, ...]
     document: dict[str, Any]
@@ -56,47 +47,26 @@ class Api(Protocol):
     """One endpoint of a provider's API."""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
-        """Reads a request from its decoded body. If the body is invalid, raises KeyError, TypeError or a similar error.
-
-        Args:
-            document: The decoded body.
-            octets: The size of the body before it was decoded.
-        """
+        """Reads a request from its decoded body. If the body is invalid, raises KeyError, TypeError or a similar
+        error."""
         ...
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:
-        """The answer that refuses the whole request. None for every other request, which `accepted` answers.
-
-        Args:
-            culprits: The addresses that the server must refuse, each with its error (see `Behaviour.culprits`).
-            names: Whether SendGrid's answer says which email of the request was refused.
-        """
+        """The answer that refuses the whole request; None for every other request. See `Behaviour` for `culprits`;
+        `names`: whether SendGrid's answer says which email of the request was refused."""
         ...
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:
-        """The emails that the provider accepts. Called only if `refused` returned None.
-
-        Args:
-            culprits: The addresses that the server must refuse, each with its error.
-        """
+        """The emails that the provider accepts. Called only if `refused` returned None."""
         ...
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
-        """The answer to a request for which `refused` returned None.
-
-        The answer to a bulk call of SES has a status for each email, so it can refuse some of the emails.
-
-        Args:
-            culprits: The addresses that the server must refuse, each with its error.
-        """
+        """The answer to a request for which `refused` returned None. The answer to a bulk call of SES has a status for
+        each email, so it can refuse some of the emails."""
         ...
 
     def throttled(self, until: float) -> Reply:
-        """The answer to a request above the rate limit.
-
-        Args:
-            until: When the limit ends, in seconds since 1970.
-        """
+        """The answer to a request above the rate limit, which ends at this time, in seconds since 1970."""
         ...
 
     def unauthorized(self) -> Reply:
@@ -139,8 +109,7 @@ class SendGrid:
         return Reply(400, {"errors": errors}) if names else sendgrid_error(400, "Bad Request")
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """The emails that SendGrid accepts: all emails of the request, because SendGrid accepts or refuses a request as
-        a whole. Called only if `refused` returned None."""
+        """All emails of the request, because SendGrid accepts or refuses a request as a whole."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
@@ -160,11 +129,9 @@ class SendGrid:
         return Reply(429, _errors("too many requests"), headers)
 
     def unauthorized(self) -> Reply:
-        """SendGrid's answer to a wrong API key: status 401."""
         return Reply(401, _errors("The provided authorization grant is invalid, expired, or revoked"))
 
     def malformed(self) -> Reply:
-        """SendGrid's answer to an invalid body: status 400."""
         return Reply(400, _errors("Bad Request"))
 
 
@@ -177,16 +144,13 @@ class Ses:
         return Request((_ses_mail(document, document.get("EmailTags", ())),), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """Status 400 if the request has a refused address. Otherwise None."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else _aws(400, "MessageRejected", word)
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """The only email of the request."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """Status 200 with a message id."""
         return _json(200, {"MessageId": _message_id()})
 
     def throttled(self, until: float) -> Reply:  # noqa: ARG002
@@ -198,7 +162,6 @@ class Ses:
         return _aws(403, "UnrecognizedClientException", "The security token included in the request is invalid.")
 
     def malformed(self) -> Reply:
-        """SES's answer to an invalid body: status 400."""
         return _aws(400, "BadRequestException", "The request is not valid.")
 
 
@@ -229,10 +192,8 @@ class SesBulk(Ses):
 
 
 class Resend:
-    """`POST /emails`: https://resend.com/docs/api-reference/emails/send-email
-
-    Resend's idempotency keys are not implemented here, but in `HttpSession`.
-    """
+    """`POST /emails`: https://resend.com/docs/api-reference/emails/send-email (`HttpSession` has its idempotency
+    keys)"""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
         named = {tag["name"]: tag["value"] for tag in document.get("tags", ())}
@@ -242,16 +203,13 @@ class Resend:
         return Request((Mail(named.get("email_id", ""), addresses),), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """Status 422 if the request has a refused address. Otherwise None."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else resend_error(422, "validation_error", word)
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """The only email of the request."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """Status 200 with an id."""
         return _json(200, {"id": str(uuid4())})
 
     def throttled(self, until: float) -> Reply:
@@ -262,11 +220,9 @@ class Resend:
         return resend_error(429, "rate_limit_exceeded", message, {**headers, "retry-after": seconds})
 
     def unauthorized(self) -> Reply:
-        """Resend's answer to a wrong API key: status 403."""
         return resend_error(403, "invalid_api_key", "API key is invalid")
 
     def malformed(self) -> Reply:
-        """Resend's answer to an invalid body: status 422."""
         return resend_error(422, "missing_required_field", "Missing `to` field.")
 
     def changed(self) -> Reply:
@@ -275,10 +231,7 @@ class Resend:
 
 
 class Twilio:
-    """`POST /Messages.json`: https://www.twilio.com/docs/messaging/api/message-resource
-
-    The body of a request is a form, not JSON.
-    """
+    """`POST /Messages.json`, a form: https://www.twilio.com/docs/messaging/api/message-resource"""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
         """See `Api.read`. The email id is a parameter of the URL to which Twilio would post the SMS's status."""
@@ -294,7 +247,6 @@ class Twilio:
         return None if word is None else twilio_error(400, int(word), f"refused: {request.mails[0].addresses[0]}")
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """The only SMS of the request."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
@@ -314,12 +266,8 @@ class Twilio:
         return _json(201, message)
 
     def found(self, target: str, messages: Collection[Mapping[str, Any]]) -> Reply:
-        """The answer to `GET /Messages/SID.json` (one SMS), or to `GET /Messages.json` (the latest SMS to one number).
-
-        Args:
-            target: The path and query of the request.
-            messages: Twilio's descriptions of the SMS that the server accepted.
-        """
+        """The answer to `GET /Messages/SID.json` (one SMS), or to `GET /Messages.json` (the latest SMS to one
+        number)."""
         url = urlsplit(target)
         if one := _TWILIO_MESSAGE.search(url.path):
             known = next((each for each in messages if each["sid"] == one[1]), None)
@@ -340,22 +288,18 @@ class Twilio:
         return twilio_error(429, 20429, "Too Many Requests")
 
     def unauthorized(self) -> Reply:
-        """Twilio's answer to wrong credentials: status 401."""
         return twilio_error(401, 20003, "Authenticate")
 
     def malformed(self) -> Reply:
-        """Twilio's answer to an invalid body: status 400."""
         return twilio_error(400, 21604, "A 'To' phone number is required.")
 
 
 def twilio_error(status: int, code: int, message: str, headers: Mapping[str, str] | None = None) -> Reply:
-    """An error answer in Twilio's format."""
     more = f"https://www.twilio.com/docs/errors/{code}"
     return Reply(status, {"code": code, "message": message, "more_info": more, "status": status}, headers or {})
 
 
 def resend_error(status: int, name: str, message: str, headers: Mapping[str, str] | None = None) -> Reply:
-    """An error answer in Resend's format."""
     return Reply(status, {"statusCode": status, "name": name, "message": message}, headers or {})
 
 
@@ -388,7 +332,6 @@ def _json(status: int, document: object) -> bytes:
 
 
 def sendgrid_error(status: int, message: str, field: str | None = None) -> Reply:
-    """An error answer in SendGrid's format."""
     return Reply(status, _errors(message, field))
 
 

@@ -56,11 +56,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The HTTP answer to a request whose emails are all refused.
-
-    Attributes:
-        body: The bytes of the body, or a value to send as JSON.
-    """
+    """The HTTP answer to a request whose emails are all refused; a `body` that is not bytes is sent as JSON."""
 
     status: int
     body: object = b""
@@ -72,10 +68,8 @@ class Behaviour:
     """The local server's behaviour, which may be changed while the server runs.
 
     Attributes:
-        fault: What the server does instead of accepting and answering; None for normal answers.
-        times: How many more requests get the fault; None for all.
+        fault: What the server does instead of accepting and answering. `times`: how many more times; None: always.
         throttled_until: Until this time, in seconds since 1970, the server answers 429 to every request.
-        latency_seconds: Delay before an answer.
         key: The API key that SendGrid's, Resend's and Twilio's requests need; None if any key is accepted.
         culprits: The addresses that the server refuses, each with the error that the answer contains: an error code for
             Twilio, the email's status for a bulk call of SES, and an error text for all other requests.
@@ -100,15 +94,12 @@ class Behaviour:
         return self.fault
 
     def throttle(self, seconds: float) -> None:
-        """Answers 429 to every request for the next `seconds`."""
         self.throttled_until = time.time() + seconds
 
     def change(self, document: Mapping[str, Any]) -> None:
-        """Sets the behaviour from a JSON object. Fields that are missing from the object get their default values.
-
-        The fields are `act` (the value of a `Fault`) or `reply` ({status, body, headers}), `times`, `throttle_seconds`,
-        `latency_ms`, `culprits` and `names_culprits`. The API key cannot be changed.
-        """
+        """Sets the behaviour from a JSON object: `act` (the value of a `Fault`) or `reply` ({status, body,
+        headers}), `times`, `throttle_seconds`, `latency_ms`, `culprits` and `names_culprits`. Missing fields get
+        their defaults."""
         latency_seconds = document.get("latency_ms", 0) / 1000
         throttle_seconds = float(document.get("throttle_seconds", 0))
         reply, act = document.get("reply"), document.get("act")
@@ -132,11 +123,7 @@ REASONS: Final = {
 
 
 def answer(status: int, headers: Mapping[str, str], body: bytes, *, announced: int | None = None) -> bytes:
-    """The octets of an HTTP answer.
-
-    Args:
-        announced: The Content-Length to send instead of the body's true length.
-    """
+    """The octets of an HTTP answer. `announced` is the Content-Length to send instead of the body's true length."""
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     octets = len(body) if announced is None else announced
     start = f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}\r\nServer: nginx\r\nContent-Length: {octets}\r\n"
@@ -144,7 +131,6 @@ def answer(status: int, headers: Mapping[str, str], body: bytes, *, announced: i
 
 
 def octets_of(reply: Reply) -> bytes:
-    """The reply as an HTTP answer."""
     if isinstance(reply.body, bytes):
         return answer(reply.status, reply.headers, reply.body)
     return answer(reply.status, {"Content-Type": "application/json", **reply.headers}, orjson.dumps(reply.body))

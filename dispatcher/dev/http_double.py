@@ -15,38 +15,28 @@ returns counts.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import ctypes
 import os
-import signal
 import ssl
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
-from dispatcher.dev.acceptance_ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
+from dispatcher.dev.acceptance_ledger import LedgerEntry
 from dispatcher.dev.http_apis import Mail, Request
 from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.dev.http_session import HttpSession
-from dispatcher.dev.stopping import stop
-
-PR_SET_PDEATHSIG: Final = 1
+from dispatcher.dev.recording_server import RecordingServer, appended, die_with_parent, parser_of, serve
 
 
-class HttpDouble:
+class HttpDouble(RecordingServer[HttpSession]):
     """The local server that imitates the providers, and its records.
 
     Attributes:
-        behaviour: Faults, refusals and latency; may be changed while the server runs.
-        sessions: The open connections.
-        connections: Number of connections since the start.
         begun: The number of requests to send emails whose headers were read, by path.
         requests: How many completely read requests contained each email, by email id.
         received: The decoded bodies of the accepted requests; empty unless the argument `keeps` is True.
@@ -64,9 +54,8 @@ class HttpDouble:
         keeps: bool = False,
         records_wire: bool = False,
     ) -> None:
+        super().__init__(folder, records_wire=records_wire)
         self.behaviour = behaviour or Behaviour()
-        self.sessions: set[HttpSession] = set()
-        self.connections = 0
         self.begun: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         self.received: list[dict[str, Any]] = []
@@ -74,76 +63,30 @@ class HttpDouble:
         self.messages: deque[dict[str, Any]] = deque(maxlen=1000)
         self.reads: Counter[str] = Counter()
         self._accepted = 0
-        self._folder = folder
         self._tls = tls
         self._keeps = keeps
-        self._ledger: LedgerWriter | None = None
-        self._records_wire = records_wire
         self._log = -1
-        self._wire = -1
-        self._server: asyncio.Server | None = None
-
-    @property
-    def ledger_path(self) -> Path:
-        """The path of the file with one line for each accepted email."""
-        return self._folder / "ledger.jsonl"
 
     @property
     def requests_path(self) -> Path:
-        """The path of the file with one line for each email of each request."""
         return self._folder / "requests.jsonl"
 
     @property
-    def wire_path(self) -> Path:
-        """The path of the file with the events of requests and connections (see `record_event`)."""
-        return self._folder / "wire.jsonl"
-
-    @property
-    def port(self) -> int:
-        """The port that the server listens on."""
-        assert self._server is not None, "the double has not been started"
-        port = self._server.sockets[0].getsockname()[1]
-        assert isinstance(port, int)
-        return port
-
-    @property
     def url(self) -> str:
-        """The server's URL: the value for DISPATCHER_SENDGRID_HOST, DISPATCHER_SES_ENDPOINT_URL,
-        DISPATCHER_RESEND_URL or DISPATCHER_TWILIO_URL."""
+        """The value for DISPATCHER_SENDGRID_HOST, DISPATCHER_RESEND_URL and the URLs of SES and Twilio."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
-
-    def ledger(self) -> AcceptanceLedger:
-        """All acceptances so far."""
-        return read_ledger(self.ledger_path)
 
     async def start(self, port: int = 0) -> None:
         """Listens on the loopback interface; port 0 chooses a free port."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._ledger = LedgerWriter(self.ledger_path)
-        self._log = _appended(self.requests_path)
-        if self._records_wire:
-            self._wire = _appended(self.wire_path)
-        self._server = await asyncio.get_running_loop().create_server(
-            self._new_session, "127.0.0.1", port, ssl=self._tls, backlog=1024
-        )
+        await self._start(port, self._tls)
+        self._log = appended(self.requests_path)
 
     async def close(self) -> None:
         """Stops listening and closes every session. Idempotent."""
-        if self._server is not None:
-            await stop(self._server, self.drop_connections)
-            self._server = None
-        if self._ledger is not None:
-            self._ledger.close()
+        await super().close()
+        if self._log >= 0:
             os.close(self._log)
-            self._ledger = None
-        if self._wire >= 0:
-            os.close(self._wire)
-            self._wire = -1
-
-    def drop_connections(self) -> None:
-        """Aborts every open connection, like a server that restarts."""
-        for session in tuple(self.sessions):
-            session.drop()
+            self._log = -1
 
     def accept(self, request: Request, mails: Sequence[Mail]) -> None:
         """Writes the accepted emails of a request to the ledger, before the answer is sent."""
@@ -156,11 +99,8 @@ class HttpDouble:
         self._ledger.append(*(LedgerEntry(mail.email_id, len(mail.addresses), octets, at) for mail in mails))
 
     def record_request(self, request: Request, came: str) -> None:
-        """Writes one line to requests.jsonl for each email of a completely read request.
-
-        Args:
-            came: The result: `accepted`, `repeated`, the name of a fault, or the HTTP status of a refusal.
-        """
+        """Writes one line to requests.jsonl for each email of a completely read request, with its result: `accepted`,
+        `repeated`, the name of a fault, or the HTTP status of a refusal."""
         at = time.time()
         lines = []
         for mail in request.mails:
@@ -170,21 +110,16 @@ class HttpDouble:
         os.write(self._log, b"".join(lines))
 
     def record_event(self, connection: int, event: str, **fields: object) -> None:
-        """Writes an event of a connection to wire.jsonl, if the constructor's argument `records_wire` is True.
+        """Writes an event of a connection to wire.jsonl, if `records_wire`.
 
-        Args:
-            connection: The connection's number.
-            event: `began`: the request's headers were read. `read`: the whole request was read. `answered`: the kernel
-                took the whole answer while the connection was open. `ended`: the connection was closed.
-            fields: For `read`: `email_id`, and for a bulk call `email_ids`. For `ended`: `by_us`, whether the server
-                closed the connection, and `by_reset`, whether the connection ended with an error such as a reset.
+        `began`: the request's headers were read. `read`: the whole request was read (`email_id`, or `email_ids` of a
+        bulk call). `answered`: the kernel took the whole answer while the connection was open. `ended`: the connection
+        was closed, `by_us` or `by_reset`.
         """
         if self._wire >= 0:
-            line = {"connection": connection, "event": event, "at": time.time(), **fields}
-            os.write(self._wire, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            self._write_event(connection, event, fields)
 
     def counts(self) -> dict[str, object]:
-        """The answer to `GET /double`."""
         return {
             "begun": sum(self.begun.values()),
             "requests": self.requests.total(),
@@ -196,10 +131,6 @@ class HttpDouble:
     def _new_session(self) -> HttpSession:
         self.connections += 1
         return HttpSession(self, self.connections)
-
-
-def _appended(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 @asynccontextmanager
@@ -216,11 +147,8 @@ async def running_double(
 
 
 def throwaway_tls(ca_file: Path) -> ssl.SSLContext:
-    """A TLS context for a server on the loopback interface, with a certificate that a new authority has signed.
-
-    Args:
-        ca_file: The file to write the authority's certificate to. Clients must trust this certificate.
-    """
+    """A TLS context for a server on the loopback interface. Writes the certificate of the new authority, which clients
+    must trust, to a file."""
     import trustme
 
     authority = trustme.CA()
@@ -230,40 +158,22 @@ def throwaway_tls(ca_file: Path) -> ssl.SSLContext:
     return context
 
 
-async def _serve(double: HttpDouble, port: int, more: dict[str, str]) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+async def _serve(double: HttpDouble, port: int, more: dict[str, object]) -> None:
     await double.start(port)
-    where = {"url": double.url, "port": double.port, "ledger": str(double.ledger_path), **more}
-    sys.stdout.buffer.write(orjson.dumps(where, option=orjson.OPT_APPEND_NEWLINE))
-    sys.stdout.flush()
-    await stop.wait()
-    await double.close()
+    await serve(double, {"url": double.url, "port": double.port, "ledger": str(double.ledger_path), **more})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the server until SIGTERM or SIGINT.
-
-    Args:
-        arguments: The command line without the program's name; None for the command line of this process.
-    """
-    parser = argparse.ArgumentParser(
-        "python -m dispatcher.dev.http_double", description="A local SendGrid, SES, Resend and Twilio."
-    )
-    parser.add_argument("--folder", type=Path, required=True, help="folder for the records and the certificate")
-    parser.add_argument("--port", type=int, default=0, help="port; 0 (the default) chooses a free one")
+    """Runs the server until SIGTERM or SIGINT."""
+    parser = parser_of("http_double", "A local SendGrid, SES, Resend and Twilio.")
     parser.add_argument("--tls", action="store_true", help="use HTTPS, with a certificate of a new authority")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="delay before an answer; default: 0")
     parser.add_argument("--act", type=Fault, choices=list(Fault), help="the fault that each request gets")
     parser.add_argument("--times", type=int, help="how many requests get the fault; default: all")
     parser.add_argument("--throttle-seconds", type=float, default=0.0, help="answer 429 for this long; default: 0")
     parser.add_argument("--key", help="the API key that requests to SendGrid, Resend and Twilio need; default: any")
-    parser.add_argument("--wire", action="store_true", help="record every request and connection in wire.jsonl")
-    parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent process exits")
     options = parser.parse_args(arguments)
     if options.die_with_parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        die_with_parent()
     behaviour = Behaviour(options.act, options.times, latency_seconds=options.latency_ms / 1000, key=options.key)
     behaviour.throttle(options.throttle_seconds)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -271,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tls = throwaway_tls(ca_file) if options.tls else None
     import uvloop
 
-    more = {"ca_file": str(ca_file)} if tls else {}
+    more: dict[str, object] = {"ca_file": str(ca_file)} if tls else {}
     uvloop.run(_serve(HttpDouble(options.folder, behaviour, tls=tls, records_wire=options.wire), options.port, more))
 
 

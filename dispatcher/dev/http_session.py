@@ -19,6 +19,7 @@ import orjson
 
 from dispatcher.dev.http_apis import RESEND, SENDGRID, TWILIO, Api, Mail, Request, api_of, document_of
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply, answer, octets_of
+from dispatcher.dev.recording_server import Session
 
 DRIP_SECONDS: Final = 0.02
 FLOOD_OCTETS: Final = 64 * 1024 * 1024
@@ -64,16 +65,13 @@ class HttpRecords(Protocol):
         ...
 
 
-class HttpSession(asyncio.Protocol):
-    """The server's side of one connection."""
-
+class HttpSession(Session):
     def __init__(self, records: HttpRecords, number: int) -> None:
         self._records = records
         self._number = number
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._act: Fault | Reply | None = None
-        self._closes = False
         self._begin()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -82,21 +80,14 @@ class HttpSession(asyncio.Protocol):
         self._records.sessions.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Removes this session from the open sessions (called by asyncio)."""
         self._records.sessions.discard(self)
         self._records.record_event(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
 
     def data_received(self, data: bytes) -> None:
-        """Passes the data to the parser, which calls the `on_…` methods. asyncio calls this."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.abort()
-
-    def drop(self) -> None:
-        """Aborts the connection."""
-        self._closes = True
-        self._transport.abort()
 
     def on_url(self, url: bytes) -> None:
         """Stores a part of the request's target (called by httptools, like the other `on_…` methods)."""
@@ -130,7 +121,6 @@ class HttpSession(asyncio.Protocol):
         self._begin()
 
     def _begin(self) -> None:
-        """Resets the state, so that the next request can begin."""
         self._path = self._method = self._authorization = self._key = ""
         self._body = bytearray()
 
@@ -178,11 +168,8 @@ class HttpSession(asyncio.Protocol):
                 self._misbehave(self._act, octets)
 
     def _accept(self, api: Api, request: Request, behaviour: Behaviour) -> bytes:
-        """Accepts a request, and returns the answer.
-
-        If a request with the same idempotency key was accepted before, accepts no email: returns the earlier answer, or
-        status 409 if the body differs from the earlier request's body.
-        """
+        """Accepts a request, and returns the answer. For an idempotency key that was accepted before, accepts no email:
+        returns the earlier answer, or 409 if the body differs."""
         key, body = self._key if api is RESEND else "", bytes(self._body)
         if key and (known := self._records.answers.get(key)):
             is_same = known[0] == body
@@ -203,10 +190,7 @@ class HttpSession(asyncio.Protocol):
         self._records.record_event(self._number, "read", email_id=ids[0], **together)
 
     def _administer(self) -> bytes:
-        """The answer to a request that does not send emails.
-
-        The server knows `/double`, and the paths for accounts, domains, permissions and Twilio's messages.
-        """
+        """The answer to `/double`, and to the paths for accounts, domains, permissions and messages of Twilio."""
         behaviour = self._records.behaviour
         if self._path == "/double":
             return octets_of(self._change_behaviour() if self._method == "PUT" else Reply(200, self._records.counts()))
@@ -225,7 +209,6 @@ class HttpSession(asyncio.Protocol):
         return octets_of(Reply(200, {"scopes": ["mail.send", "user.profile.read"]}))
 
     def _twilio_answer(self, behaviour: Behaviour) -> Reply:
-        """The answer to a request for Twilio's account or messages."""
         if self._has_wrong_key(behaviour):
             return TWILIO.unauthorized()
         if "/Messages" not in self._path:
@@ -245,11 +228,7 @@ class HttpSession(asyncio.Protocol):
         return Reply(200, {})
 
     def _misbehave(self, act: Fault, octets: bytes) -> None:
-        """Injects a fault instead of the normal answer.
-
-        Args:
-            octets: The normal answer. Some faults send a part of it.
-        """
+        """Injects a fault instead of the normal answer, of which some faults send a part."""
         half = octets.index(b"\r\n\r\n") // 2
         faults: dict[Fault, Callable[[], None]] = {
             Fault.CLOSE: lambda: self._end(by_reset=False),

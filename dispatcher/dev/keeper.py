@@ -40,11 +40,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class ProcessIdentity(NamedTuple):
-    """Identifies one process. A later process with the same pid has a different identity.
-
-    Attributes:
-        started: The id of the boot, and the process's start time in clock ticks since the boot.
-    """
+    """Identifies one process: a later process with the same pid has a different identity. `started` has the id of the
+    boot, and the process's start time in clock ticks since the boot."""
 
     pid: int
     started: str
@@ -54,10 +51,6 @@ class Plan(TypedDict):
     """How to start and stop one process.
 
     Attributes:
-        argv: Program (an absolute path) and arguments.
-        env: The whole environment.
-        cwd: The working directory.
-        log: The file for stdout and stderr.
         stop: The names of one or two signals that stop the process. The keeper sends the second signal if the process
             is still running some seconds after the first, and SIGKILL if it is still running after the last.
         orphaned: The name of the signal that the kernel sends to the process if the keeper is killed.
@@ -72,15 +65,8 @@ class Plan(TypedDict):
 
 
 class Record(TypedDict):
-    """The content of FOLDER/keeper.json.
-
-    Attributes:
-        keeper: The keeper's identity.
-        owner: The identity of the process whose exit ends the keeper; empty if there is none.
-        running: The identities of the running servers, by name.
-        exited: The exit codes of the servers that have exited, by name. If a signal killed the server, the code is the
-            negative number of the signal, such as -9.
-    """
+    """The content of FOLDER/keeper.json. When the owner exits, the keeper exits, too. `exited` has the exit codes of
+    servers; a negative number of a signal, such as -9, if a signal killed the server."""
 
     keeper: list[int | str]
     owner: list[int | str]
@@ -89,11 +75,6 @@ class Record(TypedDict):
 
 
 def identify(pid: int, *, even_a_zombie: bool = False) -> ProcessIdentity | None:
-    """The identity of the process with this pid; None if there is no such process.
-
-    Args:
-        even_a_zombie: Whether to return the identity of a zombie (a process that has exited but was not reaped), too.
-    """
     fields = _stat(pid)
     if fields is None or (fields[0] in "ZX" and not even_a_zombie):
         return None
@@ -154,13 +135,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class Keeper:
-    """Starts, watches and stops the servers of one folder.
-
-    Attributes:
-        owner: The process whose exit ends this keeper; None if there is none.
-        names: The names of the running servers, by pid.
-        exited: The exit codes of the servers that have exited, by name.
-    """
+    """Starts, watches and stops the servers of one folder. `names` has the running servers by pid."""
 
     def __init__(self, folder: Path, owner: ProcessIdentity | None) -> None:
         self.folder = folder
@@ -170,10 +145,8 @@ class Keeper:
         self.exited: dict[str, int] = {}
 
     def run(self) -> None:
-        """Starts and watches the servers. Stops them when SIGTERM or SIGINT arrives, or when the owner exits.
-
-        The owner is the process that needs the servers.
-        """
+        """Starts and watches the servers. Stops them at SIGTERM or SIGINT, or when the process that needs them
+        exits."""
         self.record()
         self.serve()
         self.stop(OWNED_STOP_SECONDS if self.owner else STOP_SECONDS)
@@ -276,7 +249,6 @@ def _become(plan: Plan, keeper: int) -> None:
 
 
 def main() -> None:
-    """Runs the keeper of the folder that the command line names."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.chdir("/")

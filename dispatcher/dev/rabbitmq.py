@@ -44,15 +44,8 @@ CLUSTER_ARGUMENTS = f"+S 1:1 -kernel net_ticktime {NET_TICK_SECONDS}"
 
 @dataclass(frozen=True, slots=True)
 class RabbitBinaries:
-    """RabbitMQ's and Erlang's programs.
-
-    Attributes:
-        scripts: The folder of the original `rabbitmq-server`. A distribution's wrapper script cannot be used, because
-            it needs root.
-        erlang: The folder of `erl` and `epmd`.
-        libraries: Folders for LD_LIBRARY_PATH.
-        source: The origin of the programs, as text for the user.
-    """
+    """RabbitMQ's and Erlang's programs. `scripts` is the folder of the original `rabbitmq-server`: a distribution's
+    wrapper script needs root. `erlang` is the folder of `erl` and `epmd`, `libraries` are for LD_LIBRARY_PATH."""
 
     scripts: Path
     erlang: Path
@@ -68,10 +61,8 @@ class RabbitBinaries:
 
 @dataclass(frozen=True, slots=True)
 class RabbitAccess:
-    """The secrets, name and ports of a node. The folder stores them for the next start.
-
-    The nodes of a cluster have the same secrets.
-    """
+    """The secrets, name and ports of a node, which the folder stores for the next start. The nodes of a cluster have
+    the same secrets."""
 
     password: str
     cookie: str
@@ -83,12 +74,10 @@ class RabbitAccess:
 
     @property
     def amqp_url(self) -> str:
-        """The URL for AMQP clients."""
         return f"amqp://{USER}:{self.password}@{ports.LOOPBACK}:{self.amqp_port}/{quote(VHOST, safe='')}"
 
     @property
     def management_url(self) -> str:
-        """The URL of the management API."""
         return f"http://{USER}:{self.password}@{ports.LOOPBACK}:{self.management_port}"
 
 
@@ -106,20 +95,11 @@ def names_of(nodes: int) -> tuple[str, ...]:
 def start(
     processes: Processes, progress: Callable[[str], None], *, disposable: bool, nodes: int = 1
 ) -> tuple[tuple[RabbitAccess, ...], str]:
-    """Starts the private nodes and waits until all are ready.
+    """Starts private nodes, which form a cluster with `pause_minority`, and waits until all are ready. Returns the
+    secrets and ports of each node, and where the programs come from.
 
-    Args:
-        processes: Starts the nodes' processes in the server folder.
-        progress: Called with one line of text for each step.
-        disposable: Whether the data may be lost when the nodes stop. If so, they are stopped with SIGKILL, because a
-            clean stop takes 6 s.
-        nodes: The number of nodes. Several nodes form a cluster, which handles partitions with `pause_minority`.
-
-    Returns:
-        The secrets and ports of each node, and a text that says where RabbitMQ's programs come from.
-
-    Raises:
-        ServerUnavailable: The programs cannot be found or downloaded, or do not work on this system.
+    If `disposable`, the data may be lost: the nodes are stopped with SIGKILL, because a clean stop takes 6 s. Raises
+    ServerUnavailable if the programs cannot be found or downloaded, or do not work here.
     """
     began = time.monotonic()
     binaries = find(progress)
@@ -139,10 +119,8 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> RabbitBinaries:
-    """Returns the installed programs, or downloads Debian's packages, and returns their programs.
-
-    DISPATCHER_DEV_RABBITMQ=installed forbids the download. DISPATCHER_DEV_RABBITMQ=debian ignores installed programs.
-    """
+    """The installed programs, or those of downloaded Debian packages. DISPATCHER_DEV_RABBITMQ=installed forbids the
+    download; DISPATCHER_DEV_RABBITMQ=debian ignores installed programs."""
     forced = os.environ.get("DISPATCHER_DEV_RABBITMQ")
     if forced not in (None, "", "installed", "debian"):
         raise ServerUnavailable(
@@ -169,10 +147,8 @@ def find_installed() -> RabbitBinaries | None:
 
 
 def real_scripts(folder: Path) -> Path | None:
-    """The folder of the original `rabbitmq-server`, if `folder` contains this script or a link to it.
-
-    None if `folder` contains only a distribution's wrapper script.
-    """
+    """The folder of the original `rabbitmq-server`, to which `folder` may link; None if it contains only a wrapper
+    script."""
     script = (folder / "rabbitmq-server").resolve()
     return script.parent if script.is_file() and (script.parent / "rabbitmq-defaults").is_file() else None
 
@@ -201,7 +177,6 @@ def patch_root(script: Path, root: Path) -> None:
 
 
 def _answers(access: RabbitAccess, path: str) -> bool:
-    """Whether the management API answers with 200."""
     return ask(access, path)[0] == http.HTTPStatus.OK
 
 
@@ -242,10 +217,8 @@ def _fetch_debian(progress: Callable[[str], None]) -> RabbitBinaries:
 
 
 def _accesses(folder: Path, names: Sequence[str]) -> tuple[RabbitAccess, ...]:
-    """Returns the nodes' secrets, names and ports of the last start, or new ones if there was no start.
-
-    Stores them for the next start. If one of the old ports is in use, all ports are new.
-    """
+    """The nodes' secrets, names and ports of the last start, or new ones, which are stored. If an old port is in use,
+    all are new."""
     paths = [folder / f"{name}.json" for name in names]
     known = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
     first, own = known[0], ("amqp_port", "management_port", "distribution_port")
@@ -289,17 +262,13 @@ def _configure(home: Path, access: RabbitAccess, cluster: Sequence[RabbitAccess]
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Writes a file that only this user may read."""
     path.touch(mode=0o600)
     path.write_text(text)
 
 
 def _epmd_plan(folder: Path, binaries: RabbitBinaries, access: RabbitAccess) -> Plan:
-    """Describes for the keeper how to start and stop a private epmd (Erlang's port mapper).
-
-    Without a private epmd, the node would start an epmd for the whole machine. Other nodes would use that epmd,
-    too, and it would keep running after the node has stopped.
-    """
+    """How to start and stop a private epmd (Erlang's port mapper). Otherwise the node would start an epmd for the whole
+    machine, which other nodes would use, and which would keep running after the node has stopped."""
     environment = _environment(binaries, folder, access)
     return Plan(
         argv=[str(binaries.erlang / "epmd"), "-address", ports.LOOPBACK, "-port", str(access.epmd_port)],
@@ -314,7 +283,7 @@ def _epmd_plan(folder: Path, binaries: RabbitBinaries, access: RabbitAccess) -> 
 def _plan(
     folder: Path, name: str, binaries: RabbitBinaries, access: RabbitAccess, *, disposable: bool, nodes: int
 ) -> Plan:
-    """Describes for the keeper how to start and stop a node.
+    """How to start and stop a node.
 
     The start script fails if its path has a space, so it is started in its own folder, by its name alone. With
     RABBITMQ_ALLOW_INPUT, the Erlang machine replaces the script's shell (exec). Otherwise, the shell would keep running

@@ -36,16 +36,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """A running PostgreSQL and a running RabbitMQ. All URLs include the password.
-
-    Attributes:
-        amqp_url: RabbitMQ's URL, with the vhost, percent-encoded.
-        management_url: The URL of RabbitMQ's management API, without `/api`.
-        folder: The server folder, an absolute path.
-        owned: Whether the servers stop when their owner (the process for which they were started) exits.
-        postgres_source: A text that says where PostgreSQL comes from, such as `installed in /usr/lib/…`.
-        rabbitmq_source: The same for RabbitMQ.
-    """
+    """A running PostgreSQL and a running RabbitMQ. All URLs include the password; `management_url` ends without `/api`.
+    If `owned`, the servers stop when the process exits for which they were started."""
 
     database_url: str
     amqp_url: str
@@ -56,19 +48,13 @@ class Servers:
     rabbitmq_source: str
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that make the dispatcher use these servers."""
         return {DATABASE_URL: self.database_url, AMQP_URL: self.amqp_url, MANAGEMENT_URL: self.management_url}
 
 
 @dataclass(frozen=True, slots=True)
 class ServersStatus:
-    """The state of a server folder.
-
-    Attributes:
-        servers: The servers that were last started in the folder; None if they were stopped, or never started.
-        pids: The running processes by name, including the keeper.
-        log_folder: The folder of the logs.
-    """
+    """The state of a server folder: the servers that were last started, unless they were stopped, and the pids of the
+    running processes by name, including the keeper."""
 
     servers: Servers | None
     pids: dict[str, int]
@@ -76,10 +62,8 @@ class ServersStatus:
 
     @property
     def running(self) -> bool:
-        """Whether every private server of the folder is running.
-
-        Also True if environment variables name both servers, because then there is no private server.
-        """
+        """Whether every private server of the folder is running. There is none if environment variables name both
+        servers."""
         if self.servers is None:
             return False
         wanted = set()
@@ -97,20 +81,13 @@ def start(
     owner_pid: int | None,
     postgres_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Servers:
-    """Starts the servers and waits until they are ready.
+    """Starts the servers and waits until they are ready, or returns those that already run in the folder without an
+    owner.
 
-    If servers already run in the folder, returns them, provided that they have no owner and `owner_pid` is None.
-
-    Args:
-        folder: For data, logs and secrets; created if it does not exist, kept from one start to the next.
-        progress: Called with one line of text for each step, also by other threads.
-        owner_pid: The owner: when this process exits, even by a crash, the servers stop. If None, the servers run until
-            `stop` is called.
-        postgres_settings: Settings for a private PostgreSQL, in addition to `postgres.SETTINGS`.
-
-    Raises:
-        ServerUnavailable: A server did not start; then no server is left running. Or servers already run in the folder,
-            and these servers or this call have an owner.
+    The folder keeps data, logs and secrets for the next start. When the process `owner_pid` exits, even by a crash, the
+    servers stop; if None, they run until `stop`. `progress` may be called by other threads. Raises ServerUnavailable if
+    a server did not start, and then leaves none running; or if servers already run in the folder, and they or this call
+    have an owner.
     """
     folder = folder.absolute()
     cache.make_writable(folder, "Set a different folder for the private servers.")
@@ -130,10 +107,8 @@ def start(
 
 
 def stop(folder: Path) -> list[str]:
-    """Stops the private servers of the folder and waits until every process has exited. Idempotent.
-
-    Returns the names of the servers that were running. Data, passwords and ports are kept for the next start.
-    """
+    """Stops the private servers of the folder and waits until every process has exited. Idempotent. Returns the servers
+    that were running. Data, passwords and ports are kept for the next start."""
     folder = folder.absolute()
     stopped = Processes(folder).stop()
     (folder / "servers.json").unlink(missing_ok=True)
@@ -141,7 +116,6 @@ def stop(folder: Path) -> list[str]:
 
 
 def status(folder: Path) -> ServersStatus:
-    """The servers and the running processes of the folder."""
     folder = folder.absolute()
     processes = Processes(folder)
     pids = processes.running()
@@ -157,11 +131,7 @@ def private_servers(
     *,
     postgres_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Servers]:
-    """Starts servers, and stops them at the end of the `with` block. They also stop if this process is killed.
-
-    Raises:
-        ServerUnavailable: A server did not start, or servers already run in the folder.
-    """
+    """Starts servers, and stops them at the end of the `with` block. They also stop if this process is killed."""
     servers = start(folder, progress=progress, owner_pid=os.getpid(), postgres_settings=postgres_settings)
     try:
         yield servers
@@ -203,10 +173,8 @@ def _start_both(
 def _database(
     named: str | None, processes: Processes, progress: Progress, settings: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Starts PostgreSQL, unless `named` is the URL of an existing server.
-
-    Returns the server's URL, and a text that says where the server comes from.
-    """
+    """Starts PostgreSQL, unless `named` is the URL of an existing server. Returns the URL, and where the server comes
+    from."""
     if named:
         return named, _source(DATABASE_URL)
     access, source = postgres.start(processes, progress, settings)
@@ -214,10 +182,8 @@ def _database(
 
 
 def _broker(named: str | None, processes: Processes, progress: Progress, *, disposable: bool) -> tuple[str, str, str]:
-    """Starts RabbitMQ, unless `named` is the URL of an existing server.
-
-    Returns the AMQP URL, the URL of the management API, and a text that says where the server comes from.
-    """
+    """Starts RabbitMQ, unless `named` is the URL of an existing server. Returns the URLs of AMQP and of the management
+    API, and where the server comes from."""
     if not named:
         (access,), source = rabbitmq.start(processes, progress, disposable=disposable)
         return access.amqp_url, access.management_url, source
@@ -238,11 +204,8 @@ def _management_url_of(amqp_url: str) -> str:
 
 
 def _named(variable: str, folder: Path) -> str | None:
-    """The URL of an existing server, from the environment variable.
-
-    None if the variable is not set. Also None if it has the URL of this folder's own private server, which an earlier
-    `dispatcher dev up` printed.
-    """
+    """The URL of an existing server, from the environment variable. None for the URL of this folder's own private
+    server, which an earlier `dispatcher dev up` printed."""
     url = os.environ.get(variable)
     own = {postgres.known_url(folder), rabbitmq.known_url(folder)}
     return url if url and url not in own else None
@@ -257,11 +220,7 @@ def _is_named(source: str) -> bool:
 
 
 def _reuse(servers: Servers, owner_pid: int | None) -> Servers:
-    """Returns the running servers, if the caller may use them: they have no owner, and `owner_pid` is None.
-
-    Raises:
-        ServerUnavailable: The servers have an owner, or `owner_pid` is not None.
-    """
+    """The running servers, if the caller may use them: they have no owner, and `owner_pid` is None."""
     if owner_pid is None and not servers.owned:
         return servers
     folder = servers.folder

@@ -51,15 +51,11 @@ class SmtpBehaviour:
 
     Attributes:
         script: By step: what the server does instead of its normal reply. Either an `SmtpFault`, or the text of another
-            reply, with CRLF between its lines.
-        times: How many more times the server follows the script; None for always.
-        security: `none`, `starttls` or `tls`.
-        tls: The server's TLS context. Without it, the server does not offer STARTTLS.
+            reply, with CRLF between its lines. `times`: how many more times; None for always.
+        security: `none`, `starttls` or `tls`. Without `tls`, the context, the server does not offer STARTTLS.
         login: The user and password that a client must send before MAIL; None if clients need no login.
-        login_methods: The login methods that the server offers, such as `PLAIN LOGIN`.
         most_recipients: The most recipients of one transaction; 0 for no limit. Further recipients get 452 4.5.3.
         most_sessions: The most open connections; 0 for no limit. The server refuses further connections with 421.
-        latency_seconds: Delay before the answer to an email.
         slow_seconds: Delay before the reply to a recipient whose address begins with `slow`.
         size_limit: The largest accepted email, in octets, which the server also announces (SIZE); 0 for no limit.
         extensions: The extensions that the server announces, in addition to SIZE, STARTTLS and AUTH.
@@ -83,10 +79,7 @@ class SmtpBehaviour:
     strict: bool = True
 
     def scripted(self, step: Step) -> str | None:
-        """What the server does at this step instead of its normal reply; None for the normal reply.
-
-        If the result is not None, reduces `times` by 1.
-        """
+        """What the server does at this step instead of its normal reply, or None. Counts `times` down."""
         wanted = self.script.get(step)
         if wanted is None or self.times is None:
             return wanted
@@ -96,10 +89,7 @@ class SmtpBehaviour:
         return wanted
 
     def change(self, document: Mapping[str, Any]) -> None:
-        """Sets the script and the latency from a JSON object with the fields `script`, `times` and `latency_ms`.
-
-        A field that is missing from the object gets its default value. The rest of the behaviour does not change.
-        """
+        """Sets `script`, `times` and `latency_ms` from a JSON object. A missing field gets its default value."""
         script = {Step(step): text for step, text in document.get("script", {}).items()}
         self.latency_seconds = document.get("latency_ms", 0) / 1000
         self.script, self.times = script, document.get("times")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
+from dispatcher.dev.recording_server import Session
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 
 DRIP_SECONDS: Final = 0.02
@@ -38,12 +39,7 @@ at every attempt."""
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One email that the server received.
-
-    Attributes:
-        content: The email's content, after the dot-stuffing was removed.
-        parameters: The parameters after the address in MAIL FROM.
-    """
+    """One email that the server received, without dot-stuffing. `parameters` follow the address in MAIL FROM."""
 
     sender: str
     recipients: tuple[str, ...]
@@ -74,9 +70,7 @@ class Mailbox(Protocol):
         ...
 
 
-class SmtpSession(asyncio.Protocol):
-    """The server's side of one connection."""
-
+class SmtpSession(Session):
     def __init__(self, mailbox: Mailbox, number: int = 0) -> None:
         self._mailbox = mailbox
         self._number = number
@@ -86,7 +80,6 @@ class SmtpSession(asyncio.Protocol):
         self._searched = 0
         self._in_body = False
         self._has_begun = False
-        self._closes = False
         self._is_waiting = False
         self._is_secure = self._behaviour.security == "tls"
         self._continue_login: Callable[[str], None] | None = None
@@ -99,10 +92,8 @@ class SmtpSession(asyncio.Protocol):
         self._forget()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greets the client, or refuses it if too many are connected.
-
-        asyncio calls this for each new connection, and again after STARTTLS. The second call sends no greeting.
-        """
+        """Greets the client, or refuses it if too many are connected. asyncio calls this again after STARTTLS, which
+        gets no greeting."""
         is_new = self not in self._mailbox.sessions
         self._transport = cast(asyncio.Transport, transport)
         self._mailbox.sessions.add(self)
@@ -113,18 +104,12 @@ class SmtpSession(asyncio.Protocol):
             self._reply("220 sink.test ESMTP", Step.CONNECT)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Removes this session from the open sessions (called by asyncio)."""
         self._mailbox.sessions.discard(self)
         self._mailbox.record_event(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
 
     def data_received(self, data: bytes) -> None:
-        """Reads and executes commands (called by asyncio)."""
         self._buffer += data
         self._process_buffer()
-
-    def drop(self) -> None:
-        self._closes = True
-        self._transport.abort()
 
     def freeze(self) -> None:
         """Stops replying, and keeps the connection open."""
@@ -346,11 +331,8 @@ class SmtpSession(asyncio.Protocol):
             self._send_reply(line, step)
 
     def _send_reply(self, line: str, step: Step | None) -> None:
-        """Sends a reply.
-
-        If the reply accepts or refuses an email's content, and the kernel takes the whole reply, records the event
-        `answered`.
-        """
+        """Sends a reply. If it decides about an email's content, and the kernel takes it whole, records the event
+        `answered`."""
         was_open = not self._transport.is_closing()
         self._send(line)
         if step in (Step.END, Step.ANSWER) and was_open and not self._transport.get_write_buffer_size():

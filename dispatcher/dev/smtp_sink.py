@@ -26,42 +26,27 @@ The reply to a recipient depends on how the recipient's address begins:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import ctypes
 import itertools
 import os
 import re
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
 
 import orjson
 
-from dispatcher.dev.acceptance_ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
+from dispatcher.dev.acceptance_ledger import LedgerEntry
+from dispatcher.dev.recording_server import RecordingServer, die_with_parent, parser_of, serve
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_session import Received, SmtpSession
-from dispatcher.dev.stopping import stop
-
-PR_SET_PDEATHSIG: Final = 1
 
 
-class SmtpSink:
-    """The local SMTP server and its records.
-
-    Attributes:
-        behaviour: Faults, extensions and limits; may be changed while the server runs.
-        received: The accepted emails; empty unless the argument `keeps` is True.
-        commands: How often each SMTP command arrived, by its name.
-        greylisted: How often each recipient was greylisted (deferred at the first attempt), by address.
-        connections: Number of connections since the start.
-        sessions: The open connections.
-    """
+class SmtpSink(RecordingServer[SmtpSession]):
+    """The local SMTP server and its records: the accepted emails (only if `keeps`), how often each SMTP command
+    arrived, and how often each recipient was greylisted (deferred at the first attempt)."""
 
     def __init__(
         self,
@@ -72,73 +57,24 @@ class SmtpSink:
         keeps: bool = False,
         records_wire: bool = False,
     ) -> None:
+        super().__init__(folder, records_wire=records_wire)
         self.behaviour = behaviour or SmtpBehaviour()
         self.received: list[Received] = []
         self.commands: Counter[str] = Counter()
         self.greylisted: Counter[str] = Counter()
-        self.connections = 0
-        self.sessions: set[SmtpSession] = set()
-        self._folder = folder
         self._mail_prefix = f"{folder / 'mail'}/"
         self._writes_eml = writes_eml
         self._keeps = keeps
-        self._records_wire = records_wire
-        self._wire = -1
         self._numbers = itertools.count(1)
-        self._ledger: LedgerWriter | None = None
-        self._server: asyncio.Server | None = None
-
-    @property
-    def ledger_path(self) -> Path:
-        """The path of the file with one line for each accepted email."""
-        return self._folder / "ledger.jsonl"
-
-    @property
-    def wire_path(self) -> Path:
-        """The path of the file with the events of emails and connections (see `record_event`)."""
-        return self._folder / "wire.jsonl"
 
     @property
     def mail_folder(self) -> Path:
         return self._folder / "mail"
 
-    @property
-    def port(self) -> int:
-        assert self._server is not None, "the sink has not been started"
-        port = self._server.sockets[0].getsockname()[1]
-        assert isinstance(port, int)
-        return port
-
-    def ledger(self) -> AcceptanceLedger:
-        return read_ledger(self.ledger_path)
-
     async def start(self, port: int = 0) -> None:
         """Listens on the loopback interface; port 0 chooses a free port."""
         self.mail_folder.mkdir(parents=True, exist_ok=True)
-        self._ledger = LedgerWriter(self.ledger_path)
-        if self._records_wire:
-            self._wire = os.open(self.wire_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        tls = self.behaviour.tls if self.behaviour.security == "tls" else None
-        self._server = await asyncio.get_running_loop().create_server(
-            self._new_session, "127.0.0.1", port, ssl=tls, backlog=1024
-        )
-
-    async def close(self) -> None:
-        """Stops listening and closes every session. Idempotent."""
-        if self._server is not None:
-            await stop(self._server, self.drop_connections)
-            self._server = None
-        if self._ledger is not None:
-            self._ledger.close()
-            self._ledger = None
-        if self._wire >= 0:
-            os.close(self._wire)
-            self._wire = -1
-
-    def drop_connections(self) -> None:
-        """Aborts every open connection, like a server that restarts."""
-        for session in tuple(self.sessions):
-            session.drop()
+        await self._start(port, self.behaviour.tls if self.behaviour.security == "tls" else None)
 
     def accept(self, email: Received) -> str:
         """Writes an email to the ledger, before the answer is sent; returns the email's queue id."""
@@ -154,20 +90,14 @@ class SmtpSink:
         return name
 
     def record_event(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
-        """Writes an event of a connection to wire.jsonl, if the constructor's argument `records_wire` is True.
+        """Writes an event of a connection to wire.jsonl, if `records_wire`.
 
-        Args:
-            connection: The connection's number.
-            event: `began`: the first octet of the content arrived. `read`: the final dot arrived. `answered`: the
-                kernel took the whole reply while the connection was open. `ended`: the connection was closed.
-            email: For `read`: the email. Its id is recorded.
-            fields: For `ended`: `by_us`, whether the server closed the connection, and `by_reset`, whether the
-                connection ended with an error such as a reset.
+        `began`: the first octet of the content arrived. `read`: the final dot arrived. `answered`: the kernel took the
+        whole reply while the connection was open. `ended`: the connection was closed, `by_us` or `by_reset`.
         """
         if self._wire >= 0:
             ids = {"email_id": email.email_id} if email else {}
-            line = {"connection": connection, "event": event, "at": time.time(), **ids, **fields}
-            os.write(self._wire, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            self._write_event(connection, event, {**ids, **fields})
 
     async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves a connection to the control port: each line sets the behaviour, and gets a line as the answer."""
@@ -202,10 +132,7 @@ def _write_new(path: str, content: bytes) -> None:
 async def running_sink(
     folder: Path, behaviour: SmtpBehaviour | None = None, *, writes_eml: bool = False, keeps: bool = True
 ) -> AsyncIterator[SmtpSink]:
-    """Runs the local server on this event loop, for tests.
-
-    By default, the server keeps the accepted emails in memory, and writes no `.eml` files.
-    """
+    """Runs the local server on this event loop, for tests. By default, keeps the accepted emails in memory only."""
     sink = SmtpSink(folder, behaviour, writes_eml=writes_eml, keeps=keeps)
     await sink.start()
     try:
@@ -215,36 +142,23 @@ async def running_sink(
 
 
 async def _serve(sink: SmtpSink, port: int) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await sink.start(port)
     control = await asyncio.start_server(sink.control, "127.0.0.1", 0)
-    started = {
+    started: dict[str, object] = {
         "host": "127.0.0.1",
         "port": sink.port,
         "control_port": control.sockets[0].getsockname()[1],
         "ledger": str(sink.ledger_path),
         "mail": str(sink.mail_folder),
     }
-    sys.stdout.buffer.write(orjson.dumps(started, option=orjson.OPT_APPEND_NEWLINE))
-    sys.stdout.flush()
-    await stop.wait()
+    await serve(sink, started)
     control.close()
-    await sink.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the server until SIGTERM or SIGINT.
-
-    Args:
-        arguments: The command line without the program's name; None for the command line of this process.
-    """
-    parser = argparse.ArgumentParser(prog="python -m dispatcher.dev.smtp_sink", description="A local SMTP server.")
-    parser.add_argument("--folder", type=Path, required=True, help="folder for the ledger and the mail")
-    parser.add_argument("--port", type=int, default=0, help="port; 0 (the default) chooses a free one")
+    """Runs the server until SIGTERM or SIGINT."""
+    parser = parser_of("smtp_sink", "A local SMTP server.")
     parser.add_argument("--no-eml", action="store_true", help="write the ledger, but no .eml files")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="delay before the answer to an email; default: 0")
     parser.add_argument(
         "--slow-ms", type=float, default=200.0, help="delay before the reply to a recipient slow…; default: 200"
     )
@@ -255,11 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--recipients-per-transaction", type=int, default=0, metavar="N", help="answer 452 to more; default: no limit"
     )
     parser.add_argument("--login", metavar="USER:PASSWORD", help="the login that MAIL requires; default: none")
-    parser.add_argument("--wire", action="store_true", help="record every email and connection in wire.jsonl")
-    parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent process exits")
     options = parser.parse_args(arguments)
     if options.die_with_parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        die_with_parent()
     behaviour = SmtpBehaviour(
         script=dict(options.reply),
         login=_login(options.login),

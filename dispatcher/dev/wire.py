@@ -58,14 +58,8 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The provider's record of requests and connections.
-
-    Attributes:
-        exchanges: The requests that arrived completely.
-        fragments: The requests that arrived only in part.
-        closed_at: The times at which the provider closed connections. A client may send a request before it detects
-            that the provider has closed the connection.
-    """
+    """The provider's record of the requests that arrived completely or in part (`fragments`), and of the times at which
+    it closed connections. A client may send a request before it detects that."""
 
     exchanges: Sequence[Exchange] = ()
     fragments: Sequence[Fragment] = ()
@@ -80,12 +74,8 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """The run killed a worker, or froze it for a time, on purpose.
-
-    Attributes:
-        since: When the worker was killed or frozen, in seconds since 1970.
-        until: When the frozen worker was resumed; infinity if it was killed or never resumed.
-    """
+    """The run killed or froze a worker on purpose, at `since` until it was resumed: infinity if it was killed or never
+    resumed."""
 
     pid: int
     since: float
@@ -94,12 +84,8 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttempt:
-    """One row of the table of attempts.
-
-    Attributes:
-        worker: The worker, as `host:slot:pid:random`; or `host:slot:relay` if the relay recorded the attempt of a
-            frozen worker.
-    """
+    """One row of the table of attempts. `worker` is `host:slot:pid:random`, or `host:slot:relay` if the relay recorded
+    the attempt of a frozen worker."""
 
     email_id: UUID
     number: int
@@ -161,14 +147,8 @@ def explain(
     disturbances: Iterable[Disturbance],
     used: set[Fragment],
 ) -> Explanation:
-    """Why this attempt's outcome is unknown.
-
-    Args:
-        seen: The attempt's requests that arrived completely (from `requests_of`).
-        disturbances: The disturbances of all workers.
-        used: The fragments (partly arrived requests) that explain other attempts. If a fragment explains this attempt,
-            this function adds it.
-    """
+    """Why this attempt's outcome is unknown. `seen` are its requests that arrived completely. Adds the fragment that
+    explains this attempt to `used`, because a fragment explains only one."""
     own = [each for each in disturbances if attempt.pid in (each.pid, None) and each.until > attempt.started_at]
     if any(_is_unanswered(each, own) for each in seen):
         return Explanation.ON_THE_WIRE
@@ -199,23 +179,15 @@ def _was_cut_off(fragment: Fragment, attempt: RecordedAttempt, disturbance: Dist
 def requests_of(
     attempt: RecordedAttempt, all_attempts: Iterable[RecordedAttempt], seen: Iterable[Exchange]
 ) -> list[Exchange]:
-    """The requests that belong to this attempt: they arrived after it began, and before the email's next attempt began.
-
-    Args:
-        all_attempts: All attempts to send the email.
-        seen: All requests with the email that arrived completely.
-    """
+    """The requests of this attempt: they arrived after it began, and before the email's next attempt began."""
     later = [each.started_at for each in all_attempts if each.started_at > attempt.started_at]
     until = min(later, default=math.inf)
     return [each for each in seen if attempt.started_at - CLOCK_SECONDS <= each.read_at < until]
 
 
 def _is_unanswered(exchange: Exchange, own: Sequence[Disturbance]) -> bool:
-    """Whether no complete answer to this request reached a running worker.
-
-    Args:
-        own: The kills and freezes of workers that may have affected the attempt.
-    """
+    """Whether no complete answer to this request reached a running worker. `own` are the kills and freezes that may
+    have affected it."""
     answered_at = exchange.answered_at
     if answered_at is None or not exchange.was_read:
         return True

@@ -117,7 +117,7 @@ def octets_of(email: AnyEmail) -> int:
 
 
 def smtputf8_field(email: AnyEmail) -> str | None:
-    """The name of the first field with an address that needs SMTPUTF8 (RFC 6531); None if no address needs it."""
+    """The first field with an address that needs SMTPUTF8 (RFC 6531); None if no address needs it."""
     if "".join((email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)).isascii():  # the common case
         return None
     return next((field for field, text in _addresses(email) if not has_ascii_local_part(text)), None)

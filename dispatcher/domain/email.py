@@ -81,15 +81,8 @@ class Email(Message):
 
     @classmethod
     def from_json(cls, document: object, *, allowed_headers: Collection[str] = ()) -> Self:
-        """Creates an email from a decoded JSON object. A null field counts as absent.
-
-        Args:
-            allowed_headers: As for `Email`.
-
-        Raises:
-            InvalidEmail: A field is unknown, missing, of the wrong type or otherwise invalid. The error contains the
-                JSON name of the first such field.
-        """
+        """Creates an email from a decoded JSON object. A null field counts as absent. Raises InvalidEmail with the JSON
+        name of the first field that is unknown, missing or invalid."""
         email = cls._from_json(document, {"to": ()}, allowed_headers=allowed_headers)
         assert isinstance(document, dict)
         if email.template_id is None and document.get("subject") is None:
@@ -97,7 +90,6 @@ class Email(Message):
         return email
 
     def to_json(self) -> dict[str, object]:
-        """See `Message.to_json`."""
         return super().to_json() if self.template_id else {"subject": "", **super().to_json()}
 
     def payload_hash(self) -> bytes:

@@ -33,12 +33,8 @@ milliseconds."""
 
 
 def instant_of(field: str, text: object) -> datetime:
-    """The instant of an RFC 3339 text, such as `2026-12-24T18:00:00+01:00`.
-
-    Raises:
-        InvalidEmail: The text is not in this format, or has no time zone. We do not know the zone of the program that
-            wrote the text, and do not guess.
-    """
+    """The instant of an RFC 3339 text, such as `2026-12-24T18:00:00+01:00`. Raises InvalidEmail, also without a time
+    zone: we do not know the zone of the program that wrote the text, and do not guess."""
     if isinstance(text, str) and _INSTANT.fullmatch(text):
         with suppress(ValueError):
             return datetime.fromisoformat(text.upper())
@@ -93,6 +89,5 @@ def _decoded(field: str, text: object) -> bytes:
 
 
 def attachment_document(attachment: Attachment) -> dict[str, str]:
-    """The JSON object of an attachment, with base64 content."""
     content = base64.b64encode(attachment.content).decode("ascii")
     return {"filename": attachment.filename, "content_type": attachment.content_type, "content": content}

@@ -12,18 +12,16 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, TypeGuard
+from typing import Final
 
 from dispatcher.domain.address import parse_address
 from dispatcher.domain.headers import header_name_fault, header_value_fault
 from dispatcher.domain.lanes import LANE
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.text import MAX_KEY_CHARACTERS, body_fault, header_fault
+from dispatcher.domain.text import MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS, TENANT_PATTERN, body_fault, header_fault
 from dispatcher.errors import InvalidEmail
 
-MAX_TENANT_CHARACTERS: Final = 100
-"""The longest tenant id. Every log line and index entry contains the id, so the id must be short."""
 MAX_RECIPIENTS: Final = 1000
 """The most recipients in to, cc and bcc together, and the most addresses in reply_to. This is SendGrid's limit per
 request. SMTP servers must accept 100 (RFC 5321)."""
@@ -52,20 +50,22 @@ seconds."""
 
 NO_HEADERS: Final = MappingProxyType[str, str]({})
 _MAX_CACHED_CHARACTERS: Final = 200
-_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 _TEMPLATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SEVERAL: Final = re.compile(r"[^@,;]{1,500}@[^@,;]{1,500}[,;][^@]{1,500}@")
 
 
 def string(field: str, value: object) -> str:
-    """The value, if it is a string. A value of a subclass becomes a plain `str`."""
-    return _text(field, value)
+    """The value, if it is a string."""
+    if not isinstance(value, str):
+        raise InvalidEmail(field, "must be a string")
+    # Convert subclasses, such as StrEnum or a template engine's safe string: drivers and encoders accept only str.
+    return value if type(value) is str else str.__str__(value)
 
 
 def line(field: str, value: object) -> str:
     """A text that is allowed in a header."""
-    text = _text(field, value)
+    text = string(field, value)
     if len(text) > MAX_LINE_CHARACTERS:
         raise InvalidEmail(field, f"is longer than {MAX_LINE_CHARACTERS} characters")
     if fault := header_fault(text):
@@ -76,7 +76,7 @@ def line(field: str, value: object) -> str:
 def key(field: str, value: object, longest: int = MAX_KEY_CHARACTERS) -> str:
     """A message key, a tag or another printable name. Names are compared character by character, without Unicode
     normalization."""
-    text = _text(field, value)
+    text = string(field, value)
     if not 1 <= len(text) <= longest:
         raise InvalidEmail(field, f"must be 1 to {longest} characters long")
     if not text.isprintable():
@@ -88,24 +88,21 @@ def key(field: str, value: object, longest: int = MAX_KEY_CHARACTERS) -> str:
 
 
 def tenant(value: object) -> str:
-    """The id of a tenant."""
     return tenant_id("tenant_id", value)
 
 
 def tenant_id(field: str, value: object) -> str:
-    """The id of a tenant."""
-    text = _text(field, value)
+    text = string(field, value)
     if not 1 <= len(text) <= MAX_TENANT_CHARACTERS:
         raise InvalidEmail(field, f"must be 1 to {MAX_TENANT_CHARACTERS} characters long")
-    if not _TENANT.fullmatch(text):
+    if not re.fullmatch(TENANT_PATTERN, text):
         raise InvalidEmail(field, "must begin with an ASCII letter or digit; letters, digits and . _ : - may follow")
     return text
 
 
 def policy(field: str, value: object) -> OnUncertain:
-    """The policy for uncertain outcomes, from its name or from an `OnUncertain`."""
     try:
-        return OnUncertain(_text(field, value))
+        return OnUncertain(string(field, value))
     except ValueError:
         raise InvalidEmail(field, f"must be one of: {', '.join(OnUncertain)}") from None
 
@@ -136,22 +133,20 @@ def instant(field: str, value: object) -> datetime:
 def lane(field: str, value: object) -> str:
     """The name of a lane. Does not check that the lane exists, because only the settings of the sending hosts list the
     lanes."""
-    text = _text(field, value)
+    text = string(field, value)
     if not LANE.fullmatch(text):
         raise InvalidEmail(field, "must be the name of a lane, such as urgent: lower-case letters, digits and _")
     return text
 
 
 def flag(field: str, value: object) -> bool:
-    """The value, if it is True or False."""
     if not isinstance(value, bool):
         raise InvalidEmail(field, "must be true or false")
     return value
 
 
 def address(field: str, value: object) -> str:
-    """The text, unchanged, if it is a valid address."""
-    text = _text(field, value)
+    text = string(field, value)
     try:
         parse_address(text)
     except ValueError as error:
@@ -190,7 +185,7 @@ def _recipient(field: str, value: object) -> str:
 
 def template(field: str, value: object) -> str:
     """The id of a provider's template: `d-…` for SendGrid, the template's name for SES."""
-    text = _text(field, value)
+    text = string(field, value)
     if not _TEMPLATE.fullmatch(text):
         raise InvalidEmail(field, "must be 1 to 100 characters: ASCII letters, digits, - and _")
     return text
@@ -198,7 +193,7 @@ def template(field: str, value: object) -> str:
 
 def body(field: str, value: object) -> str | None:
     """A body; None if it is empty."""
-    text = _text(field, value)
+    text = string(field, value)
     if len(text) > MAX_BODY_OCTETS:
         raise _oversized_body(field)
     if fault := body_fault(text):
@@ -223,11 +218,8 @@ def _oversized_body(field: str) -> InvalidEmail:
 
 
 def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
-    """Additional headers in their order, read-only.
-
-    Args:
-        allowed: The names of the headers that are allowed although they control a provider.
-    """
+    """Additional headers in their order, read-only. `allowed` has the names of the headers that are allowed although
+    they control a provider."""
     if value is NO_HEADERS:
         return NO_HEADERS
     if not isinstance(value, Mapping):
@@ -238,23 +230,18 @@ def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
     seen: set[str] = set()
     for name, text in value.items():
         field = f"headers.{shown(name)}"
-        lowered = _header_name(field, name, allowed)
-        if lowered in seen:
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name) or len(name) > MAX_HEADER_NAME_CHARACTERS:
+            reason = f"is not a header name; use 1 to {MAX_HEADER_NAME_CHARACTERS} letters, digits and hyphens"
+            raise InvalidEmail(field, reason)
+        if fault := header_name_fault(name, allowed):
+            raise InvalidEmail(field, fault)
+        if (lowered := name.lower()) in seen:
             raise InvalidEmail(field, "is set twice; upper and lower case make no difference in header names")
         seen.add(lowered)
-        value = kept[_text(field, name)] = line(field, text)
+        value = kept[string(field, name)] = line(field, text)
         if fault := header_value_fault(lowered, value):
             raise InvalidEmail(field, fault)
     return MappingProxyType(kept)
-
-
-def _header_name(field: str, name: object, allowed: Collection[str]) -> str:
-    if not isinstance(name, str) or not _TOKEN.fullmatch(name) or len(name) > MAX_HEADER_NAME_CHARACTERS:
-        reason = f"is not a header name; use 1 to {MAX_HEADER_NAME_CHARACTERS} letters, digits and hyphens"
-        raise InvalidEmail(field, reason)
-    if fault := header_name_fault(name, allowed):
-        raise InvalidEmail(field, fault)
-    return name.lower()
 
 
 def attachments(field: str, value: object) -> tuple[Attachment, ...]:
@@ -289,21 +276,12 @@ def shown(name: object) -> str:
     return printable if len(text) <= 40 else f"{printable[:40]}…"
 
 
-def _text(field: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InvalidEmail(field, "must be a string")
-    # Convert subclasses, such as StrEnum or a template engine's safe string: drivers and encoders accept only str.
-    return value if type(value) is str else str.__str__(value)
-
-
 def _sequence(field: str, value: object, most: int) -> Sequence[object]:
     # Check for list and tuple first: isinstance with the abstract Sequence is slower.
-    if not isinstance(value, (list, tuple)) and not _is_other_sequence(value):
+    if not isinstance(value, (list, tuple)) and (
+        not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray))
+    ):
         raise InvalidEmail(field, "must be a list")
     if len(value) > most:
         raise InvalidEmail(field, f"has more than {most} entries")
     return value
-
-
-def _is_other_sequence(value: object) -> TypeGuard[Sequence[object]]:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from dispatcher.domain.controls import MAX_LIMIT, MIN_LIMIT
 from dispatcher.domain.instant import parse_instant, parse_length
+from dispatcher.domain.text import MAX_TENANT_CHARACTERS, TENANT_PATTERN
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import InvalidEmail
 
@@ -29,7 +30,6 @@ _UNPRINTABLE: Final = (
 NOT_BLANK: Final = rf"^ *[^ {_UNPRINTABLE}][^{_UNPRINTABLE}]*$"
 MAX_SECONDS: Final = 10 * 366 * 86_400
 MAX_IDS: Final = 1000
-MAX_TENANT_CHARACTERS: Final = 100
 MAX_PAGE_ROWS: Final = 100
 _MAX_CURSOR_CHARACTERS: Final = 1000
 
@@ -251,12 +251,7 @@ FLAG: Final[Kind[bool]] = Kind(
 )
 TENANT: Final = Kind(
     f"must be 1 to {MAX_TENANT_CHARACTERS} of A-Z a-z 0-9 . _ : - and begin with a letter or digit",
-    {
-        "type": "string",
-        "minLength": 1,
-        "maxLength": MAX_TENANT_CHARACTERS,
-        "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]*$",
-    },
+    {"type": "string", "minLength": 1, "maxLength": MAX_TENANT_CHARACTERS, "pattern": f"^{TENANT_PATTERN}$"},
     _tenant,
     metavar="TENANT",
 )

@@ -7,6 +7,7 @@ messages that consist of a text for one recipient.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -26,7 +27,7 @@ from dispatcher.domain.json_data import NO_DATA, checked_data
 from dispatcher.domain.lanes import LANE
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment, stored_tags
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.text import MAX_KEY_CHARACTERS, body_fault
+from dispatcher.domain.text import MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS, TENANT_PATTERN, body_fault
 from dispatcher.errors import InvalidEmail
 
 __all__ = ["EMAIL_CHANNEL", "Message", "TextMessage"]
@@ -37,18 +38,16 @@ _REQUIRED: Final = object()
 class Kind(NamedTuple):
     """A kind of field.
 
-    Attributes:
-        read: Returns the value to keep. Raises InvalidEmail with the field's name, or with the name of its invalid
-            part, such as `to[1]`.
-        schema: The JSON Schema.
-        decode: Converts the JSON value to the argument; None if they are the same.
-        encode: Converts the kept value to JSON; None if they are the same.
+    `read` returns the value to keep, or raises InvalidEmail with the name of the field or of its invalid part, such as
+    `to[1]`. `decode` converts the JSON value to the argument, and `encode` the kept value to JSON; None if they are the
+    same. `metavar` names the value in `--help`.
     """
 
     read: Callable[[str, Any], Any]
     schema: Mapping[str, Any]
     decode: Callable[[str, Any], Any] | None = None
     encode: Callable[[Any], Any] | None = None
+    metavar: str = "TEXT"
 
 
 def text_schema(longest: int, shortest: int = 0, **more: str) -> dict[str, Any]:
@@ -69,27 +68,28 @@ ADDRESS_SCHEMA: Final = {
 }
 _ADDRESS_REFERENCE: Final = {"$ref": "#/components/schemas/Address"}
 _KEY: Final = Kind(rules.key, text_schema(MAX_KEY_CHARACTERS, 1))
-_TENANT: Final = Kind(
-    rules.tenant_id,
-    text_schema(rules.MAX_TENANT_CHARACTERS, 1, pattern="^[A-Za-z0-9][A-Za-z0-9._:-]*$"),
+_TENANT: Final = Kind(rules.tenant_id, text_schema(MAX_TENANT_CHARACTERS, 1, pattern=f"^{TENANT_PATTERN}$"))
+_SENDER: Final = Kind(rules.sender, _ADDRESS_REFERENCE, metavar="ADDRESS")
+_ADDRESSES: Final = Kind(
+    rules.addresses, list_schema(_ADDRESS_REFERENCE, rules.MAX_RECIPIENTS), encode=list, metavar="ADDRESS"
 )
-_SENDER: Final = Kind(rules.sender, _ADDRESS_REFERENCE)
-_ADDRESSES: Final = Kind(rules.addresses, list_schema(_ADDRESS_REFERENCE, rules.MAX_RECIPIENTS), encode=list)
 _LINE: Final = Kind(rules.line, text_schema(rules.MAX_LINE_CHARACTERS))
 _BODY: Final = Kind(rules.body, text_schema(rules.MAX_BODY_OCTETS))
-_TEMPLATE: Final = Kind(rules.template, text_schema(100, 1, pattern="^[A-Za-z0-9_-]{1,100}$"))
-_TEMPLATE_DATA: Final = Kind(checked_data, {"type": "object"}, encode=dict)
+_TEMPLATE: Final = Kind(rules.template, text_schema(100, 1, pattern="^[A-Za-z0-9_-]{1,100}$"), metavar="ID")
+_TEMPLATE_DATA: Final = Kind(checked_data, {"type": "object"}, encode=dict, metavar="JSON")
 _HEADER: Final = text_schema(rules.MAX_LINE_CHARACTERS)
 _HEADERS: Final = Kind(
     lambda _, value: rules.headers(value, ()),  # `Email` reads them itself, because it knows which are allowed
     {"type": "object", "maxProperties": rules.MAX_HEADERS, "additionalProperties": _HEADER},
     encode=dict,
+    metavar="NAME:VALUE",
 )
 _ATTACHMENTS: Final = Kind(
     rules.attachments,
     {"type": "array", "maxItems": rules.MAX_ATTACHMENTS, "items": {"$ref": "#/components/schemas/Attachment"}},
     attachments_of,
     lambda files: [attachment_document(file) for file in files],
+    "PATH",
 )
 _TAGS: Final = Kind(
     rules.tags, list_schema(text_schema(rules.MAX_TAG_CHARACTERS, 1), rules.MAX_TAGS, uniqueItems=True), encode=list
@@ -101,6 +101,7 @@ _INSTANT: Final = Kind(
     {"type": "string", "format": "date-time", "examples": ["2026-12-24T18:00:00+01:00"]},
     instant_of,
     instant_text,
+    "TIME",
 )
 _LANE: Final = Kind(rules.lane, {"type": "string", "pattern": f"^{LANE.pattern}$", "examples": ["urgent"]})
 
@@ -111,25 +112,25 @@ SHARED_SCHEMAS: Final = {"Address": ADDRESS_SCHEMA, "Attachment": ATTACHMENT_SCH
 class Stated(NamedTuple):
     """What a field of a message is stated as.
 
-    Attributes:
-        default: The value of a message that has no such field, or that leaves it out.
-        json: The name in JSON.
-        name: The name of the attribute, and of the argument.
-        put: Sets the attribute of a message that is being created.
+    `about` is for every face; `over_http` follows it in the HTTP API's documentation. A message that has no such field,
+    or leaves it out, has the `default`. `put` sets the attribute of a message that is being created.
     """
 
     kind: Kind
     about: str
     default: Any
     json: str
+    over_http: str
     name: str = ""
     put: Any = None
 
 
-def stated_as(kind: Kind, about: str, default: Any = None, *, json: str = "", is_private: bool = False) -> Any:
+def stated_as(
+    kind: Kind, about: str, default: Any = None, *, json: str = "", over_http: str = "", is_private: bool = False
+) -> Any:
     """A field of `Message`. `repr` does not show a private field."""
     has_hash = False if isinstance(default, Mapping) else None
-    return field(repr=not is_private, hash=has_hash, metadata={"": Stated(kind, about, default, json)})
+    return field(repr=not is_private, hash=has_hash, metadata={"": Stated(kind, about, default, json, over_http)})
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -153,15 +154,17 @@ class Message:
 
     message_key: str = stated_as(
         _KEY,
-        "Your unique name for the email. A repeated key never creates a second email. If the request also has the "
-        "header Idempotency-Key, both must be equal.",
+        "Your unique name for the email. A repeated key never creates a second email.",
         _REQUIRED,
+        over_http="If the request also has the header Idempotency-Key, both must be equal.",
     )
-    sender: str = stated_as(_SENDER, "The sender.", _REQUIRED, json="from", is_private=True)
+    sender: str = stated_as(
+        _SENDER, "The sender, such as `Shop <shop@example.com>`.", _REQUIRED, json="from", is_private=True
+    )
     to: tuple[str, ...] = stated_as(
         _ADDRESSES, "Recipients. Required unless `cc` or `bcc` has recipients.", (), is_private=True
     )
-    subject: str = stated_as(_LINE, "Required unless `template_id` is set.", "", is_private=True)
+    subject: str = stated_as(_LINE, "The subject. Required unless `template_id` is set.", "", is_private=True)
     text: str | None = stated_as(
         _BODY, "Plain-text body. An email needs `text`, `html` or `template_id`.", is_private=True
     )
@@ -191,7 +194,10 @@ class Message:
         (),
     )
     tenant_id: str = stated_as(
-        _TENANT, "The email's tenant. Leave it out if you use an API key: the key has a tenant.", "default"
+        _TENANT,
+        "The email's tenant. Keys are unique per tenant. Default: `default`.",
+        "default",
+        over_http="Leave it out if you use an API key: the key has a tenant.",
     )
     correlation_id: str | None = stated_as(
         _KEY, "Your id for the request or event that caused the email. Logs and dead letters include it."
@@ -206,13 +212,14 @@ class Message:
     )
     ignore_suppression: bool = stated_as(
         _FLAG,
-        "Send to suppressed recipients, too: for emails such as a legal notice. The API key needs the scope "
-        "`ignore_suppression`.",
+        "Send to suppressed recipients, too: for emails such as a legal notice.",
         False,
+        over_http="The API key needs the scope `ignore_suppression`.",
     )
     send_at: datetime | None = stated_as(
         _INSTANT,
-        f"The email is not sent before this time. At most {rules.MAX_DAYS_AHEAD} days ahead. The zone is required.",
+        "The email is not sent before this time, such as 2026-12-24T18:00:00+01:00. At most "
+        f"{rules.MAX_DAYS_AHEAD} days ahead. The zone is required.",
     )
     expires_at: datetime | None = stated_as(
         _INSTANT,
@@ -221,8 +228,8 @@ class Message:
     )
     lane: str | None = stated_as(
         _LANE,
-        "The lane of the email, such as `urgent`. The API key must allow the lane. Default: the lane of the API key, "
-        "or the lane that an operator set for the sender, or `normal`.",
+        "The lane of the email, such as `urgent`. Default: the lane that an operator set for the sender, or `normal`.",
+        over_http="The API key must allow the lane. If the key has a default lane, the default is that lane.",
     )
 
     def __init_subclass__(cls) -> None:
@@ -258,15 +265,17 @@ class Message:
             raise InvalidEmail(cls.channel, "must be a JSON object")
         given = dict(absent)
         for name, value in document.items():
-            if name == "channel" and value in (None, cls.channel):
+            if name == "channel":
+                if value not in (None, cls.channel):
+                    raise InvalidEmail("channel", f"must be {cls.channel}")
                 continue
             if (each := cls.by_json_name.get(name)) is None:
-                raise cls._unknown(name)
+                remedy = "the field is named from" if name == "sender" else "check the spelling"
+                raise InvalidEmail(rules.shown(name), f"is not a field of an {cls.channel}; {remedy}")
             if value is not None:
                 given[each.name] = value if each.kind.decode is None else each.kind.decode(name, value)
-        for argument, name in cls.required.items():
-            if argument not in given:
-                raise InvalidEmail(name, "is required")
+        if missing := [name for argument, name in cls.required.items() if argument not in given]:
+            raise InvalidEmail(missing[0], "is required")
         made: Any = cls
         try:
             return made(**given, **options)  # type: ignore[no-any-return]
@@ -274,13 +283,6 @@ class Message:
             if error.field != "sender":
                 raise
             raise InvalidEmail("from", error.reason) from None
-
-    @classmethod
-    def _unknown(cls, name: object) -> InvalidEmail:
-        if name == "channel":
-            return InvalidEmail("channel", f"must be {cls.channel}")
-        remedy = "the field is named from" if name == "sender" else "check the spelling"
-        return InvalidEmail(rules.shown(name), f"is not a field of an {cls.channel}; {remedy}")
 
     def to_json(self) -> dict[str, object]:
         """The JSON object of this message, without empty fields. `from_json` creates an equal message from it."""
@@ -294,9 +296,8 @@ class Message:
     def schema(cls, required: Collection[str], **instead: Mapping[str, Any]) -> dict[str, Any]:
         """The JSON Schema of `from_json`. It never refuses what `from_json` accepts, but cannot express every rule.
 
-        Args:
-            required: The fields that must be there. `message_key` may be null even so, like all other fields.
-            instead: Schemas of fields that this class reads in its own way.
+        A required `message_key` may be null even so. `instead` has the schemas of fields that this class reads in its
+        own way.
         """
         properties: dict[str, Any] = {}
         for name, each in cls.by_json_name.items():
@@ -304,7 +305,7 @@ class Message:
             if name == "message_key" or name not in required:
                 kinds = [*kinds, {"type": "null"}]
             schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-            properties[name] = {**schema, "description": each.about}
+            properties[name] = {**schema, "description": f"{each.about} {each.over_http}".rstrip()}
         properties |= instead
         fixed = {"type": "object", "additionalProperties": False}
         return {**fixed, "required": list(required), "properties": properties}
@@ -323,11 +324,6 @@ class Message:
         """A digest that shows whether a repeated message key has the same payload."""
         raise NotImplementedError
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        values = [getattr(self, each.name) for each in FIELDS]
-        # `pickle` and `deepcopy` cannot copy a MappingProxyType.
-        return _restored, (type(self), [dict(each) if isinstance(each, MappingProxyType) else each for each in values])
-
 
 FIELDS: Final[tuple[Stated, ...]] = tuple(
     each.metadata[""]._replace(
@@ -338,11 +334,12 @@ FIELDS: Final[tuple[Stated, ...]] = tuple(
 """All fields of messages."""
 
 
-def _restored(kind: type[Message], values: Sequence[Any]) -> Message:
-    message = object.__new__(kind)
-    for each, value in zip(FIELDS, values, strict=True):
-        each.put(message, MappingProxyType(value) if isinstance(value, dict) else value)
-    return message
+def _read_only(copied: dict[str, Any]) -> MappingProxyType[str, Any]:
+    return MappingProxyType(copied)
+
+
+# Otherwise `pickle`, `deepcopy` and `asdict` fail for a message, because they cannot copy its read-only mappings.
+copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))
 
 
 class TextMessage(Message):
@@ -409,7 +406,6 @@ class TextMessage(Message):
         return cls._from_json(document)
 
     def to_json(self) -> dict[str, object]:
-        """See `Message.to_json`."""
         return {"channel": self.channel, **super().to_json(), "to": self.to[0]}
 
     def payload_hash(self) -> bytes:

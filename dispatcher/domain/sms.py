@@ -61,12 +61,7 @@ def segments_of(text: str) -> Segments:
 
 @dataclass(frozen=True, slots=True)
 class SmsRules:
-    """Which SMS the settings allow.
-
-    Attributes:
-        max_segments: The most segments of a text.
-        countries: The ISO 3166 codes of the countries to which SMS may be sent; None for every country.
-    """
+    """Which SMS the settings allow. `countries` are ISO 3166 codes; None for every country."""
 
     max_segments: int = 10
     countries: frozenset[str] | None = None
@@ -88,8 +83,8 @@ class SmsRules:
 
 
 def _packed(widths: Iterable[int], alone: int, each: int) -> int:
-    """How many segments a text takes. `widths`: how many units each character takes. A segment has `alone` units if the
-    text fits into it, and otherwise `each`."""
+    """How many segments characters of these widths take. A segment has `alone` units if the text fits into it, and
+    otherwise `each`."""
     listed = list(widths)
     if sum(listed) <= alone:
         return 1
@@ -102,7 +97,6 @@ def _packed(widths: Iterable[int], alone: int, each: int) -> int:
 
 
 def _foreign(text: str) -> str | None:
-    """The first character that the alphabet GSM-7 does not contain; None if GSM-7 contains every character."""
     return next((each for each in text if each not in _GSM_7 and each not in _GSM_7_EXTENSION), None)
 
 

@@ -56,12 +56,13 @@ def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any)
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**always)
     quick_log.log.write_to(lines if as_json and _LEVELS[level] <= logging.INFO else None, always)
-    _quieten_libraries()
+    # These libraries also raise their errors as exceptions, so their log lines are not needed. The lines could contain
+    # addresses and hosts.
+    for name in ("pika", "aiosmtplib", "asyncio", "psycopg", "psycopg.pool"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 class _TextLogger:
-    """A structlog logger that writes text."""
-
     def __init__(self, lines: LogWriter) -> None:
         self._lines = lines
 
@@ -74,10 +75,3 @@ class _TextLogger:
 
 def _dump(event: EventDict, **_: Any) -> bytes:
     return orjson.dumps(event, default=str)
-
-
-def _quieten_libraries() -> None:
-    # These libraries also raise their errors as exceptions, so their log lines are not needed. The lines could contain
-    # addresses and hosts.
-    for name in ("pika", "aiosmtplib", "asyncio", "psycopg", "psycopg.pool"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)

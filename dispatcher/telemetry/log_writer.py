@@ -58,7 +58,7 @@ class LogWriter:
 
     @property
     def lost(self) -> int:
-        """The number of lines lost since the last line that was written."""
+        """The number of lines lost since the last written line."""
         return self._lost
 
     def add_dropped_count(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
@@ -86,7 +86,10 @@ class LogWriter:
     def _becomes_writable(self) -> bool:
         """Whether the reader accepts more bytes now, or after a short wait if a wait is allowed."""
         may_wait = not self._lost and time.monotonic() >= self._may_wait_at
-        is_writable = _is_writable(self._descriptor, MAX_WAIT_MS if may_wait else 0)
+        poll, is_writable = select.poll(), False
+        poll.register(self._descriptor, select.POLLOUT)
+        with suppress(OSError):
+            is_writable = bool(poll.poll(MAX_WAIT_MS if may_wait else 0))
         if may_wait:
             self._may_wait_at = time.monotonic() + WAIT_INTERVAL_SECONDS
         return is_writable
@@ -98,26 +101,10 @@ def _writer(descriptor: int) -> Write:
         with suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     if not stat.S_ISREG(kind):
-        descriptor = _opened_again(descriptor)
+        try:
+            # Other processes that use the pipe or terminal still block.
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+            descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
+        except OSError:  # a socket, or another user's pipe: then all processes that share it no longer block
+            os.set_blocking(descriptor, False)
     return lambda octets: os.write(descriptor, octets)
-
-
-def _opened_again(descriptor: int) -> int:
-    """A descriptor of the same pipe or terminal in non-blocking mode. Other processes that use the pipe still block.
-
-    A socket, or another user's pipe, cannot be opened again. Then the given descriptor becomes non-blocking, for all
-    processes that share it.
-    """
-    try:
-        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError:
-        os.set_blocking(descriptor, False)
-        return descriptor
-
-
-def _is_writable(descriptor: int, milliseconds: int) -> bool:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    with suppress(OSError):
-        return bool(poll.poll(milliseconds))
-    return False

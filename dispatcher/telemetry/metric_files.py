@@ -248,7 +248,7 @@ class _NullValue:
 
 
 def _take_name(folder: Path, slot: str) -> tuple[str, int]:
-    """Returns a name that no other process in the slot uses, and the file descriptor whose lock reserves the name."""
+    """A name that no other process in the slot uses, and the file descriptor whose lock reserves the name."""
     for generation in range(API_GENERATIONS if slot == API else GENERATIONS):
         name = f"{slot}-{generation}"
         descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -66,7 +66,11 @@ class ProcessCollector(Collector):
         """Every metric, and how many files were skipped, by reason."""
         sums: defaultdict[tuple[str, str], float] = defaultdict(float)
         skipped: Tally[str] = Tally()
-        for path in self._paths():
+        try:
+            paths = sorted(path for path in self._folder.iterdir() if path.suffix == ".db")
+        except OSError:  # the folder does not exist: the next process that starts creates it
+            paths = []
+        for path in paths:
             try:
                 found = metric_files.read(path) if metric_files.is_current(path) else []
             except FileNotFoundError:  # the parent restarted and deleted the files
@@ -78,13 +82,6 @@ class ProcessCollector(Collector):
             for key, value in found:
                 sums[kind, key] += value
         return _metrics_of(sums), skipped
-
-    def _paths(self) -> list[Path]:
-        try:
-            return sorted(path for path in self._folder.iterdir() if path.suffix == ".db")
-        except OSError:
-            # The folder does not exist. The next process that starts creates it.
-            return []
 
 
 def _metrics_of(sums: Mapping[tuple[str, str], float]) -> list[Metric]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.cli.masking import masked, without_login, without_path
+from dispatcher.cli.config import masked, without_login, without_path
 
 
 @pytest.mark.parametrize(

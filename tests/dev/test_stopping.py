@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from dispatcher.dev.stopping import stop
+from dispatcher.dev.recording_server import stop
 
 
 @pytest.mark.parametrize("turns", range(5))

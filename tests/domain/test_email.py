@@ -19,7 +19,7 @@ from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
 from dispatcher.domain.sms import Sms
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.text import MAX_KEY_CHARACTERS
+from dispatcher.domain.text import MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS
 from dispatcher.errors import InvalidEmail
 
 PDF = Attachment("receipt.pdf", "application/pdf", b"%PDF")
@@ -319,7 +319,7 @@ def test_the_headers_that_applications_need_can_be_set() -> None:
 def test_values_at_their_limits_are_accepted() -> None:
     email = an_email(
         message_key="ü" * MAX_KEY_CHARACTERS,
-        tenant_id="t" * rules.MAX_TENANT_CHARACTERS,
+        tenant_id="t" * MAX_TENANT_CHARACTERS,
         to=["ann@example.org"] * rules.MAX_RECIPIENTS,
         subject="s" * rules.MAX_LINE_CHARACTERS,
         text="ü" * (rules.MAX_BODY_OCTETS // 4),
@@ -372,6 +372,7 @@ def test_a_message_can_be_pickled_and_copied(message: Message) -> None:
         assert copied == message
         assert copied.payload_hash() == message.payload_hash()
         assert type(copied.headers) is type(message.headers)
+    assert dataclasses.asdict(message)["headers"] == message.headers
 
 
 class Welcome(Email):

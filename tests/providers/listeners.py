@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dispatcher.dev.http_double import HttpDouble
-from dispatcher.dev.stopping import stop
+from dispatcher.dev.recording_server import stop
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
