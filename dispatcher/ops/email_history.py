@@ -73,6 +73,17 @@ class EmailHistory:
     content: dict[str, Any] | None = None
 
     @property
+    def tables(self) -> dict[str, Sequence[Any]]:
+        """What every face lists, by its heading."""
+        return {
+            "timeline": self.timeline,
+            "attempts (by the clock of the sending host)": self.attempts,
+            "events from providers (by the provider's clock)": self.events,
+            "operator actions": self.acts,
+            "replays": self.replays,
+        }
+
+    @property
     def timeline(self) -> list[Moment]:
         """Every instant that is known about the email, oldest first.
 
