@@ -23,8 +23,7 @@ from dispatcher.errors import DispatcherError
 if TYPE_CHECKING:
     from dispatcher.domain.waiting import WaitExplanation
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.email_history import EmailHistory
-    from dispatcher.ops.messages import DeadLetterMessage
+    from dispatcher.ops.email_history import DeadLetterMessage, EmailHistory
     from dispatcher.store.connections import AsyncSession
 
 _SHOWN_OCTETS: Final = 4096
@@ -93,7 +92,7 @@ def command(
     settings = load_settings("database_url", *(() if no_queue else ("amqp_url",)))
 
     async def find(session: AsyncSession) -> tuple[EmailHistory, list[DeadLetterMessage] | None, str | None]:
-        from dispatcher.ops.email_history import find_history
+        from dispatcher.ops.email_history import find_history, find_messages
         from dispatcher.ops.names import find_ids
 
         (email_id,) = await find_ids(session, tenant_id, [name])
@@ -105,8 +104,6 @@ def command(
         if no_queue:
             return story, None, None
         try:
-            from dispatcher.ops.messages import find_messages
-
             async with open_dlq(settings, "show") as dlq:
                 return story, await find_messages(session, dlq, email_id), None
         except DispatcherError as error:
