@@ -13,9 +13,8 @@ from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.problems import FieldError, Problem
+from dispatcher.domain import kinds
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
-from dispatcher.errors import InvalidEmail
 from dispatcher.ops.email_history import find_history, status_of
 from dispatcher.store.statements import Source
 
@@ -29,21 +28,9 @@ class Parameter:
     description: str
 
 
-def _tenant(text: str) -> str:
-    try:
-        return tenant(text)
-    except InvalidEmail as error:
-        raise ValueError(error.reason) from None
-
-
-TENANT_ID: Final = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": MAX_TENANT_CHARACTERS,
-    "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]*$",
-}
+TENANT_ID: Final = kinds.TENANT.schema
 TENANT: Final = Parameter(
-    _tenant,
+    kinds.TENANT.of_json,
     TENANT_ID,
     "The tenant. Leave it out if you use an API key: the key has a tenant. Default without keys: `default`.",
 )

@@ -34,7 +34,7 @@ class AttemptLimiter:
         return own if client in self._known else max(own, self._all.seconds_to_wait())
 
     def add_failure(self, client: str) -> None:
-        """Counts a failed attempt. If the client has signed in before, the failure does not make other clients wait."""
+        """Counts a failed attempt. It does not make others wait if the client has signed in before."""
         if client not in self._clients:
             self._clients[client] = _Failures(ATTEMPTS_PER_CLIENT, SECONDS_PER_CLIENT_ATTEMPT)
         self._clients.move_to_end(client)
@@ -73,9 +73,7 @@ class _Failures:
 
     def seconds_to_wait(self) -> int:
         self._drain()
-        return (
-            max(0, math.ceil((self._count - (self._most - 1)) * self._seconds)) if self._count > self._most - 1 else 0
-        )
+        return max(0, math.ceil((self._count - (self._most - 1)) * self._seconds))
 
     def add(self) -> None:
         self._drain()

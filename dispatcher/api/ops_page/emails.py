@@ -48,14 +48,9 @@ _AGES: Final = ("15m", "1h", "24h", "7d", "30d")
 
 @dataclass(slots=True)
 class _Found:
-    """What a search found.
+    """What a search found: one email by its id or key, or each tenant's email with this key, or a page of emails.
 
-    Attributes:
-        email_id: The email with this id or message key; None if there is none, or if several tenants have the key.
-        named: If several tenants have the message key: each tenant's email with this key, by tenant.
-        page: One page of the emails that match; None if no list was searched, because the text is an id or a key.
-        kind: The kind of text, such as a domain, by which the search found emails; None if there is only a filter.
-        tried: The kinds of text, such as a message key, by which the search found no email.
+    `kind` is the kind of text by which they were found, and `tried` are the kinds by which none was found.
     """
 
     email_id: UUID | None = None
@@ -76,25 +71,23 @@ def routes(site: Site) -> list[Route]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
 class _EmailPages:
-    """The handlers of the pages Emails and Email."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    site: Site
 
     async def search(self, request: Request, visitor: Visitor) -> Response:
         """The page with the search and its results. If the text identifies only one email, redirects to the email."""
         form = read_form(request.query_params, tenant_id=visitor.tenant_id)
         found = _Found()
         if not form.errors:
-            async with self._site.session() as session:
+            async with self.site.session() as session:
                 found = await _look_up(session, form)
         if found.email_id is not None:
-            return self._site.see_other(f"/emails/{found.email_id}")
+            return self.site.see_other(f"/emails/{found.email_id}")
         pinned = form.parameters | ({"by": found.kind.value} if found.kind else {})
         cursor = found.page.next if found.page else None
-        settings = self._site.settings
-        return await self._site.page(
+        settings = self.site.settings
+        return await self.site.page(
             request,
             visitor,
             "emails.html",
@@ -109,8 +102,8 @@ class _EmailPages:
             page=found.page,
             caption=_caption(found),
             tried=[NAMES[kind] for kind in found.tried],
-            newest=self._site.url("/emails", **pinned) if form.typed["after"] else None,
-            next=self._site.url("/emails", **pinned, after=cursor) if cursor else None,
+            newest=self.site.url("/emails", **pinned) if form.typed["after"] else None,
+            next=self.site.url("/emails", **pinned, after=cursor) if cursor else None,
         )
 
     async def by_key(self, request: Request, visitor: Visitor) -> Response:
@@ -119,22 +112,22 @@ class _EmailPages:
         tenant_id = visitor.tenant_id if visitor.tenant_id is not None else request.query_params.get("tenant_id")
         if not key.isprintable() or len(key) > MAX_KEY_CHARACTERS or not (tenant_id or "").isprintable():
             raise not_found("email")
-        async with self._site.session() as session:
+        async with self.site.session() as session:
             named = await find_by_key(session, key, tenant_id=tenant_id)
         if not named:
             raise not_found("email")
         if len(named) > 1:
-            return self._site.see_other("/emails", q=key, by=By.KEY.value)
+            return self.site.see_other("/emails", q=key, by=By.KEY.value)
         (email_id,) = named.values()
-        return self._site.see_other(f"/emails/{email_id}")
+        return self.site.see_other(f"/emails/{email_id}")
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
         """The page of one email."""
-        async with self._site.session() as session:
-            history = await find_shown(self._site, session, request, visitor)
+        async with self.site.session() as session:
+            history = await find_shown(self.site, session, request, visitor)
             choices, why = await find_choices(session, history.email)
         (_, *tables) = history.tables.items()
-        return await self._site.page(
+        return await self.site.page(
             request,
             visitor,
             "email.html",
