@@ -161,10 +161,12 @@ class Forgetting:
         """Erases the emails that are finished, a batch per commit. A dry run only counts these emails."""
         for start in range(0, len(email_ids), self.batch):
             given = ids_within(email_ids[start : start + self.batch])
-            audit = {} if self.act is None else asdict(self.act)
-            name = "find_forgettable" if self.act is None else "forget_emails"
-            rows = await fetch(self.session, name, {**given, "address_hash": self._hash, **audit}, into=_Erased)
+            parameters = {**given, "address_hash": self._hash, **({} if self.act is None else asdict(self.act))}
+            is_dry = self.act is None
+            rows = await fetch(
+                self.session, "find_forgettable" if is_dry else "forget_emails", parameters, into=_Erased
+            )
             for erased in rows:
-                if self.act is None and is_by_event and erased.had_content:
+                if is_dry and is_by_event and erased.had_content:
                     continue  # this dry run has already counted every email with content
                 self._done.count(erased)

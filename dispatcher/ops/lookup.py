@@ -5,7 +5,7 @@ Recipients are found by their keyed hash. See sql/queries/lookup.sql.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -29,8 +29,8 @@ _HIGHEST: Final = UUID(int=2**128 - 1)
 _COLUMNS: Final = ("correlation_id", "status", "provider", "error_type", "tenant_id", "lane", "channel")
 """The filters that the statement compares with columns."""
 
-Check = tuple[str, dict[str, Any]]
-"""A filter that `find_emails` does not apply: the statement that returns the ids which match, and its parameters."""
+Check = Callable[[set[UUID]], Awaitable[set[UUID]]]
+"""A filter that `find_emails` does not apply: returns those of the ids that match."""
 
 
 class Start(StrEnum):
@@ -95,7 +95,7 @@ async def find(
         address = normalised(Recipient.parse(asked["recipient"]).text)
         ((address_hash,),) = await fetch(source, "hash_address", {"address": address})
         recipient_domain = address.rpartition("@")[2] if "@" in address else ""
-    checks = _checks(asked, None if start is Start.DOMAIN else domain)
+    checks = _checks(source, asked, None if start is Start.DOMAIN else domain)
     most = budget.most_checked if checks else limit
     examined = budget.emails if start in (Start.RECIPIENT, Start.DOMAIN) else budget.rows
     if asked.keys() & set(_COLUMNS) <= {start.value}:  # every email that the statement reads matches
@@ -117,7 +117,7 @@ async def find(
     rows = from_rows(ListedEmail, [row[:-1] for row in answer if row[0] is not None])
     below: UUID | None = rows[-1].id if len(rows) == most else answer[0][-1]
     if checks:
-        rows, below = await _checked(source, rows, below, checks, limit, budget)
+        rows, below = await _checked(rows, below, checks, limit, budget)
     recipients = await masked_recipients(source, [row.id for row in rows])
     return Found(
         [_shown(row, recipients.get(row.id)) for row in rows],
@@ -135,36 +135,35 @@ def _start(asked: Mapping[str, Any]) -> Start:
     return Start.STATUS if asked.get("status", Status.SENT) != Status.SENT else Start.ALL
 
 
-def _checks(asked: Mapping[str, Any], domain: str | None) -> list[Check]:
+def _checks(source: Source, asked: Mapping[str, Any], domain: str | None) -> list[Check]:
     """The filters that `find_emails` does not apply."""
     checks: list[Check] = []
     if domain is not None:
-        checks.append(("find_with_domain", {"domain": domain}))
+        checks.append(lambda ids: _matching(source, "find_with_domain", ids, {"domain": domain}))
     if "tag" in asked:
-        checks.append(("find_with_tag", {"tag": asked["tag"]}))
+        checks.append(lambda ids: _matching(source, "find_with_tag", ids, {"tag": asked["tag"]}))
     if "sender" in asked:  # stored as given, or with the domain in Punycode; the statement compares in lower case
         recipient = Recipient.parse(asked["sender"])
         given = (f"@{recipient.text}" if recipient.is_domain else recipient.text).lower()
-        checks.append(("find_from", {"senders": list(dict.fromkeys([given, normalised(given)]))}))
+        senders = list(dict.fromkeys([given, normalised(given)]))
+        checks.append(lambda ids: _matching(source, "find_from", ids, {"senders": senders}))
     return checks
 
 
+async def _matching(source: Source, name: str, ids: set[UUID], parameters: dict[str, Any]) -> set[UUID]:
+    return {row[0] for row in await fetch(source, name, {**ids_within(ids), **parameters})} if ids else set()
+
+
 async def _checked(
-    source: Source,
-    rows: Sequence[ListedEmail],
-    below: UUID | None,
-    checks: Sequence[Check],
-    limit: int,
-    budget: Budget,
+    rows: Sequence[ListedEmail], below: UUID | None, checks: Sequence[Check], limit: int, budget: Budget
 ) -> tuple[list[ListedEmail], UUID | None]:
     """Applies the checks to the emails that were read, until `limit` emails match."""
     found: list[ListedEmail] = []
     for first in range(0, len(rows), budget.checked):
         part = rows[first : first + budget.checked]
         ids = {row.id for row in part}
-        for name, parameters in checks:
-            if ids:
-                ids = {row[0] for row in await fetch(source, name, {**ids_within(ids), **parameters})}
+        for check in checks:
+            ids = await check(ids)
         found += [row for row in part if row.id in ids]
         if len(found) >= limit:
             is_last = below is None and found[limit - 1] is rows[-1]
