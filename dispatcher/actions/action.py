@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final, Generic, Self, TypeVar, dataclass_trans
 
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.kinds import FLAG, PAGE_ROWS, REASON, Kind, Wrong, cursor, cursor_text, cursor_values
+from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import DispatcherError
 
@@ -386,9 +387,15 @@ class Change(Action[R_co]):
 
     Attributes:
         needs_reason: Whether the command needs `--reason`, too. HTTP and the page always need a reason.
+        statuses: The statuses in which the page of an email offers the change.
+        on_one: What the change does to this email.
+        is_final: Whether it cannot be undone, or may send the email twice.
     """
 
     needs_reason: ClassVar[bool] = True
+    statuses: ClassVar[frozenset[Status]] = frozenset()
+    on_one: ClassVar[str] = ""
+    is_final: ClassVar[bool] = False
     reason: str = field(REASON, "The reason, for the audit log: a few words, without addresses.", default="")
 
 

@@ -8,6 +8,7 @@ from uuid import UUID
 from dispatcher.actions.action import Action, Change, Paged, Reach, Refusal, field
 from dispatcher.actions.batch import Batch, Verdict
 from dispatcher.domain.failures import (
+    DEAD,
     DEFAULT_PER_SECOND,
     MAX_PER_SECOND,
     MIN_PER_SECOND,
@@ -50,6 +51,8 @@ OUTCOMES: Final = {
     ItemOutcome.UNKNOWN: "no such email",
 }
 """What a replay says of an email, by the outcome."""
+PENDING_AGAIN: Final = "The email is pending, and will be sent again."
+TWICE: Final = "The recipient may get the email twice."
 REPLAY_ID: Final = whole(1, 2**63 - 1)
 ROWS: Final = whole(1, 10_000)
 
@@ -132,6 +135,12 @@ class DiscardDead(
 
     count, find = "count_dead", "find_dead_ids"
     others = "not failed or held"
+    statuses = DEAD
+    on_one = (
+        "Discards the email's dead letter: removes the email from the lists and counts of failures. The email keeps "
+        "its status, and is not sent. Until its content is deleted, it can still be replayed or released."
+    )
+    done = "The email's dead letter is discarded."
     none_selected = "No failed or held email matches."
     verdicts = (
         Verdict("discarded", "its dead letter is discarded.", is_success=True),
@@ -157,6 +166,9 @@ class CreateReplay(
         FLAG, "Keep this replay's own rate even if a running replay includes some of the same emails.", default=False
     )
 
+    statuses = frozenset({Status.FAILED})
+    on_one = "Sends the email again: it becomes pending, gets all its attempts again, and its dead letter is removed."
+    done = PENDING_AGAIN
     examples = ('dlq replay --error-type refused --reason "The domain is verified now."',)
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from dispatcher.actions.action import Paged, Reach, field
 from dispatcher.actions.batch import Batch, Verdict
-from dispatcher.actions.dlq import ROWS, FailureFilter
+from dispatcher.actions.dlq import PENDING_AGAIN, ROWS, TWICE, FailureFilter
 from dispatcher.domain.failures import HeldEmail
 from dispatcher.domain.status import Status
 
@@ -50,6 +50,8 @@ class HeldDecision(FailureFilter[Any], Batch):
 
     count, find = "count_dead", "find_dead_ids"
     others = "not held"
+    statuses = frozenset({Status.HELD})
+    is_final = True
     none_selected = "No held email matches."
 
     def selection(self) -> dict[str, Any]:
@@ -86,6 +88,10 @@ class Confirm(
     """
 
     http_one = "POST /v1/held/{email_id:uuid}/confirm"
+    on_one = (
+        "Records that the email arrived: its status becomes sent, and it is never sent again. This cannot be undone."
+    )
+    done = "The status of the email is now sent."
     verdicts = (
         Verdict("confirmed", "confirmed; the status is now sent.", is_success=True, after=Status.SENT),
         SENT,
@@ -117,6 +123,8 @@ class Release(
     """
 
     http_one = "POST /v1/held/{email_id:uuid}/release"
+    on_one = f"Sends the email again, although it may have arrived. {TWICE}"
+    done = PENDING_AGAIN
     verdicts = (
         Verdict(
             "released",

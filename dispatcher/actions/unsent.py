@@ -32,6 +32,7 @@ class Unsent(Batch):
     count, find = "count_unsent", "find_unsent_ids"
     others = "not pending or waiting"
     one_scopes = (Scope.SEND,)
+    statuses = frozenset({Status.PENDING, Status.WAITING})
     none_selected = "No pending or waiting email matches."
 
 
@@ -58,6 +59,12 @@ class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel
 
     http_one = "POST /v1/emails/{email_id:uuid}/cancel"
     counter = ("CANCELLED", "cancelled")
+    on_one = (
+        "The email is never sent. To send it after all, enqueue it again with another message key. This cannot be "
+        "undone."
+    )
+    done = "The email is cancelled, and is never sent."
+    is_final = True
     verdicts = (
         Verdict("cancelled", "cancelled.", is_success=True, after=Status.CANCELLED),
         Verdict("already_cancelled", "not changed: already cancelled.", is_success=True, after=Status.CANCELLED),
@@ -96,6 +103,8 @@ class Reschedule(
 
     http_one = "POST /v1/emails/{email_id:uuid}/reschedule"
     one_of = ("send_at", "send_in_seconds", "now")
+    on_one = "Sends the email at another time, or at once if that time has passed."
+    done = "The email waits until its new time."
     verdicts = (
         Verdict("rescheduled", "rescheduled.", is_success=True, after=Status.WAITING),
         Verdict(

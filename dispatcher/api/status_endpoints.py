@@ -13,10 +13,8 @@ from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.problems import FieldError, Problem
+from dispatcher.domain import kinds
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.email_rules import tenant
-from dispatcher.domain.kinds import TENANT as TENANT_KIND
-from dispatcher.errors import InvalidEmail
 from dispatcher.ops.email_history import find_history, status_of
 from dispatcher.store.statements import Source
 
@@ -30,16 +28,9 @@ class Parameter:
     description: str
 
 
-def _tenant(text: str) -> str:
-    try:
-        return tenant(text)
-    except InvalidEmail as error:
-        raise ValueError(error.reason) from None
-
-
-TENANT_ID: Final = TENANT_KIND.schema
+TENANT_ID: Final = kinds.TENANT.schema
 TENANT: Final = Parameter(
-    _tenant,
+    kinds.TENANT.of_json,
     TENANT_ID,
     "The tenant. Leave it out if you use an API key: the key has a tenant. Default without keys: `default`.",
 )

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import DEFAULT_TENANT
-from dispatcher.cli.history_page import document, fields_table, show_history
 from dispatcher.cli.options import audit_options, json_option
 from dispatcher.cli.output import counted, print_data, print_json, say
 from dispatcher.cli.sessions import open_dlq, run_with_dlq, run_with_session
+from dispatcher.cli.table import Table
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
+    from dispatcher.domain.waiting import WaitExplanation
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.email_history import EmailHistory
-    from dispatcher.ops.messages import DeadLetterMessage
+    from dispatcher.ops.email_history import DeadLetterMessage, EmailHistory
     from dispatcher.store.connections import AsyncSession
 
 _SHOWN_OCTETS: Final = 4096
@@ -90,7 +92,7 @@ def command(
     settings = load_settings("database_url", *(() if no_queue else ("amqp_url",)))
 
     async def find(session: AsyncSession) -> tuple[EmailHistory, list[DeadLetterMessage] | None, str | None]:
-        from dispatcher.ops.email_history import find_history
+        from dispatcher.ops.email_history import find_history, find_messages
         from dispatcher.ops.names import find_ids
 
         (email_id,) = await find_ids(session, tenant_id, [name])
@@ -102,8 +104,6 @@ def command(
         if no_queue:
             return story, None, None
         try:
-            from dispatcher.ops.messages import find_messages
-
             async with open_dlq(settings, "show") as dlq:
                 return story, await find_messages(session, dlq, email_id), None
         except DispatcherError as error:
@@ -111,13 +111,86 @@ def command(
 
     story, messages, fault = run_with_session("show", find, settings)
     if as_json:
-        print_json(document(story, messages))
+        print_json(_document(story, messages))
     else:
-        show_history(story, messages)
+        _show(story, messages)
     if fault:
         say(f"The DLQ could not be read: {fault}")
         return Exit.PARTLY
     return Exit.DONE
+
+
+def _document(story: EmailHistory, messages: list[DeadLetterMessage] | None) -> dict[str, Any]:
+    """The document of HTTP, with what only operators see: all columns, workers, actors, and the dead letters."""
+    from dispatcher.ops.email_history import status_of
+
+    whole = {**asdict(story.email), **asdict(status_of(story)), **asdict(story), "timeline": story.timeline}
+    del whole["email"], whole["email_id"]
+    if story.content is None:
+        del whole["content"]
+    return {**whole, "dlq": messages}
+
+
+def _show(story: EmailHistory, messages: list[DeadLetterMessage] | None) -> None:
+    from dispatcher.domain.email_history import columns, facts
+
+    waits = {} if story.waiting is None else {"waits": _wait(story.waiting)}
+    _show_fields(facts(story.email) | waits)
+    tables = {heading: [asdict(each) for each in rows] for heading, rows in story.tables.items()}
+    if messages is not None:
+        tables["on the DLQ"] = [_message(each) for each in messages]
+    for heading, records in tables.items():
+        print_data(f"\n{heading}" if records else f"\n{heading}: none")
+        labels, rows = columns(records)
+        table = Table(*labels)
+        for row in rows:
+            table.add(*map(_text, row))
+        if rows:
+            table.show()
+    if story.content:
+        print_data("\ncontent")
+        _show_fields(story.content)
+
+
+def _wait(waiting: WaitExplanation) -> str:
+    if waiting.because is not None:
+        return f"until {_text(waiting.until)} because {waiting.because}"
+    until = "" if waiting.until is None else f", until {_text(waiting.until)}"
+    return f"{waiting.reason.replace('_', ' ')}{until}: {waiting.detail}"
+
+
+def _message(message: DeadLetterMessage) -> dict[str, Any]:
+    return {
+        "position": message.position + 1,
+        "refers to": "an earlier failure" if message.is_stale else "the current failure",
+        "failed": message.failed_at,
+        "attempts": message.attempts,
+        "headers": {name: value for name, value in message.headers.items() if name != "x-delivery-count"},
+        "x-death": message.x_death,
+    }
+
+
+def _show_fields(record: Mapping[str, Any]) -> None:
+    """Prints one line per field, without empty fields."""
+    from dispatcher.domain.email_history import label
+
+    table = Table()
+    for name, value in record.items():
+        if value not in (None, [], {}):
+            table.add(label(name), _text(value))
+    table.show()
+
+
+def _text(value: Any) -> str:
+    if value is None or value in ({}, []):
+        return "-"
+    if isinstance(value, datetime):
+        return value.astimezone().isoformat(sep=" ", timespec="milliseconds")
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_text(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return "; ".join(_text(inner) for inner in value)
+    return str(value)
 
 
 def _show_poison(name: str, *, as_hex: bool, export: Path | None, as_json: bool) -> int:
@@ -134,7 +207,7 @@ def _show_poison(name: str, *, as_hex: bool, export: Path | None, as_json: bool)
         return Exit.DONE
     headers = {name: value for name, value in poison.headers.items() if name != "x-delivery-count"}
     fields = {"message": poison.poison_id, "position": poison.position + 1, "problem": poison.problem}
-    fields_table({**fields, "headers": headers, "x-death": poison.x_death, "bytes": len(poison.body)}).show()
+    _show_fields({**fields, "headers": headers, "x-death": poison.x_death, "bytes": len(poison.body)})
     print_data(f"\n{shown}")
     return Exit.DONE
 

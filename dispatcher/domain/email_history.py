@@ -1,15 +1,44 @@
-"""What is known about one email, as the database has it, and as callers see it."""
+"""What is known about one email: as the database has it, as callers see it, and how every face names it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.domain.listed_email import ListedEmail
-from dispatcher.domain.status import Status
+from dispatcher.domain.outcome import delivered_recipients, left_out
+from dispatcher.domain.status import FINISHED, Status
 from dispatcher.domain.values import dataclass
+
+_LABELS: Final = {
+    "acted_at": "when",
+    "at": "when",
+    "correlation_id": "correlation id",
+    "created_at": "enqueued",
+    "dead_lettered_at": "dead letter published",
+    "happened_at": "when",
+    "html_body": "html",
+    "leased_at": "last leased",
+    "locked_by": "leased by",
+    "on_uncertain": "if uncertain",
+    "provider_code": "code",
+    "provider_message_id": "provider's id",
+    "settled_at": "when",
+    "text_body": "text",
+    "traceparent": "trace",
+}
+"""The columns whose label is not made from their name (see `label`)."""
+_EXPLAINED: Final = frozenset(
+    {
+        *("attempt_count", "attempt_base", "was_uncertain", "crash_count", "locked_until"),
+        *("wait_until", "wait_reason", "redelivery_count", "recipient_outcomes", "settled_at", "last_error"),
+    }
+)
+"""Columns that `facts` shows in a different form."""
+_KEEP_MESSAGE_ID: Final = frozenset({"smtp", "capture"})
+"""Providers that keep the Message-ID that the dispatcher creates. All other providers create their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +197,49 @@ class EmailStatus(ListedEmail):
     attempts: Sequence[Attempt] = ()
     events: Sequence[ProviderEvent] = ()
     timeline: Sequence[Moment] = ()
+
+
+def label(name: str) -> str:
+    """A column in words: `provider's id` for `provider_message_id`, `sent` for `sent_at`."""
+    return _LABELS.get(name) or name.removesuffix("_id").removesuffix("_at").replace("_", " ")
+
+
+def since(email: EmailRow) -> datetime | None:
+    """The time since which a finished email has its status; None if unknown."""
+    if email.status == Status.SENT:
+        return email.sent_at
+    return email.settled_at if email.status in FINISHED else None  # otherwise it belongs to an earlier status
+
+
+def facts(email: EmailRow) -> dict[str, Any]:
+    """What is known about an email, by its label: texts and times, without what does not apply to this email."""
+    is_sent = email.status == Status.SENT
+    refused = left_out(email.last_error) if is_sent else None
+    delivered = delivered_recipients(email.status, email.recipient_outcomes)
+    attempts = f"{email.attempt_count:,}"
+    if base := email.attempt_base:
+        attempts += f", {email.attempt_count - base:,} since the last replay, recovery or partial delivery"
+    found = {label(name): getattr(email, name) for name in EmailRow.__match_args__ if name not in _EXPLAINED} | {
+        # If the email is sent, the column contains the provider's answer, which is not an error.
+        "answer" if is_sent else "last error": email.last_error,
+        "status since": None if is_sent else since(email),
+        "attempts": attempts,
+        "redeliveries": f"{email.redelivery_count:,}" if email.redelivery_count else None,
+        "may have arrived": "yes: the outcome of an attempt is unknown" if email.was_uncertain else None,
+        "crashes": f"{email.crash_count:,} while a worker rendered this email" if email.crash_count else None,
+        "not sent to": refused
+        and f"recipients {refused}, in the order To, Cc, Bcc: the provider refused these and accepted all others",
+        "delivered to": delivered
+        and f"recipients {delivered}, in the order To, Cc, Bcc: a further attempt leaves these out",
+        "Message-ID": f"<{email.email_id}@…>, with the sender's domain" if email.provider in _KEEP_MESSAGE_ID else None,
+        "leased until": email.locked_until if email.locked_by else None,
+        "not before": email.wait_until,
+    }
+    return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+def columns(records: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Records as a table: the labels of its columns, and its rows. Leaves out what is empty in every record."""
+    rows = list(records)
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, [], {}) for row in rows)]
+    return [label(name) for name in names], [[row[name] for name in names] for row in rows]

@@ -18,7 +18,7 @@ All functions are asynchronous and take an open PostgreSQL session in autocommit
     reconcile     reconcile(session, dlq, act=None)                compares DLQ and database; with act, repairs the DLQ
     email_history find_history(session, email_id, …) -> EmailHistory | None
                                                                    everything that the database has about one email
-    messages      find_messages(session, dlq, email_id) -> list    the email's messages on the DLQ
+                  find_messages(session, dlq, email_id) -> list    the email's messages on the DLQ
 
 A `domain.failures.Selection` selects emails by ids or by a filter. `run` replays in the calling process. One process at
 a time runs a given replay, on a session that the process uses for nothing else. If that process dies, the replay is

@@ -125,14 +125,9 @@ def parse_name(text: str) -> CapturedName | None:
 
 
 def list_captured(folders: Sequence[Path], *, limit: int, before_ns: int | None = None) -> list[CapturedSummary]:
-    """The newest emails and SMS, newest first.
+    """The newest emails and SMS before a time, newest first. A Maildir that does not exist counts as empty.
 
-    Args:
-        folders: The Maildirs. A Maildir that does not exist counts as empty.
-        before_ns: Only emails that were captured before this time, in nanoseconds since 1970.
-
-    Raises:
-        OSError: This process may not read the folder.
+    Raises OSError if this process may not read the folder.
     """
     names = (name for name, _path in _entries(folders) if before_ns is None or name.captured_ns < before_ns)
     newest = nlargest(limit, names, key=lambda name: (name.captured_ns, name.text))
@@ -140,11 +135,8 @@ def list_captured(folders: Sequence[Path], *, limit: int, before_ns: int | None 
 
 
 def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail | None:
-    """The captured email with this name; None if its file does not exist any more.
-
-    Raises:
-        OSError: This process may not read the file.
-    """
+    """The captured email with this name; None if its file does not exist any more. Raises OSError if this process may
+    not read the file."""
     source = _read(folders, name, MAX_EMAIL_BYTES)
     if source is None:
         return None
@@ -161,17 +153,6 @@ def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail 
         attachments=[_attachment(number, part) for number, part in enumerate(parts) if id(part) not in used],
         source=source[0],
     )
-
-
-def safe_filename(text: str, *, otherwise: str) -> str:
-    """A file name without folders, control characters and characters that reverse the text's direction.
-
-    Args:
-        otherwise: The name to return if nothing is left.
-    """
-    name = text.replace("\\", "/").rpartition("/")[2]
-    name = "".join(c for c in name if unicodedata.category(c)[0] != "C" and c not in '<>:"|?*')
-    return name.strip(" .")[-150:] or otherwise
 
 
 def _entries(folders: Sequence[Path]) -> Iterator[tuple[CapturedName, str]]:
@@ -249,9 +230,11 @@ def _attachment(number: int, part: Message) -> Attachment:
         filename = part.get_filename("") or ""
     except (LookupError, ValueError):
         filename = ""
-    extension = guess_extension(part.get_content_type()) or ""
-    filename = safe_filename(filename, otherwise=f"part-{number}{extension}")
-    return Attachment(number, filename, part.get_content_type(), _content(part))
+    # No folders, and no characters that control a terminal or reverse the text's direction.
+    name = filename.replace("\\", "/").rpartition("/")[2]
+    name = "".join(c for c in name if unicodedata.category(c)[0] != "C" and c not in '<>:"|?*').strip(" .")[-150:]
+    name = name or f"part-{number}{guess_extension(part.get_content_type()) or ''}"
+    return Attachment(number, name, part.get_content_type(), _content(part))
 
 
 def _content(part: Message) -> bytes:

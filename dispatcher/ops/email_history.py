@@ -1,4 +1,4 @@
-"""The history of one email, from the database. `ops.messages` finds the email's dead letters on the DLQ."""
+"""The history of one email, from the database, and its dead letters on the DLQ."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from dispatcher.domain.retry import longest_recovery_seconds
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass, replace
 from dispatcher.domain.waiting import MAX_AHEAD_COUNT, WaitExplanation, WaitReason, explain_wait
+from dispatcher.ops.safe_text import json_value
 from dispatcher.store import emails
 from dispatcher.store.recipients import masked_recipients
 from dispatcher.store.statements import Source
 
 if TYPE_CHECKING:
+    from dispatcher.broker.dlq import DeadLetterQueue
     from dispatcher.ops.acts import Act
     from dispatcher.store.connections import AsyncSession
 
@@ -55,12 +57,8 @@ explanation."""
 class EmailHistory:
     """Everything that the database has about an email. Only `content` is private.
 
-    Attributes:
-        acts: The audited operator actions on the email.
-        replays: The replays that included the email.
-        recipients: The masked recipients; None if the content was deleted.
-        waiting: Why the email is not sent yet; None unless the email is pending, waiting or sending.
-        content: The content and recipients; None if the caller did not request them, or if they were deleted.
+    `recipients` (masked) and `content` are None if the content was deleted; `content` also if the caller did not
+    request it. `waiting` is None unless the email is pending, waiting or sending.
     """
 
     email: EmailRow
@@ -71,6 +69,17 @@ class EmailHistory:
     recipients: Sequence[str] | None = None
     waiting: WaitExplanation | None = None
     content: dict[str, Any] | None = None
+
+    @property
+    def tables(self) -> dict[str, Sequence[Any]]:
+        """What every face lists, by its heading."""
+        return {
+            "timeline": self.timeline,
+            "attempts (by the clock of the sending host)": self.attempts,
+            "events from providers (by the provider's clock)": self.events,
+            "operator actions": self.acts,
+            "replays": self.replays,
+        }
 
     @property
     def timeline(self) -> list[Moment]:
@@ -133,6 +142,46 @@ async def find_history(
         waiting,
         content,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterMessage:
+    """A dead letter on the DLQ.
+
+    Attributes:
+        position: The dead letter's position on the queue; 0 is the head.
+        is_stale: Whether the dead letter is not about its email's current failure; see `dead_letters.is_current`.
+        x_death: RabbitMQ's x-death header; empty unless RabbitMQ itself dead-lettered the message.
+    """
+
+    position: int
+    is_stale: bool
+    failed_at: Any
+    attempts: int
+    headers: dict[str, Any]
+    x_death: list[Any]
+
+
+async def find_messages(session: AsyncSession, dlq: DeadLetterQueue, email_id: UUID) -> list[DeadLetterMessage]:
+    """The dead letters about an email, in the DLQ's order. Removes nothing."""
+    from dispatcher.monitor.dead_letters import classify, scan  # here, because a history needs no broker
+
+    named = str(email_id).encode()
+    async with scan(session, dlq) as opened:
+        found = [each async for batch in opened.batches() for each in batch if named in each.body.lower()]
+    return [
+        DeadLetterMessage(
+            each.found.position,
+            each.is_stale,
+            each.dead_letter.failed_at,
+            each.dead_letter.attempts,
+            {name: value for name, value in headers.items() if name != "x-death"},
+            headers.get("x-death", []),
+        )
+        for each in await classify(session, found)
+        if each.dead_letter and each.dead_letter.email_id == email_id
+        for headers in [json_value(each.found.properties.headers or {})]
+    ]
 
 
 def for_tenant(history: EmailHistory, is_own: Callable[[str | None], bool]) -> EmailHistory:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -22,10 +22,6 @@ from dispatcher.store.connections import AsyncSession
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import fetch
 
-PAGE: Final = 2_000
-"""Emails per statement that reads recipients."""
-BATCH: Final = 200
-"""Emails per commit. Small, because a commit locks its emails' rows."""
 FORGOTTEN: Final = "(forgotten)"
 """The text that replaces the masked address of a suppression that is kept."""
 _FIRST: Final = UUID(int=0)
@@ -86,105 +82,91 @@ class Forgotten:
             self.events += erased.events
 
 
+@dataclass(slots=True, repr=False)
 class Forgetting:
-    """Erases the recipient with one address; see the module's docstring."""
+    """Erases the recipient with one address; see the module's docstring.
 
-    def __init__(
-        self,
-        session: AsyncSession,
-        address: str,
-        act: Act | None,
-        on_progress: Callable[[Forgotten], None] = lambda _: None,
-        *,
-        page: int = PAGE,
-        batch: int = BATCH,
-    ) -> None:
-        """
-        Args:
-            address: The recipient's address, with or without a display name. It is normalised as in events and
-                suppressions.
-            act: Who erases, and why; None for a dry run, which only counts.
-            on_progress: Called after every statement.
-            page: The number of emails per statement that reads recipients.
-            batch: The number of emails per commit.
-        """
-        self._session = session
-        self._address = normalised(address)
-        self._act = act
-        self._audit = {} if act is None else {"actor": act.actor, "reason": act.reason}
-        self._on_progress = on_progress
-        self._page = page
-        self._batch = batch
-        self._done = Forgotten()
-        self._hash = b""
+    Attributes:
+        address: With or without a display name. It is normalised as in events and suppressions.
+        act: Who erases, and why; None for a dry run, which only counts.
+        on_progress: Called after every statement.
+        page: The number of emails per statement that reads recipients.
+        batch: The number of emails per commit. Small, because a commit locks its emails' rows.
+    """
+
+    session: AsyncSession
+    address: str
+    act: Act | None
+    on_progress: Callable[[Forgotten], None] = lambda _: None
+    page: int = 2_000
+    batch: int = 200
+    _done: Forgotten = field(default_factory=Forgotten, init=False)
+    _hash: bytes = field(default=b"", init=False)
 
     async def run(self, *, removes_suppressions: bool = False) -> Forgotten:
         """Erases the recipient, and returns what was erased. Idempotent.
 
-        Args:
-            removes_suppressions: Whether to remove suppression entries, too. Otherwise they are kept, so that the
-                address gets no email.
-
-        Raises:
-            StoreUnavailable: PostgreSQL cannot be reached. Committed batches stay erased. Call again to continue.
+        Suppression entries are kept unless `removes_suppressions`, so that the address gets no email. After
+        `StoreUnavailable`, committed batches stay erased: call again to continue.
         """
-        self._hash = (await AddressHasher.open(self._session)).hash(self._address)
+        self.address = normalised(self.address)
+        self._hash = (await AddressHasher.open(self.session)).hash(self.address)
         of_address = {"address_hash": self._hash}
         await self._forget_contents()
         await self._forget_events()
-        if self._act is None:
-            ((self._done.suppressions,),) = await fetch(self._session, "count_suppressions_of", of_address)
+        if self.act is None:
+            ((self._done.suppressions,),) = await fetch(self.session, "count_suppressions_of", of_address)
         else:
-            await fetch(self._session, "forget_outgoing_events", of_address)
-            parameters = {**of_address, "removes": removes_suppressions, "masked": FORGOTTEN, **self._audit}
-            ((self._done.suppressions,),) = await fetch(self._session, "forget_suppressions", parameters)
-        self._on_progress(self._done)
+            await fetch(self.session, "forget_outgoing_events", of_address)
+            parameters = {**of_address, "removes": removes_suppressions, "masked": FORGOTTEN, **asdict(self.act)}
+            ((self._done.suppressions,),) = await fetch(self.session, "forget_suppressions", parameters)
+        self.on_progress(self._done)
         return self._done
 
     async def _forget_contents(self) -> None:
         """Finds the emails to the address that still have their content, and erases those that are finished."""
-        local = self._address.rpartition("@")[0]
+        local = self.address.rpartition("@")[0]
         # PostgreSQL preselects emails by the address's local part, but only if the local part is plain ASCII. With
         # other letters, PostgreSQL would miss emails: Python treats more forms of a letter as equal, and JSON escapes
         # some characters.
         part = local if _PLAIN_LOCAL.fullmatch(local) else ""
         after: UUID | None = _FIRST
         while after is not None:
-            parameters = {"after": after, "limit": self._page, "part": part}
-            ((after, count, candidates),) = await fetch(self._session, "find_recipients_page", parameters)
+            parameters = {"after": after, "limit": self.page, "part": part}
+            ((after, count, candidates),) = await fetch(self.session, "find_recipients_page", parameters)
             await self._forget([UUID(i) for i, recipients in candidates if self._is_among(recipients)])
             self._done.read += count
             self._done.read_until = after or self._done.read_until
-            self._on_progress(self._done)
+            self.on_progress(self._done)
 
     def _is_among(self, recipients: Mapping[str, Iterable[str]]) -> bool:
         texts = (text for name in _FIELDS for text in recipients.get(name, ()))
-        return any(normalised(text) == self._address for text in texts)
+        return any(normalised(text) == self.address for text in texts)
 
     async def _forget_events(self) -> None:
         """Finds emails whose content is already deleted, by the address's hash in their events. Erases those that are
         finished."""
         after = _FIRST
         while True:
-            parameters = {"address_hash": self._hash, "after": after, "limit": self._batch}
-            ids = [row[0] for row in await fetch(self._session, "find_recipient_events", parameters)]
+            parameters = {"address_hash": self._hash, "after": after, "limit": self.batch}
+            ids = [row[0] for row in await fetch(self.session, "find_recipient_events", parameters)]
             if not ids:
                 return
             known = {*self._done.unfinished, *self._done.locked}
             await self._forget([email_id for email_id in ids if email_id not in known], is_by_event=True)
             after = ids[-1]
-            self._on_progress(self._done)
+            self.on_progress(self._done)
 
     async def _forget(self, email_ids: Sequence[UUID], *, is_by_event: bool = False) -> None:
         """Erases the emails that are finished, a batch per commit. A dry run only counts these emails."""
-        for start in range(0, len(email_ids), self._batch):
-            given = ids_within(email_ids[start : start + self._batch])
-            parameters = {**given, "address_hash": self._hash, **self._audit}
-            if self._act is None:
-                rows = await fetch(self._session, "find_forgettable", parameters, into=_Erased)
-            else:
-                rows = await fetch(self._session, "forget_emails", parameters, into=_Erased)
+        for start in range(0, len(email_ids), self.batch):
+            given = ids_within(email_ids[start : start + self.batch])
+            parameters = {**given, "address_hash": self._hash, **({} if self.act is None else asdict(self.act))}
+            is_dry = self.act is None
+            rows = await fetch(
+                self.session, "find_forgettable" if is_dry else "forget_emails", parameters, into=_Erased
+            )
             for erased in rows:
-                if self._act is None and is_by_event and erased.had_content:
+                if is_dry and is_by_event and erased.had_content:
                     continue  # this dry run has already counted every email with content
                 self._done.count(erased)

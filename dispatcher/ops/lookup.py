@@ -1,41 +1,67 @@
-"""Searches for the emails that the action `find` selects. Recipients are found by their keyed hash."""
+"""Searches for the emails that the action `find` selects: by recipient, domain, correlation id and other properties.
+
+Recipients are found by their keyed hash. See sql/queries/lookup.sql.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.domain.outcome import left_out
+from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import Recipient
-from dispatcher.domain.values import replace
+from dispatcher.domain.values import dataclass, replace
 from dispatcher.store.address_hashes import AddressHasher, normalised
-from dispatcher.store.lookup import (
-    BUDGET,
-    COLUMNS,
-    HIGHEST,
-    LOWEST,
-    Budget,
-    Criteria,
-    Start,
-    find_emails,
-    find_from,
-    find_recipients_since,
-    find_start,
-    find_with_domain,
-    find_with_tag,
-    hash_address,
-)
+from dispatcher.store.queries import ids_within
 from dispatcher.store.recipients import masked_recipients
-from dispatcher.store.statements import Source
+from dispatcher.store.statements import Source, fetch, from_rows
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 """The earliest instant of a search, because email ids contain no earlier time."""
+_LOWEST: Final = UUID(int=0)
+_HIGHEST: Final = UUID(int=2**128 - 1)
+_COLUMNS: Final = ("correlation_id", "status", "provider", "error_type", "tenant_id", "lane", "channel")
+"""The filters that the statement compares with columns."""
 
-Check = Callable[[Sequence[UUID]], Awaitable[set[UUID]]]
+Check = Callable[[set[UUID]], Awaitable[set[UUID]]]
+"""A filter that `find_emails` does not apply: returns those of the ids that match."""
+
+
+class Start(StrEnum):
+    """The filter by which a search reads emails. The other filters are applied to the emails that were read."""
+
+    RECIPIENT = "recipient"
+    DOMAIN = "domain"
+    CORRELATION_ID = "correlation_id"
+    STATUS = "status"
+    """Every status except `sent`, which has no index."""
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one page of a search reads. With the defaults, a page takes some tens of milliseconds.
+
+    Attributes:
+        rows: The most rows of `email_log` that a page reads in the order of an index.
+        emails: The most emails that a page looks up by their ids.
+        checked: The number of emails whose contents one statement reads.
+        most_checked: The most emails whose contents a page reads.
+    """
+
+    rows: int = 20_000
+    emails: int = 500
+    checked: int = 500
+    most_checked: int = 5_000
+
+
+BUDGET: Final = Budget()
 
 
 class Found(NamedTuple):
@@ -52,74 +78,92 @@ async def find(
 ) -> Found:
     """A page of the emails that match. The cost is about the same for every filter, however many emails there are.
 
-    The cursor is sealed: it can be the id of another tenant's email, which also shows when that email was enqueued.
+    A page reads at most as many emails as its budget says, so a page with few or no emails is not necessarily the last
+    page. The cursor is sealed: it can be the id of another tenant's email, which also shows when that email was
+    enqueued.
 
     Args:
         filters: Values of the fields of the action. Must not be logged, because some are addresses.
     """
     asked = {name: value for name, value in filters.items() if value is not None}
     hasher, reader = await AddressHasher.open(source), asked.get("tenant_id", "")
-    wanted = await _criteria(source, asked, None if after is None else hasher.unsealed(after, reader))
-    start = find_start(wanted)
-    checks = _checks(source, asked, wanted, start)
-    if checks:
-        rows, below = await _find_checked(source, wanted, start, checks, limit, budget)
-    else:
-        rows, below = await find_emails(source, wanted, limit=limit, start=start, budget=budget)
-    since = await find_recipients_since(source) if {"recipient", "domain"} & asked.keys() else None
-    recipients = await masked_recipients(source, [row.id for row in rows])
-    was_cut = below is not None and len(rows) < limit
-    shown = [_shown(row, recipients.get(row.id)) for row in rows]
-    return Found(shown, None if below is None else hasher.sealed(below, reader), was_cut, since)
-
-
-def _shown(row: ListedEmail, recipients: Sequence[str] | None) -> ListedEmail:
-    """The row with recipients, and without the provider's answer if it is no error, such as `250 OK`."""
-    if row.error_type is not None:
-        return replace(row, recipients=recipients)
-    return replace(row, recipients=recipients, error=None, refused_recipients=left_out(row.error))
-
-
-async def _criteria(source: Source, asked: Mapping[str, Any], below: UUID | None) -> Criteria:
-    recipient = domain = None
-    if "recipient" in asked:
-        address = normalised(Recipient.parse(asked["recipient"]).text)
-        recipient = (await hash_address(source, address), address.rpartition("@")[2] if "@" in address else "")
+    start, address_hash, domain = _start(asked), None, None
     if "domain" in asked:
         domain = normalised(f"@{Recipient.parse('@' + asked['domain'].removeprefix('@')).text}")[1:]
-    return Criteria(
-        recipient=recipient,
-        domain=domain,
-        below_id=min(_id_at(asked["created_before"]) if "created_before" in asked else HIGHEST, below or HIGHEST),
-        from_id=_id_at(asked["created_from"]) if "created_from" in asked else LOWEST,
-        **{name: asked[name] for name in COLUMNS if name in asked},
+    recipient_domain = domain if start is Start.DOMAIN else None
+    if "recipient" in asked:
+        address = normalised(Recipient.parse(asked["recipient"]).text)
+        ((address_hash,),) = await fetch(source, "hash_address", {"address": address})
+        recipient_domain = address.rpartition("@")[2] if "@" in address else ""
+    checks = _checks(source, asked, None if start is Start.DOMAIN else domain)
+    most = budget.most_checked if checks else limit
+    examined = budget.emails if start in (Start.RECIPIENT, Start.DOMAIN) else budget.rows
+    if asked.keys() & set(_COLUMNS) <= {start.value}:  # every email that the statement reads matches
+        examined = min(most, examined)
+    parameters = {
+        **{name: asked.get(name) for name in _COLUMNS},
+        "start": start.value,
+        "address_hash": address_hash,
+        "recipient_domain": recipient_domain,
+        "below_id": min(
+            _id_at(asked["created_before"]) if "created_before" in asked else _HIGHEST,
+            _HIGHEST if after is None else hasher.unsealed(after, reader),
+        ),
+        "from_id": _id_at(asked["created_from"]) if "created_from" in asked else _LOWEST,
+        "limit": most,
+        "examined": examined,
+    }
+    answer = await fetch(source, "find_emails", parameters)
+    rows = from_rows(ListedEmail, [row[:-1] for row in answer if row[0] is not None])
+    below: UUID | None = rows[-1].id if len(rows) == most else answer[0][-1]
+    if checks:
+        rows, below = await _checked(rows, below, checks, limit, budget)
+    recipients = await masked_recipients(source, [row.id for row in rows])
+    return Found(
+        [_shown(row, recipients.get(row.id)) for row in rows],
+        None if below is None else hasher.sealed(below, reader),
+        below is not None and len(rows) < limit,
+        await _recipients_since(source) if {"recipient", "domain"} & asked.keys() else None,
     )
 
 
-def _checks(source: Source, asked: Mapping[str, Any], wanted: Criteria, start: Start) -> list[Check]:
-    """Functions for the filters that `find_emails` does not apply: from ids of emails to the ids that match."""
+def _start(asked: Mapping[str, Any]) -> Start:
+    """The filter that probably selects the fewest emails."""
+    for start in (Start.RECIPIENT, Start.CORRELATION_ID, Start.DOMAIN):
+        if start in asked:
+            return start
+    return Start.STATUS if asked.get("status", Status.SENT) != Status.SENT else Start.ALL
+
+
+def _checks(source: Source, asked: Mapping[str, Any], domain: str | None) -> list[Check]:
+    """The filters that `find_emails` does not apply."""
     checks: list[Check] = []
-    if (domain := wanted.domain) is not None and start is not Start.DOMAIN:
-        checks.append(lambda ids: find_with_domain(source, ids, domain))
+    if domain is not None:
+        checks.append(lambda ids: _matching(source, "find_with_domain", ids, {"domain": domain}))
     if "tag" in asked:
-        checks.append(lambda ids: find_with_tag(source, ids, asked["tag"]))
-    if "sender" in asked:
-        senders = _senders(asked["sender"])
-        checks.append(lambda ids: find_from(source, ids, senders))
+        checks.append(lambda ids: _matching(source, "find_with_tag", ids, {"tag": asked["tag"]}))
+    if "sender" in asked:  # stored as given, or with the domain in Punycode; the statement compares in lower case
+        recipient = Recipient.parse(asked["sender"])
+        given = (f"@{recipient.text}" if recipient.is_domain else recipient.text).lower()
+        senders = list(dict.fromkeys([given, normalised(given)]))
+        checks.append(lambda ids: _matching(source, "find_from", ids, {"senders": senders}))
     return checks
 
 
-async def _find_checked(
-    source: Source, wanted: Criteria, start: Start, checks: Sequence[Check], limit: int, budget: Budget
+async def _matching(source: Source, name: str, ids: set[UUID], parameters: dict[str, Any]) -> set[UUID]:
+    return {row[0] for row in await fetch(source, name, {**ids_within(ids), **parameters})} if ids else set()
+
+
+async def _checked(
+    rows: Sequence[ListedEmail], below: UUID | None, checks: Sequence[Check], limit: int, budget: Budget
 ) -> tuple[list[ListedEmail], UUID | None]:
-    """Like `find_emails`, but also applies the checks to the emails that it finds."""
-    rows, below = await find_emails(source, wanted, limit=budget.most_checked, start=start, budget=budget)
+    """Applies the checks to the emails that were read, until `limit` emails match."""
     found: list[ListedEmail] = []
     for first in range(0, len(rows), budget.checked):
         part = rows[first : first + budget.checked]
         ids = {row.id for row in part}
         for check in checks:
-            ids &= await check(sorted(ids))
+            ids = await check(ids)
         found += [row for row in part if row.id in ids]
         if len(found) >= limit:
             is_last = below is None and found[limit - 1] is rows[-1]
@@ -127,11 +171,17 @@ async def _find_checked(
     return found, below
 
 
-def _senders(text: str) -> list[str]:
-    """The forms in which a sender may be stored, in lower case: as given, and with the domain in Punycode."""
-    recipient = Recipient.parse(text)
-    given = (f"@{recipient.text}" if recipient.is_domain else recipient.text).lower()
-    return list(dict.fromkeys([given, normalised(given)]))
+async def _recipients_since(source: Source) -> datetime | None:
+    """Emails that were enqueued before this time cannot be found by recipient. None if all emails can be found."""
+    ((since, has_older),) = await fetch(source, "find_recipients_since")
+    return since if has_older else None
+
+
+def _shown(row: ListedEmail, recipients: Sequence[str] | None) -> ListedEmail:
+    """The row with recipients, and without the provider's answer if it is no error, such as `250 OK`."""
+    if row.error_type is not None:
+        return replace(row, recipients=recipients)
+    return replace(row, recipients=recipients, error=None, refused_recipients=left_out(row.error))
 
 
 def _id_at(instant: datetime) -> UUID:

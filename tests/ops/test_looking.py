@@ -24,7 +24,7 @@ from dispatcher.domain.poison_id import poison_id
 from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.monitor.dead_letters import DlqSweep, list_dead_letter_ids, remove, sweep
 from dispatcher.ops.acts import Act
-from dispatcher.ops.messages import find_messages
+from dispatcher.ops.email_history import find_messages
 from dispatcher.ops.poison import discard_poison, list_poison, repair_poison
 from dispatcher.ops.reconcile import reconcile
 from dispatcher.ops.safe_text import safe_text

@@ -12,10 +12,9 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops.acts import Act
 from dispatcher.ops.forgetting import Forgetting
-from dispatcher.ops.lookup import find
+from dispatcher.ops.lookup import BUDGET, Budget, find
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.lookup import BUDGET, Budget
 from tests.store.books import Books
 
 TODAY = datetime.now(UTC)

@@ -1,7 +1,4 @@
-"""The page "Try it": messages that a capture provider has written to a folder instead of delivering them.
-
-For development.
-"""
+"""The page "Try it", for development: messages that a capture provider wrote to a folder instead of delivering them."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ from starlette.routing import Route
 from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import SECURITY_HEADERS, Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
-from dispatcher.config import Settings
-from dispatcher.ops.captured import CapturedEmail, CapturedName, list_captured, parse_name, read_captured
+from dispatcher.ops.captured import CapturedEmail, list_captured, parse_name, read_captured
 from dispatcher.providers.capture import NAME as CAPTURE
 from dispatcher.providers.capture import CaptureSettings
 from dispatcher.providers.sms_capture import NAME as SMS_CAPTURE
@@ -28,8 +24,6 @@ from dispatcher.providers.sms_capture import SmsCaptureSettings
 
 T = TypeVar("T")
 
-CAPTURING: Final = frozenset({CAPTURE, SMS_CAPTURE})
-"""The providers whose messages the page shows."""
 ROWS: Final = 50
 VIEWS: Final = ("html", "text", "source")
 MAX_TEXT_CHARACTERS: Final = 256 * 1024
@@ -56,9 +50,9 @@ def routes(site: Site) -> list[Route]:
     """The routes of the list, of one email, of the email's HTML in a frame, and of its downloads."""
 
     async def show_list(request: Request, visitor: Visitor) -> Response:
-        _check_allowed(site, visitor)
-        folders = captured_folders(site.settings)
-        before = _before(request)
+        folders = _folders(site, visitor)
+        text = request.query_params.get("before", "")
+        before = int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
         found = await _in_thread(partial(list_captured, folders, limit=ROWS + 1, before_ns=before))
         rows = found[:ROWS]
         cursor = rows[-1].name.captured_ns if len(found) > ROWS else None
@@ -112,29 +106,22 @@ def routes(site: Site) -> list[Route]:
     ]
 
 
-def captured_folders(settings: Settings) -> list[Path]:
-    """The Maildirs of the configured capture providers."""
+def _folders(site: Site, visitor: Visitor) -> list[Path]:
+    """The Maildirs of the configured capture providers. One folder has the captured emails of all tenants.
+
+    Raises:
+        PageError: the visitor does not see all tenants or may only read, or no provider captures emails.
+    """
+    settings = site.settings
     found = {CAPTURE: settings.of(CaptureSettings).dir, SMS_CAPTURE: settings.of(SmsCaptureSettings).dir}
+    if found.keys().isdisjoint(settings.providers) or visitor.tenant_id is not None:
+        raise PageError(404, "There is no page at this address.", "Use the navigation.")
+    require_operate(visitor)
     return [folder for name, folder in found.items() if name in settings.providers and folder is not None]
 
 
-def _check_allowed(site: Site, visitor: Visitor) -> None:
-    """Checks that the visitor sees all tenants and has the scope `operate`.
-
-    A tenant's visitor may not see the page, because one folder has the captured emails of all tenants.
-
-    Raises:
-        PageError: the visitor may not see the page, or no provider captures emails.
-    """
-    if CAPTURING.isdisjoint(site.settings.providers) or visitor.tenant_id is not None:
-        raise PageError(404, "There is no page at this address.", "Use the navigation.")
-    require_operate(visitor)
-
-
 async def _email(site: Site, request: Request, visitor: Visitor) -> CapturedEmail:
-    _check_allowed(site, visitor)
-    name: CapturedName | None = parse_name(request.path_params["name"])
-    folders = captured_folders(site.settings)
+    folders, name = _folders(site, visitor), parse_name(request.path_params["name"])
     email = None if name is None else await _in_thread(partial(read_captured, folders, name))
     if email is None:
         raise not_found("captured email")
@@ -151,11 +138,6 @@ async def _in_thread(read: Callable[[], T]) -> T:
             f"The folder of captured messages cannot be read: {error.strerror}.",
             "Run `dispatcher api` as the user that runs `dispatcher run`, on the same host.",
         ) from error
-
-
-def _before(request: Request) -> int | None:
-    text = request.query_params.get("before", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
 
 
 def _file(content: bytes, filename: str) -> Response:

@@ -1,144 +1,63 @@
-"""What an operator may decide about one email now, what each decision would do, and what a decision has done.
+"""The forms with which an operator decides about one email, or reveals its content, and what a decision has done.
 
-The functions of `ops` carry out the decisions, each with one conditional statement. This module only chooses the
-buttons of a page, and the words for the results. A page that is out of date does no harm: if the email has changed, the
-statement changes nothing.
+The records of `actions` say what each decision does, and carry it out with one conditional statement. A page that is
+out of date does no harm: if the email has changed, the statement changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Final
 from uuid import UUID
 
-from dispatcher.actions.batch import Batch
-from dispatcher.actions.dlq import OUTCOMES, DiscardDead
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dispatcher.actions.action import Change, Mistakes, read
+from dispatcher.actions.batch import LOCKED, Batch
+from dispatcher.actions.dlq import OUTCOMES, TWICE, CreateReplay, DiscardDead
 from dispatcher.actions.held import Confirm, Release
 from dispatcher.actions.runner import Face, Who, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
-from dispatcher.domain.email_history import EmailRow
+from dispatcher.api.ops_page.forms import Form
+from dispatcher.api.ops_page.page_errors import not_found
+from dispatcher.api.ops_page.site import Site
+from dispatcher.api.ops_page.visitor import Visitor, require_operate
+from dispatcher.domain.email_history import EmailRow, Moment, since
 from dispatcher.domain.failures import DEAD, ItemOutcome, ReplayState, Selection
 from dispatcher.domain.outcome import Reason
+from dispatcher.domain.scrub import scrub
 from dispatcher.domain.status import Status
 from dispatcher.errors import StoreBusy
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
-from dispatcher.ops.email_history import EmailHistory
+from dispatcher.ops.email_history import EmailHistory, find_history, for_tenant
 from dispatcher.store.connections import AsyncSession
 
 LOCK_SECONDS: Final = 1.0
 """How long a replay of one email waits while another transaction holds a lock on the email's row."""
-TWICE: Final = "The recipient may get the email twice."
+REPEATED_WITHIN: Final = timedelta(minutes=10)
+"""If a form repeats the newest decision within this time, the visitor has sent the form twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A decision about an email.
+class Reveal(Change[None], name="reveal"):
+    """Reveal the recipients and the content of an email."""
 
-    Attributes:
-        name: The last part of the form's path, and the action's name in the audit log.
-        label: The button's text.
-        done: What the page says when the decision has been carried out.
-        statuses: The statuses in which the decision is possible.
-        does: What the decision does. The page says this before the visitor confirms.
-        is_final: Whether the decision cannot be undone.
-        needs_time: Whether the form asks for a time.
-    """
-
-    name: str
-    label: str
-    done: str
-    statuses: frozenset[Status]
-    does: str
-    is_final: bool = False
-    needs_time: bool = False
-
-
-DECISIONS: Final[Mapping[str, Decision]] = {
-    each.name: each
-    for each in (
-        Decision(
-            "replay",
-            "Replay",
-            "The email is pending, and will be sent again.",
-            frozenset({Status.FAILED}),
-            "Sends the email again: it becomes pending, gets all its attempts again, and its dead letter is removed.",
-        ),
-        Decision(
-            "confirm",
-            "Confirm",
-            "The status of the email is now sent.",
-            frozenset({Status.HELD}),
-            "Records that the email arrived: its status becomes sent, and it is never sent again.",
-            is_final=True,
-        ),
-        Decision(
-            "release",
-            "Release",
-            "The email is pending, and will be sent again.",
-            frozenset({Status.HELD}),
-            f"Sends the email again, although it may have arrived. {TWICE}",
-        ),
-        Decision(
-            "reschedule",
-            "Reschedule",
-            "The email waits until its new time.",
-            frozenset({Status.PENDING, Status.WAITING}),
-            "Sends the email at another time, or at once if that time has passed.",
-            needs_time=True,
-        ),
-        Decision(
-            "cancel",
-            "Cancel",
-            "The email is cancelled, and is never sent.",
-            frozenset({Status.PENDING, Status.WAITING}),
-            "The email is never sent. To send it after all, enqueue it again with another message key.",
-            is_final=True,
-        ),
-        Decision(
-            "discard",
-            "Discard dead letter",
-            "The email's dead letter is discarded.",
-            frozenset({Status.FAILED, Status.HELD}),
-            "Removes the email from the lists and counts of failures. The email keeps its status, and is not sent. "
-            "Until its content is deleted, it can still be replayed or released.",
-        ),
+    on_one = (
+        "Shows the recipients, the subject, the text and the source of the HTML. Your name and your reason go into the "
+        "audit log before anything is shown."
     )
+
+
+DECISIONS: Final[Mapping[str, type[Change[Any]]]] = {
+    each.verb(): each for each in (CreateReplay, Confirm, Release, Reschedule, Cancel, DiscardDead)
 }
-"""Every decision by its name, in the order of the buttons."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A decision that is possible now.
-
-    Attributes:
-        does: What the decision would do to this email.
-    """
-
-    decision: Decision
-    does: str
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What may be decided about an email now.
-
-    Attributes:
-        offers: The possible decisions.
-        notes: Sentences that say why other decisions, or all decisions, are not possible.
-    """
-
-    offers: tuple[Offer, ...]
-    notes: tuple[str, ...]
-
-    def offer(self, name: str) -> Offer | None:
-        """The offer whose decision has this name; None if the decision is not possible now."""
-        return next((each for each in self.offers if each.decision.name == name), None)
-
-
+"""Every decision about one email by its name, in the order of the buttons."""
 _NO_CHOICE: Final[Mapping[Status, str]] = {
     Status.SENDING: "A worker has leased the email. Nothing can be decided until the attempt ends.",
     Status.SENT: "The email is sent. Nothing is left to decide.",
@@ -150,111 +69,212 @@ _NOT_REPLAYABLE: Final[Mapping[ItemOutcome, str]] = {
 }
 
 
-async def find_choices(session: AsyncSession, email: EmailRow) -> Choices:
-    """What may be decided about an email now.
+async def find_choices(session: AsyncSession, email: EmailRow) -> tuple[dict[str, str], str]:
+    """What each decision that is possible now would do to an email, by its name; and why others are not possible."""
+    why = _NO_CHOICE.get(email.status, "")
+    if email.status in DEAD:
+        selection = Selection(email_ids=(email.email_id,), discarded=None)
+        found = await replaying.preview(session, selection, include_held=True)
+        why = "".join(_NOT_REPLAYABLE.get(outcome, "") for outcome in found.counts)
+    has_letter = email.dead_letter_discarded_at is None and email.error_type != Reason.SUPPRESSED
+    choices = {}
+    for name, action in DECISIONS.items():
+        is_barred = bool(why) if action in (CreateReplay, Release) else action is DiscardDead and not has_letter
+        if email.status in action.statuses and not is_barred:
+            choices[name] = action.on_one
+    if "replay" in choices and email.was_uncertain:
+        choices["replay"] += f" The outcome of an earlier attempt is unknown: the email may have arrived. {TWICE}"
+    if "replay" in choices and email.error_type == Reason.SUPPRESSED:
+        choices["replay"] += (
+            " The email's recipients are suppressed. If the suppression was not removed, the email fails again."
+        )
+    return choices, why
 
-    Args:
-        email: As in `EmailHistory.email`.
+
+async def find_shown(
+    site: Site, session: AsyncSession, request: Request, visitor: Visitor, reveal: Act | None = None
+) -> EmailHistory:
+    """The history of the email in the path, as the visitor may see it.
+
+    Raises:
+        PageError: There is no such email, or it belongs to a tenant that the visitor may not see.
     """
-    status = email.status
-    if status in _NO_CHOICE:
-        return Choices((), (_NO_CHOICE[status],))
-    outcome = await _replay_outcome(session, email.email_id) if status in DEAD else None
-    notes = [_NOT_REPLAYABLE[outcome]] if outcome is not None and outcome in _NOT_REPLAYABLE else []
-    offers = []
-    for decision in DECISIONS.values():
-        if status not in decision.statuses:
-            continue
-        if decision.name in ("replay", "release") and notes:
-            continue
-        if decision.name == "discard" and not _has_dead_letter(email):
-            continue
-        offers.append(Offer(decision, _does(decision, email)))
-    return Choices(tuple(offers), tuple(notes))
+    history = await find_history(
+        session,
+        request.path_params["email_id"],
+        tenant_id=visitor.tenant_id,
+        providers=site.settings.providers,
+        lease_seconds=site.settings.lease_seconds,
+        reveal=reveal,
+    )
+    if history is None:
+        raise not_found("email")
+    if visitor.tenant_id is None:
+        return history
+    return for_tenant(history, partial(site.access.is_own_act, tenant_id=visitor.tenant_id))
 
 
-async def _replay_outcome(session: AsyncSession, email_id: UUID) -> ItemOutcome | None:
-    found = await replaying.preview(session, Selection(email_ids=(email_id,), discarded=None), include_held=True)
-    return next(iter(found.counts), None)
+def newest_decision(history: EmailHistory) -> Moment | None:
+    """The newest decision of an operator about the email; None if there is none."""
+    return next((each for each in reversed(history.timeline) if each.actor and each.what != Reveal.name), None)
 
 
-def _has_dead_letter(email: EmailRow) -> bool:
-    return email.dead_letter_discarded_at is None and email.error_type != Reason.SUPPRESSED
+def done(request: Request, visitor: Visitor, history: EmailHistory) -> str | None:
+    """What the visitor's decision did; None if another operator decided last, or if the decision is not recent.
+
+    The URL also names the decision, but proves nothing, because anyone can write such a URL.
+    """
+    decision, newest = DECISIONS.get(request.query_params.get("done", "")), newest_decision(history)
+    if decision is None or newest is None or newest.actor != visitor.name:
+        return None
+    return f"Done. {decision.done}" if datetime.now(UTC) - newest.at < REPEATED_WITHIN else None
 
 
-def _does(decision: Decision, email: EmailRow) -> str:
-    more = []
-    if decision.name == "replay" and email.was_uncertain:
-        more.append(f"The outcome of an earlier attempt is unknown: the email may have arrived. {TWICE}")
-    if decision.name == "replay" and email.error_type == Reason.SUPPRESSED:
-        more.append("The email's recipients are suppressed. If the suppression was not removed, the email fails again.")
-    if decision.is_final:
-        more.append("This cannot be undone.")
-    return " ".join([decision.does, *more])
+def routes(site: Site) -> Iterator[Route]:
+    """The routes of the forms."""
+    pages = _DecisionPages(site)
+    every: list[type[Change[Any]]] = [*DECISIONS.values(), Reveal]
+    for action in every:
+        name = action.verb()
+        path, title = f"/emails/{{email_id:uuid}}/{name}", f"{name.capitalize()} an email"
+        yield site.get(path, partial(pages.ask, action))
+        yield site.post(path, partial(pages.decide, action), title=title)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """The result of a decision.
+class _DecisionPages:
+    site: Site
 
-    Attributes:
-        why: Why nothing was changed; None if the decision was carried out.
-        field: The form's field whose value prevented the decision; None if the email itself prevented the decision.
-    """
+    async def ask(
+        self,
+        action: type[Change[Any]],
+        request: Request,
+        visitor: Visitor,
+        form: Mapping[str, str] | None = None,
+        errors: Mapping[str, str] | None = None,
+    ) -> Response:
+        """The page that asks for the reason, and for the other fields of the action."""
+        require_operate(visitor)
+        choices, why = {Reveal.name: Reveal.on_one}, ""
+        async with self.site.session() as session:
+            history = await find_shown(self.site, session, request, visitor)
+            if action is not Reveal:
+                choices, why = await find_choices(session, history.email)
+        if action.verb() not in choices:
+            return await self._unchanged(action, request, visitor, history, why)
+        return await self.site.page(
+            request,
+            visitor,
+            "email_decision.html",
+            status=422 if errors else 200,
+            email=history.email,
+            since=since(history.email),
+            action=action,
+            does=choices[action.verb()],
+            typed=form or {},
+            errors=errors or {},
+            now=datetime.now(UTC),
+        )
 
-    why: str | None = None
-    field: str | None = None
+    async def decide(self, action: type[Change[Any]], request: Request, visitor: Visitor, form: Form) -> Response:
+        """Carries out a decision, and redirects to the page of the email; or shows the content of the email."""
+        texts = {name: form.get(name, "").strip() for name in action.one_of}
+        texts |= {"reason": scrub(form.get("reason", "")), "send_at": _with_zone(texts.get("send_at", ""))}
+        try:
+            asked = read(action, {}, {name: text for name, text in texts.items() if text}, is_reason_required=True)
+        except Mistakes as error:
+            return await self.ask(action, request, visitor, form, {each.field: each.rule for each in error.mistakes})
+        act = visitor.act(asked.reason)
+        if action is Reveal:
+            return await self._reveal(request, visitor, act)
+        async with self.site.session() as session:
+            history = await find_shown(self.site, session, request, visitor)
+            why, field = "The email has changed since you opened the form: look at it again.", ""
+            if form.get("attempts") == str(history.email.attempt_count):
+                why, field = await _carry_out(session, asked, history.email, act)
+            if why:
+                history = await find_shown(self.site, session, request, visitor)
+        if field:
+            return await self.ask(action, request, visitor, form, {field: why})
+        newest = newest_decision(history)
+        is_repeated = (
+            newest is not None
+            and (newest.actor, newest.reason) == (act.actor, act.reason)
+            and datetime.now(UTC) - newest.at < REPEATED_WITHIN
+        )
+        if why and not is_repeated:
+            return await self._unchanged(action, request, visitor, history, why)
+        return self.site.see_other(f"/emails/{history.email.email_id}", done=action.verb())
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the decision was carried out."""
-        return self.why is None
+    async def _unchanged(
+        self, action: type[Change[Any]], request: Request, visitor: Visitor, history: EmailHistory, why: str
+    ) -> Response:
+        return await self.site.page(
+            request,
+            visitor,
+            "email_unchanged.html",
+            status=409,
+            email=history.email,
+            since=since(history.email),
+            newest=newest_decision(history),
+            heading=action.verb().capitalize(),
+            why=why,
+        )
+
+    async def _reveal(self, request: Request, visitor: Visitor, act: Act) -> Response:
+        """The page with recipients and content. The audit entry is written before the content is read."""
+        async with self.site.session() as session:
+            history = await find_shown(self.site, session, request, visitor, reveal=act)
+        content = history.content or {}
+        return await self.site.page(
+            request,
+            visitor,
+            "email_content.html",
+            email=history.email,
+            act=act,
+            content=content,
+            others={
+                name: value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+                for name in ("template_id", "template_data", "headers")
+                if (value := content.get(name))
+            },
+        )
 
 
-_LOCKED: Final = "Another transaction holds a lock on the email's row. Try again in a few seconds."
-
-
-async def carry_out(
-    session: AsyncSession, decision: Decision, history: EmailHistory, act: Act, *, send_at: datetime | None = None
-) -> Result:
-    """Carries out a decision and adds it to the audit log, if the email's status still permits the decision.
-
-    Args:
-        send_at: The new time, for `reschedule`.
-    """
-    email = history.email
-    email_id, tenant_id = email.email_id, email.tenant_id
+def _with_zone(text: str) -> str:
+    """A time as it was typed, in UTC if it has no zone; any other text as it is."""
     try:
-        match decision.name:
-            case "replay":
-                return await _replay(session, email_id, act)
-            case "confirm":
-                asked: Batch = Confirm(reason=act.reason)
-            case "release":
-                asked = Release(reason=act.reason)
-            case "discard":
-                asked = DiscardDead(reason=act.reason)
-            case "cancel":
-                asked = Cancel(reason=act.reason)
-            case _:
-                asked = Reschedule(reason=act.reason, send_at=send_at)
-        return await _change(session, asked.but(tenant_id=tenant_id), email_id, act)
+        given = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return (given if given.tzinfo else given.replace(tzinfo=UTC)).isoformat()
+
+
+async def _carry_out(session: AsyncSession, asked: Change[Any], email: EmailRow, act: Act) -> tuple[str, str]:
+    """Carries out a decision, audited, if the email's status still permits it.
+
+    Returns why nothing was changed, and the field that prevented the change; both are empty otherwise.
+    """
+    locked = f"{LOCKED.detail} Try again in a few seconds."
+    try:
+        if not isinstance(asked, Batch):
+            outcomes = await _replay(session, email.email_id, act)
+            words = next((f"Nothing was changed: {OUTCOMES[each]}." for each in outcomes), locked)
+            return ("" if ItemOutcome.REPLAYED in outcomes else words), ""
+        asked = asked.but(tenant_id=email.tenant_id)
+        async for (judged,) in run_batch(session, asked, Who(Face.PAGE, act.actor), [email.email_id]):
+            verdict = asked.verdict(judged.verdict)
+            if verdict.is_success and not verdict.words.startswith("not"):
+                return "", ""
+            words = (verdict.detail or verdict.words).format(status=judged.status)
+            return (words if words.endswith(".") or verdict.at else f"{words}."), verdict.at
     except StoreBusy:
-        return Result(_LOCKED)
-
-
-async def _change(session: AsyncSession, asked: Batch, email_id: UUID, act: Act) -> Result:
-    async for (judged,) in run_batch(session, asked, Who(Face.PAGE, act.actor), [email_id]):
-        verdict = asked.verdict(judged.verdict)
-        if verdict.is_success and not verdict.words.startswith("not"):
-            return Result()
-        words = (verdict.detail or verdict.words).format(status=judged.status)
-        return Result(words if words.endswith(".") else f"{words}.", verdict.at or None)
+        return locked, ""
     raise AssertionError
 
 
-async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> Result:
-    """Replays one email immediately."""
+async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> list[ItemOutcome]:
+    """Replays one email immediately. Returns what became of it; nothing, if its row is locked."""
     selection = Selection(email_ids=(email_id,), discarded=None)
     replay = await replaying.create(session, selection, act, include_held=True, per_second=None, source="ids")
     if replay.state is not ReplayState.DONE:  # another transaction has locked the row
@@ -262,6 +282,4 @@ async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> Result:
             replay = (await replaying.run(session, replay.id, lock_seconds=LOCK_SECONDS)).replay
         finally:
             await replaying.stop(session, replay.id, act)
-    for outcome in map(ItemOutcome, replay.outcomes):
-        return Result(None if outcome is ItemOutcome.REPLAYED else f"Nothing was changed: {OUTCOMES[outcome]}.")
-    return Result(_LOCKED)
+    return [ItemOutcome(each) for each in replay.outcomes]

@@ -39,13 +39,9 @@ NAMES: Final[Mapping[By, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class SearchForm:
-    """A search, read from the parameters of a URL.
+    """A search, read from the parameters of a URL: the fields as typed, what is wrong with each, and what they select.
 
-    Attributes:
-        typed: The fields as the visitor typed them, to fill in the form again.
-        errors: What is wrong with each invalid field, by the name of the field.
-        text: The text of the search field, without spaces around it; empty if only the filters select emails.
-        filters: What the other fields select.
+    `text` is that of the search field; empty if only the filters select emails.
     """
 
     typed: Mapping[str, str]
@@ -107,11 +103,7 @@ def _is_address(text: str) -> bool:
 
 
 def read_form(given: Mapping[str, str], *, tenant_id: str | None) -> SearchForm:
-    """Reads the parameters of a URL. Ignores unknown parameters.
-
-    Args:
-        tenant_id: The visitor's tenant, which the visitor cannot change; None if the visitor sees all tenants.
-    """
+    """Reads the parameters of a URL. Ignores unknown parameters, and the tenant if the visitor has one of its own."""
     own = {"limit"} if tenant_id is None else {"limit", "tenant_id"}
     names = [name for name in ListEmails.fields if name not in own]
     typed = {name: given.get(name, "")[: MAX_CHARACTERS + 1].strip() for name in ("q", "by", *names)}

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import partial
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field
+from typing import Final
 from uuid import UUID
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from dispatcher.actions.emails import FoundPage, ListEmails
 from dispatcher.actions.runner import Face, Who, run
-from dispatcher.api.operation import MAX_REASON_CHARACTERS
-from dispatcher.api.ops_page import email_view
-from dispatcher.api.ops_page.email_decisions import DECISIONS, Choices, Decision, Result, carry_out, find_choices
+from dispatcher.api.ops_page import email_decisions
+from dispatcher.api.ops_page.email_decisions import done, find_choices, find_shown
 from dispatcher.api.ops_page.email_search import NAMES, By, SearchForm, as_id, read_form
-from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
-from dispatcher.api.ops_page.visitor import Visitor, require_operate
-from dispatcher.domain.email_rules import instant
+from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.domain.email_history import columns, facts, since
+from dispatcher.domain.status import FINISHED
 from dispatcher.domain.text import MAX_KEY_CHARACTERS
-from dispatcher.errors import DispatcherError, InvalidEmail
-from dispatcher.ops.acts import Act
-from dispatcher.ops.email_history import EmailHistory, find_history, for_tenant
 from dispatcher.ops.names import find_by_key
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.emails import find_email
 
-REVEAL_DOES: Final = (
-    "Shows the recipients, the subject, the text and the source of the HTML. Your name and your reason go into the "
-    "audit log before anything is shown."
-)
+_IDS: Final = ("email", "message key", "correlation id", "provider's id", "trace")
+"""The facts by which other systems identify the email."""
+_LETTERS: Final = re.compile(r"[a-z_]+")
+_TONES: Final[Mapping[str, frozenset[str]]] = {
+    "bad": frozenset({"failed", "rejected", "bounced", "complained", "dead"}),
+    "warn": frozenset({"held", "uncertain", "deferred", "delayed", "cancelled", "expired", "discarded"}),
+    "good": frozenset({"sent", "accepted", "delivered", "opened", "clicked", "confirm", "confirmed"}),
+}
+"""The CSS classes of moments in the timeline, and the words in `Moment.what` that select them. The first match is
+used."""
 _LABELS: Final[Mapping[str, str]] = {
     "q": "Find",
     "by": "as",
@@ -48,14 +48,9 @@ _AGES: Final = ("15m", "1h", "24h", "7d", "30d")
 
 @dataclass(slots=True)
 class _Found:
-    """What a search found.
+    """What a search found: one email by its id or key, or each tenant's email with this key, or a page of emails.
 
-    Attributes:
-        email_id: The email with this id or message key; None if there is none, or if several tenants have the key.
-        named: If several tenants have the message key: each tenant's email with this key, by tenant.
-        page: One page of the emails that match; None if no list was searched, because the text is an id or a key.
-        kind: The kind of text, such as a domain, by which the search found emails; None if there is only a filter.
-        tried: The kinds of text, such as a message key, by which the search found no email.
+    `kind` is the kind of text by which they were found, and `tried` are the kinds by which none was found.
     """
 
     email_id: UUID | None = None
@@ -68,42 +63,31 @@ class _Found:
 def routes(site: Site) -> list[Route]:
     """The routes of the pages Emails and Email."""
     pages = _EmailPages(site)
-    decisions = []
-    for decision in DECISIONS.values():
-        path, title = f"/emails/{{email_id:uuid}}/{decision.name}", f"{decision.label}: an email"
-        decisions += [
-            site.get(path, partial(pages.ask, decision)),
-            site.post(path, partial(pages.decide, decision), title=title),
-        ]
     return [
         site.get("/emails", pages.search),
         site.get("/emails/by-key/{message_key:path}", pages.by_key),
         site.get("/emails/{email_id:uuid}", pages.show),
-        site.get("/emails/{email_id:uuid}/reveal", pages.ask_to_reveal),
-        site.post("/emails/{email_id:uuid}/reveal", pages.reveal, title="Reveal an email"),
-        *decisions,
+        *email_decisions.routes(site),
     ]
 
 
+@dataclass(frozen=True, slots=True)
 class _EmailPages:
-    """The handlers of the pages Emails and Email."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    site: Site
 
     async def search(self, request: Request, visitor: Visitor) -> Response:
         """The page with the search and its results. If the text identifies only one email, redirects to the email."""
         form = read_form(request.query_params, tenant_id=visitor.tenant_id)
         found = _Found()
         if not form.errors:
-            async with self._site.session() as session:
+            async with self.site.session() as session:
                 found = await _look_up(session, form)
         if found.email_id is not None:
-            return self._site.see_other(f"/emails/{found.email_id}")
+            return self.site.see_other(f"/emails/{found.email_id}")
         pinned = form.parameters | ({"by": found.kind.value} if found.kind else {})
         cursor = found.page.next if found.page else None
-        settings = self._site.settings
-        return await self._site.page(
+        settings = self.site.settings
+        return await self.site.page(
             request,
             visitor,
             "emails.html",
@@ -118,8 +102,8 @@ class _EmailPages:
             page=found.page,
             caption=_caption(found),
             tried=[NAMES[kind] for kind in found.tried],
-            newest=self._site.url("/emails", **pinned) if form.typed["after"] else None,
-            next=self._site.url("/emails", **pinned, after=cursor) if cursor else None,
+            newest=self.site.url("/emails", **pinned) if form.typed["after"] else None,
+            next=self.site.url("/emails", **pinned, after=cursor) if cursor else None,
         )
 
     async def by_key(self, request: Request, visitor: Visitor) -> Response:
@@ -128,197 +112,38 @@ class _EmailPages:
         tenant_id = visitor.tenant_id if visitor.tenant_id is not None else request.query_params.get("tenant_id")
         if not key.isprintable() or len(key) > MAX_KEY_CHARACTERS or not (tenant_id or "").isprintable():
             raise not_found("email")
-        async with self._site.session() as session:
+        async with self.site.session() as session:
             named = await find_by_key(session, key, tenant_id=tenant_id)
         if not named:
             raise not_found("email")
         if len(named) > 1:
-            return self._site.see_other("/emails", q=key, by=By.KEY.value)
+            return self.site.see_other("/emails", q=key, by=By.KEY.value)
         (email_id,) = named.values()
-        return self._site.see_other(f"/emails/{email_id}")
+        return self.site.see_other(f"/emails/{email_id}")
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
         """The page of one email."""
-        async with self._site.session() as session:
-            history = await self._history(session, request, visitor)
-            email = history.email
-            choices = await find_choices(session, email)
-        return await self._site.page(
+        async with self.site.session() as session:
+            history = await find_shown(self.site, session, request, visitor)
+            choices, why = await find_choices(session, history.email)
+        (_, *tables) = history.tables.items()
+        return await self.site.page(
             request,
             visitor,
             "email.html",
-            email=email,
-            since=email_view.since(email),
+            email=history.email,
+            since=since(history.email),
             waiting=history.waiting,
             choices=choices,
-            done=_notice(request, visitor, history),
-            timeline=history.timeline,
-            tone=email_view.tone,
-            fields=email_view.fields(email),
-            ids=email_view.ids(email),
-            attempts=history.attempts,
-            events=history.events,
-            recipients=history.recipients or [],
-            is_live=not email_view.is_finished(email),
-        )
-
-    async def ask(self, decision: Decision, request: Request, visitor: Visitor) -> Response:
-        """The page that asks the visitor to confirm a decision."""
-        require_operate(visitor)
-        async with self._site.session() as session:
-            history = await self._history(session, request, visitor)
-            choices = await find_choices(session, history.email)
-        return await self._ask(decision, request, visitor, history, choices)
-
-    async def decide(self, decision: Decision, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Carries out a decision, and redirects to the page of the email."""
-        errors: dict[str, str] = {}
-        act = _act(visitor, form, errors)
-        send_at = _send_at(form, errors) if decision.needs_time else None
-        async with self._site.session() as session:
-            history = await self._history(session, request, visitor)
-            result = Result()
-            if act is not None and not errors:
-                result = await self._decide(session, decision, history, act, form, send_at)
-                if not result.is_done:
-                    history = await self._history(session, request, visitor)
-            if result.field is not None:
-                errors[result.field] = result.why or ""
-            choices = await find_choices(session, history.email) if errors else None
-        if choices is not None:
-            return await self._ask(decision, request, visitor, history, choices, form, errors)
-        email_id = history.email.email_id
-        if result.is_done or (act is not None and email_view.is_repeated(history, act)):
-            return self._site.see_other(f"/emails/{email_id}", done=decision.name)
-        return await self._unchanged(decision.label, request, visitor, history, result.why or "")
-
-    async def ask_to_reveal(self, request: Request, visitor: Visitor) -> Response:
-        """The page that asks for the reason to reveal an email."""
-        require_operate(visitor)
-        async with self._site.session() as session:
-            history = await self._history(session, request, visitor)
-        return await self._form(request, visitor, history, "reveal", "Reveal", REVEAL_DOES)
-
-    async def reveal(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """The page with recipients and content. The audit entry is written before the content is read."""
-        errors: dict[str, str] = {}
-        act = _act(visitor, form, errors)
-        async with self._site.session() as session:
-            history = await self._history(session, request, visitor, reveal=act)
-        if act is None:
-            return await self._form(request, visitor, history, "reveal", "Reveal", REVEAL_DOES, form, errors)
-        content = history.content
-        return await self._site.page(
-            request,
-            visitor,
-            "email_content.html",
-            email=history.email,
-            act=act,
-            content=content,
-            recipients=_recipients(content or {}),
-            others=_other_content(content or {}),
-        )
-
-    async def _history(
-        self, session: AsyncSession, request: Request, visitor: Visitor, reveal: Act | None = None
-    ) -> EmailHistory:
-        """The history of the email in the path, as the visitor may see it.
-
-        Raises:
-            PageError: There is no such email, or it belongs to a tenant that the visitor may not see.
-        """
-        settings = self._site.settings
-        history = await find_history(
-            session,
-            request.path_params["email_id"],
-            tenant_id=visitor.tenant_id,
-            providers=settings.providers,
-            lease_seconds=settings.lease_seconds,
-            reveal=reveal,
-        )
-        if history is None:
-            raise not_found("email")
-        if visitor.tenant_id is None:
-            return history
-        is_own = partial(self._site.access.is_own_act, tenant_id=visitor.tenant_id)
-        return for_tenant(history, is_own)
-
-    async def _decide(
-        self,
-        session: AsyncSession,
-        decision: Decision,
-        history: EmailHistory,
-        act: Act,
-        form: Form,
-        send_at: datetime | None,
-    ) -> Result:
-        """Carries out a decision, unless the number of attempts has changed since the visitor opened the form."""
-        email = history.email
-        if form.get("attempts") != str(email.attempt_count):
-            return Result("The email has changed since you opened the form: look at it again.")
-        return await carry_out(session, decision, history, act, send_at=send_at)
-
-    async def _ask(
-        self,
-        decision: Decision,
-        request: Request,
-        visitor: Visitor,
-        history: EmailHistory,
-        choices: Choices,
-        form: Form | None = None,
-        errors: Mapping[str, str] | None = None,
-    ) -> Response:
-        offer = choices.offer(decision.name)
-        if offer is None:
-            return await self._unchanged(decision.label, request, visitor, history, " ".join(choices.notes))
-        return await self._form(
-            request, visitor, history, decision.name, decision.label, offer.does, form, errors, decision=decision
-        )
-
-    async def _form(
-        self,
-        request: Request,
-        visitor: Visitor,
-        history: EmailHistory,
-        name: str,
-        label: str,
-        does: str,
-        form: Form | None = None,
-        errors: Mapping[str, str] | None = None,
-        *,
-        decision: Decision | None = None,
-    ) -> Response:
-        return await self._site.page(
-            request,
-            visitor,
-            "email_decision.html",
-            status=422 if errors else 200,
-            email=history.email,
-            since=email_view.since(history.email),
-            name=name,
-            heading=f"{label}: this email",
-            button=label,
-            does=does,
-            needs_time=decision is not None and decision.needs_time,
-            is_danger=decision is not None and (decision.is_final or decision.name == "release"),
-            typed=form or {},
-            errors=errors or {},
-            now=datetime.now(UTC),
-        )
-
-    async def _unchanged(
-        self, label: str, request: Request, visitor: Visitor, history: EmailHistory, why: str
-    ) -> Response:
-        return await self._site.page(
-            request,
-            visitor,
-            "email_unchanged.html",
-            status=409,
-            email=history.email,
-            since=email_view.since(history.email),
-            newest=email_view.newest_decision(history),
-            heading=label,
             why=why,
+            done=done(request, visitor, history),
+            timeline=history.timeline,
+            tone=_tone,
+            facts=facts(history.email),
+            ids=_IDS,
+            tables=[(heading, *columns(map(asdict, rows))) for heading, rows in tables[:2]],
+            recipients=history.recipients or [],
+            is_live=history.email.status not in FINISHED,
         )
 
 
@@ -359,59 +184,7 @@ def _caption(found: _Found) -> str:
     return f"{count} email{'' if count == 1 else 's'}{by}, newest first{more}"
 
 
-def _notice(request: Request, visitor: Visitor, history: EmailHistory) -> str | None:
-    """What the visitor's decision did; None if another operator decided last, or if the decision is not recent.
-
-    The URL also names the decision, but proves nothing, because anyone can write such a URL.
-    """
-    decision = DECISIONS.get(request.query_params.get("done", ""))
-    newest = email_view.newest_decision(history)
-    if decision is None or newest is None or newest.actor != visitor.name:
-        return None
-    is_fresh = datetime.now(UTC) - newest.at < email_view.REPEATED_WITHIN
-    return f"Done. {decision.done}" if is_fresh else None
-
-
-def _act(visitor: Visitor, form: Form, errors: dict[str, str]) -> Act | None:
-    """The visitor's act; None, with an entry in `errors`, if the reason is missing or too long."""
-    reason = form.get("reason", "")
-    if len(reason) > MAX_REASON_CHARACTERS:
-        errors["reason"] = f"is longer than {MAX_REASON_CHARACTERS} characters."
-        return None
-    try:
-        return visitor.act(reason)
-    except DispatcherError:
-        errors["reason"] = "is missing. It goes into the audit log."
-        return None
-
-
-def _send_at(form: Form, errors: dict[str, str]) -> datetime | None:
-    """The time in a form, by default in UTC; None, with an entry in `errors`, if it is not valid."""
-    try:
-        given = datetime.fromisoformat(form.get("send_at", "").strip())
-        return instant("send_at", given if given.tzinfo else given.replace(tzinfo=UTC))
-    except InvalidEmail as error:
-        errors["send_at"] = f"{error.reason}."
-    except ValueError:
-        errors["send_at"] = "must be a date and a time, such as 2026-12-24 18:00."
-    return None
-
-
-def _recipients(content: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    given = content.get("recipients") or {}
-    labels = {"to": "To", "cc": "Cc", "bcc": "Bcc", "reply_to": "Reply-To"}
-    return [(label, list(given[name])) for name, label in labels.items() if given.get(name)]
-
-
-def _other_content(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows: list[tuple[str, object]] = [
-        ("Template", content.get("template_id")),
-        ("Template data", content.get("template_data")),
-        ("Headers", content.get("headers")),
-        ("Tags", ", ".join(content.get("tags") or [])),
-    ]
-    return [
-        (label, value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
-        for label, value in rows
-        if value
-    ]
+def _tone(what: str) -> str:
+    """The CSS class of a moment in the timeline, by the words in `what`: `good`, `bad`, `warn`, or empty."""
+    words = frozenset(_LETTERS.findall(what))
+    return next((each for each, marks in _TONES.items() if words & marks), "")

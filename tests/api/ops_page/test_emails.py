@@ -136,7 +136,7 @@ async def test_a_held_email_is_confirmed_with_a_reason(operator: Browser, books:
     assert "its status becomes sent" in text_of(page)
     assert "cannot be undone" in text_of(ask)
     assert without.status == 422
-    assert "The reason is missing" in text_of(without)
+    assert "Reason is required." in text_of(without)
     assert done.status == 303
     assert "Done. The status of the email is now sent." in text_of(after)
     assert books.status(email_id) == "sent"
