@@ -25,7 +25,7 @@ from dispatcher.api.error_middleware import ErrorMiddleware
 from dispatcher.api.face import CONCURRENT_LISTS
 from dispatcher.api.fair_limiter import FairLimiter, FairSessions, FairTurns
 from dispatcher.api.feed_endpoints import FeedEndpoints
-from dispatcher.api.http_protocol import PipelineQueue, StrictHttpProtocol, Timeouts
+from dispatcher.api.http_protocol import GuardedApp, GuardedProtocol, Timeouts
 from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
 from dispatcher.api.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES, InsertBatcher
 from dispatcher.api.operator_endpoints import MAX_BODY_BYTES, OperatorEndpoints
@@ -91,7 +91,6 @@ SWITCH_SECONDS: Final = 0.0005
 """The GIL's switch interval: how long the thread that parses large bodies may delay the event loop at a time. Python's
 default is ten times longer."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_HEADERS: Final = [("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
 
 
 def run_api(settings: Settings, listener: socket.socket) -> int:
@@ -395,22 +394,15 @@ def _server(
     timeouts = Timeouts(settings.api_head_seconds, settings.api_request_seconds)
     return _Server(
         uvicorn.Config(
-            app,
+            GuardedApp(app, static_paths=static_paths),
             backlog=BACKLOG,
-            http=partial(
-                StrictHttpProtocol,
-                timeouts=timeouts,
-                pipeline_queue=PipelineQueue(),
-                on_refusal=refusals.count,
-                static_paths=static_paths,
-            ),  # type: ignore[arg-type]
+            http=partial(GuardedProtocol, timeouts=timeouts, on_refusal=refusals.count),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            headers=_HEADERS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=max(1, int(settings.drain_seconds)),
         )
