@@ -41,16 +41,11 @@ _KEY_ID: Final = re.compile(r"\bed_([0-9A-Za-z]+)")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An authenticated client.
-
-    Attributes:
-        key: The client's API key; None if the API allows requests without a key. A client without a key may do
-            everything, for every tenant.
-        name: Identifies the client for limits per caller: the key's id, or the client's IP address if it has no key.
-    """
+    """An authenticated client. Without a key (None) it may do everything, for every tenant."""
 
     key: ApiKey | None
     name: str
+    """Identifies the client for limits per caller: the key's id, or the client's IP address if it has no key."""
 
     @property
     def share(self) -> str:
@@ -58,14 +53,9 @@ class Caller:
         return self.name if self.key is None or self.key.tenant_id is None else self.key.tenant_id
 
     def tenant(self, asked: object) -> str:
-        """The tenant that a request acts for.
+        """The tenant that a request acts for. `asked` is the request's `tenant_id`, if it has one.
 
-        Args:
-            asked: The request's `tenant_id`, if it has one.
-
-        Raises:
-            Problem: the request names a different tenant than the key's, or the key is for all tenants and the request
-                names none.
+        Raises a `Problem` if the request names a different tenant than the key's, or none with a key for all tenants.
         """
         if self.key is None:
             return asked if isinstance(asked, str) else DEFAULT_TENANT
@@ -80,11 +70,7 @@ class Caller:
     def check_sender(self, sender: str, prefix: str = "") -> None:
         """Checks that the caller may send from an address.
 
-        Args:
-            prefix: The JSON pointer to the email in the body, such as `/emails/3`; empty if the body is the email.
-
-        Raises:
-            Problem: the key does not allow the address.
+        `prefix` is the JSON pointer to the email in the body, such as `/emails/3`; empty if the body is the email.
         """
         if self.key is not None and not _may_send_from(sender, self.key):
             error = FieldError("pointer", pointer_of("from", prefix), "is an address that this key may not send from")
@@ -101,15 +87,7 @@ class Caller:
         return None if self.key is None else self.key.lane
 
     def check_lane(self, lane: str | None, prefix: str = "") -> None:
-        """Checks that the caller may choose the lane that an email names.
-
-        Args:
-            lane: The lane; None if the email names no lane, which is always allowed.
-            prefix: The JSON pointer to the email in the body, such as `/emails/3`; empty if the body is the email.
-
-        Raises:
-            Problem: the key does not allow the lane.
-        """
+        """Checks that the caller may choose the lane that an email names, if it names one."""
         key = self.key
         if lane is not None and key is not None and lane != key.lane and lane not in key.allowed_lanes:
             error = FieldError("pointer", pointer_of("lane", prefix), "is a lane that this key may not use")
@@ -117,34 +95,17 @@ class Caller:
             raise Problem("lane-forbidden", detail, errors=[error])
 
     def check_scope(self, scope: Scope, field: str, prefix: str = "") -> None:
-        """Checks that the caller's key has the scope that a field of an email needs.
-
-        Args:
-            field: The name of the field, such as `ignore_suppression`.
-            prefix: The JSON pointer to the email in the body, such as `/emails/3`; empty if the body is the email.
-
-        Raises:
-            Problem: the key does not have the scope.
-        """
+        """Checks that the caller's key has the scope that a field of an email needs, such as `ignore_suppression`."""
         if self.key is not None and scope not in self.key.scopes:
             error = FieldError("pointer", pointer_of(field, prefix), f"needs a key with the scope {scope.value}")
             raise Problem("insufficient-scope", f"Use a key that has the scope {scope.value}.", errors=[error])
 
 
 class AccessControl:
-    """Authenticates callers, and enforces scopes, rates and quotas.
-
-    Attributes:
-        is_open: Whether requests are allowed without a key.
-    """
+    """Authenticates callers, and enforces scopes, rates and quotas. `slots` limits the requests in progress."""
 
     def __init__(self, store: KeyStore, slots: FairLimiter, *, may_be_open: bool) -> None:
-        """
-        Args:
-            slots: Limits the number of requests in progress.
-            may_be_open: Whether requests are allowed without a key until the first key is created.
-        """
-        self.is_open = may_be_open
+        self.is_open = may_be_open  # whether requests are allowed without a key, until the first key is created
         self.quotas = Quotas(store)
         self._slots = slots
         self._store = store
@@ -187,11 +148,7 @@ class AccessControl:
 
     @asynccontextmanager
     async def admit(self, request: Request, scope: Scope) -> AsyncIterator[Caller]:
-        """Authenticates a request without a body, checks its key's scope, and occupies a request slot during the block.
-
-        Raises:
-            Problem: the codes of `authenticate`, or `overloaded`.
-        """
+        """Authenticates a request without a body, and occupies a request slot during the block."""
         caller = await self.authenticate(request, scope)
         self._slots.acquire(caller.name)
         try:
@@ -201,14 +158,7 @@ class AccessControl:
 
     @contextmanager
     def slot(self, name: str) -> Iterator[None]:
-        """Occupies a request slot during the block, for a caller who needs no API key.
-
-        Args:
-            name: The caller's name. All slots with this name count against the limit of one caller.
-
-        Raises:
-            Problem: `overloaded`.
-        """
+        """Occupies a request slot during the block, for a caller who needs no API key. Raises `overloaded`."""
         self._slots.acquire(name)
         try:
             yield
@@ -216,11 +166,7 @@ class AccessControl:
             self._slots.release(name)
 
     async def authenticate(self, request: Request, *scopes: Scope) -> Caller:
-        """Authenticates a request, checks that its key has one of the scopes, and counts it against the key's rate.
-
-        Raises:
-            Problem: `unauthorized`, `insufficient-scope`, `host-forbidden` or `rate-limited`.
-        """
+        """Authenticates a request, checks that its key has one of the scopes, and counts it against the key's rate."""
         if self.is_open and "authorization" in request.headers:
             await self._refresh_after_now()
         if self.is_open:
@@ -230,27 +176,19 @@ class AccessControl:
         key = await self._key(request)
         if not any(scope in key.scopes for scope in scopes):
             raise Problem("insufficient-scope", f"Use a key that has the scope {' or '.join(scopes)}.")
-        self._charge(key)
+        if (bucket := self._bucket_of(key)) and (wait := bucket.acquire()):
+            seconds = math.ceil(wait)
+            limit = f"{bucket.per_second:g} per second"
+            raise Problem("rate-limited", f"The key allows {limit}. Retry after {seconds} s.", retry_after=seconds)
         return Caller(key, key.key_id)
 
     def charge_batch(self, key: ApiKey | None, more: int) -> None:
         """Counts a batch's emails, except the first, against the key's rate. `authenticate` has counted the first.
 
         These emails are never refused. If they exceed the rate, later requests with the key are refused.
-
-        Args:
-            key: The key of the caller; None if the caller has no key, and so no limit.
-            more: The number of emails in the batch, minus 1.
         """
         if bucket := self._bucket_of(key):
             bucket.overdraw(more)
-
-    def _charge(self, key: ApiKey) -> None:
-        """Counts one request against the key's requests per second. Raises `rate-limited`."""
-        if (bucket := self._bucket_of(key)) and (wait := bucket.acquire()):
-            seconds = math.ceil(wait)
-            limit = f"{bucket.per_second:g} per second"
-            raise Problem("rate-limited", f"The key allows {limit}. Retry after {seconds} s.", retry_after=seconds)
 
     def _bucket_of(self, key: ApiKey | None) -> _TokenBucket | None:
         """The key's token bucket; None if the key has no limit."""
@@ -273,18 +211,12 @@ class AccessControl:
         return key is not None and key.tenant_id is not None and key.tenant_id == tenant_id
 
     async def find(self, secret: Secret) -> ApiKey | None:
-        """The key with this secret; None if the key does not exist or was revoked, or if the secret is wrong.
-
-        Raises:
-            StoreUnavailable: the keys could not be read.
-        """
-        key = self._matching(secret)
-        if key is None:
+        """The key with this secret; None if the key does not exist or was revoked, or if the secret is wrong."""
+        if self._matching(secret) is None:
             # Refresh even if the id is known and only the secret is wrong: otherwise the response time would show
             # which ids exist.
             await self._refresh_after_now()
-            key = self._matching(secret)
-        return key if key is not None and key.revoked_at is None else None
+        return self.find_known(secret)
 
     def find_known(self, secret: Secret) -> ApiKey | None:
         """As `find`, but does not find a key that was created since all keys were read, up to two seconds ago."""
@@ -328,9 +260,6 @@ class AccessControl:
         A web page could reach the loopback under a domain name of its own (DNS rebinding). The check of the Host header
         prevents that. A proxy on this host would give every client access without a key, so requests with a proxy's
         headers are refused. A proxy that adds no such header is not detected.
-
-        Raises:
-            Problem: `host-forbidden`.
         """
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
@@ -338,13 +267,9 @@ class AccessControl:
             names = ", ".join(LOOPBACKS)
             detail = f"Without an API key, the Host header must be one of: {names}. Use one of them, or create a key."
             raise Problem("host-forbidden", detail)
-        if any(_is_proxy_header(header) for header in request.headers):
+        if any(name in ("forwarded", "via") or name.startswith("x-forwarded-") for name in request.headers):
             detail = "The request came through a proxy, so it needs an API key. Create a key."
             raise Problem("host-forbidden", detail)
-
-
-def _is_proxy_header(header: str) -> bool:
-    return header in ("forwarded", "via") or header.startswith("x-forwarded-")
 
 
 class _TokenBucket:

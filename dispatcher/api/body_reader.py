@@ -33,7 +33,6 @@ class BodyReader:
         Args:
             slots: Limits the number of requests in progress.
             memory: Limits the bytes of bodies, and of the objects parsed from bodies.
-            max_bytes: The size of the largest body that is accepted.
             for_providers: Whether the bodies are those of providers, which need no API key. Any Content-Type is
                 accepted: Amazon SNS posts JSON as text/plain. Values are counted only roughly: the exact count of a
                 hostile body would take most of a second. Memory counts only from MIN_CHARGED_BYTES: otherwise,
@@ -46,23 +45,15 @@ class BodyReader:
         self._for_providers = for_providers
 
     def read(self, request: Request, name: str, *, max_bytes: int | None = None) -> _BodyContext:
-        """A context manager that reads the body.
+        """A context manager that reads the body. `name` is the caller's.
 
         The body's memory and a request slot count against the caller's limits until the block ends. A request
         gets its slot only after its whole body has arrived, so a slow client occupies no slot.
-
-        Args:
-            name: The caller's name.
-            max_bytes: A limit for this body that is lower than the reader's.
         """
         return _BodyContext(self, request, name, min(max_bytes or self._max_bytes, self._max_bytes))
 
     async def receive(self, context: _BodyContext) -> bytearray:
-        """Reads a request's body.
-
-        Raises:
-            Problem: `unsupported-media-type`, `body-too-large` or `overloaded`.
-        """
+        """Reads a request's body. Raises `unsupported-media-type`, `body-too-large` or `overloaded`."""
         request = context.request
         _check_media_type(request, any_media_type=self._for_providers)
         declared = request.headers.get("content-length", "")
@@ -154,11 +145,7 @@ faster."""
 
 
 async def run_off_loop(size: int, work: Callable[[], T]) -> T:
-    """Runs `work` and returns its result. Uses a thread if the body is large.
-
-    Args:
-        size: The size of the body that `work` processes, in bytes.
-    """
+    """Runs `work` on a body of this size and returns its result. Uses a thread if the body is large."""
     if size < LARGE_BYTES:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_LARGE_BODY_THREAD, work)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dispatcher.api.problems import Problem
@@ -20,9 +19,6 @@ class ErrorMiddleware:
         self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         is_started = False
 
         async def sending(message: Message) -> None:
@@ -35,22 +31,17 @@ class ErrorMiddleware:
         except ClientDisconnect:
             return
         except Exception as error:
+            problem = problem_of(error)
             if is_started:
-                # Call `problem_of` only because it logs unexpected exceptions. The `Problem` that it returns cannot be
-                # sent, because a response has already begun.
-                problem_of(error)
                 raise
-            response = self._response(error)
+            self._refusals.count(problem.code)
+            response = problem.response()
+            del problem
         else:
             return
         # Send the response after the except block: until the block ends, the traceback keeps the request's body in
         # memory.
         await response(scope, receive, send)
-
-    def _response(self, error: Exception) -> Response:
-        problem = problem_of(error)
-        self._refusals.count(problem.code)
-        return problem.response()
 
 
 def problem_of(error: Exception) -> Problem:

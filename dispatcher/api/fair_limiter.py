@@ -20,11 +20,7 @@ TURN_SECONDS: Final = 5.0
 
 
 class FairLimiter:
-    """A counted resource that several callers share, such as request slots or bytes of memory.
-
-    Attributes:
-        max_per_caller: The most that one caller may have at the same time.
-    """
+    """A counted resource that several callers share, such as request slots or bytes of memory."""
 
     def __init__(
         self, max_total: int, *, max_request: int = 1, callers: int = 2, part_of: tuple[FairLimiter, str] | None = None
@@ -34,8 +30,7 @@ class FairLimiter:
             max_request: The most that a single request may need. A caller without other requests gets this amount even
                 if it is more than its share of the total.
             callers: How many callers can use their whole share at the same time.
-            part_of: What this limiter's callers acquire, they also acquire together, as one caller with this name, from
-                this other limiter.
+            part_of: Another limiter, from which this limiter's callers acquire the same, as one caller with this name.
         """
         self._max_total = max(max_total, max_request)
         self.max_per_caller = max(max_total // callers, max_request)
@@ -44,11 +39,7 @@ class FairLimiter:
         self._acquired: dict[str, int] = {}
 
     def acquire(self, name: str, amount: int = 1) -> None:
-        """Acquires an amount for the caller with this name.
-
-        Raises:
-            Problem: `overloaded`; nothing was acquired.
-        """
+        """Acquires an amount for the caller with this name, or raises `overloaded` and acquires nothing."""
         acquired = self._acquired.get(name, 0) + amount
         # Each `Problem` below closes the connection, because a part of the request's body may be unread.
         if acquired > self.max_per_caller:
@@ -94,11 +85,7 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
-        """Waits for a permit, and holds it during the block, in the name of a caller.
-
-        Raises:
-            Problem: `overloaded`: no permit became free in time.
-        """
+        """Waits for a permit, and holds it during the block, in the name of a caller. Raises `overloaded`."""
         permit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, deque()).append(permit)
         self._grant()

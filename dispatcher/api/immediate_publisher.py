@@ -53,11 +53,7 @@ _Queued: TypeAlias = "tuple[str, Pointer, datetime]"
 
 
 class ControlsReader:
-    """Reads the controls (what operators set for lanes and tenants, and all pauses) once per second.
-
-    Attributes:
-        now: The controls that were read last.
-    """
+    """Reads the controls (what operators set for lanes and tenants, and all pauses) once per second."""
 
     interval_seconds = READ_SECONDS
 
@@ -93,13 +89,8 @@ class ImmediatePublisher:
         bundle: int,
         prefetch: int,
     ) -> None:
-        """
-        Args:
-            queues: The name of each lane's send queue. The name is also the routing key.
-            pool: The database sessions with which pauses and ceilings are read.
-            bundle: The most emails per message.
-            prefetch: The size of a worker's prefetch window.
-        """
+        """`queues`: each lane's send queue, whose name is also the routing key. `bundle`: the most emails per message.
+        `prefetch`: a worker's prefetch window."""
         self._publisher = publisher
         self._store = store
         self._queues = queues
@@ -151,7 +142,9 @@ class ImmediatePublisher:
             due_at = insertion.due_at.get(draft.email_id)
             if due_at is not None and (lane := direct.get(draft.email_id)):
                 self._credits[lane].take(1)
-                self._batches.add((lane, _pointer(draft), due_at))
+                email = draft.email
+                pointer = Pointer(draft.email_id, email.message_key, email.correlation_id, draft.traceparent)
+                self._batches.add((lane, pointer, due_at))
 
     async def begin(self) -> None:
         """Reads pauses and ceilings, and the depth of the queues. Call this before the first email is inserted."""
@@ -242,8 +235,3 @@ class ImmediatePublisher:
             # The emails in `due` keep their due marks, so the relay publishes them again. This is harmless: workers
             # find that the emails are already leased or finished.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=0)
-
-
-def _pointer(draft: Draft) -> Pointer:
-    email = draft.email
-    return Pointer(draft.email_id, email.message_key, email.correlation_id, draft.traceparent)

@@ -25,12 +25,7 @@ MAX_CHUNK: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Recipients that a request has reserved.
-
-    Attributes:
-        key: The key whose quota was charged; None if the key has no quota.
-        day: The day whose quota was charged.
-    """
+    """Recipients that a request has reserved from a key's quota (None: the key has no quota) of a day."""
 
     key: ApiKey | None
     day: date = date.min
@@ -38,28 +33,18 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class QuotaExhausted:
-    """The key's quota for today has too few recipients left.
-
-    Attributes:
-        retry_after: Seconds until the next day begins.
-    """
+    """The key's quota for today has too few recipients left."""
 
     retry_after: int
+    """Seconds until the next day begins."""
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """This process's chunk of a key's quota: recipients that the process has reserved in advance.
+    """This process's chunk of a key's quota: recipients that the process has reserved in advance."""
 
-    Attributes:
-        day: The day of the chunk, by the database's clock.
-        day_ends_at: The earliest possible end of that day, on this process's monotonic clock.
-        remaining: The number of recipients left in the chunk.
-        failed_at: When a refill failed for the last time, on the monotonic clock.
-    """
-
-    day: date = date.min
-    day_ends_at: float = -math.inf
+    day: date = date.min  # by the database's clock
+    day_ends_at: float = -math.inf  # the earliest possible end, on this process's monotonic clock
     remaining: int = 0
     refill_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     failed_at: float = -math.inf
@@ -69,10 +54,6 @@ class Quotas:
     """Reserves recipients from the daily quotas of keys."""
 
     def __init__(self, store: KeyStore, clock: Callable[[], float] = steady_clock) -> None:
-        """
-        Args:
-            clock: A monotonic clock, in seconds.
-        """
         self._store = store
         self._clock = clock
         self._chunks: dict[str, _Chunk] = {}
@@ -81,10 +62,6 @@ class Quotas:
         """Reserves recipients from a key's quota for one request.
 
         If the quota has too few recipients left, reserves none, and returns `QuotaExhausted`.
-
-        Raises:
-            StoreBusy: another transaction has locked the row with the key's count.
-            StoreUnavailable: the database is unavailable.
         """
         if key is None or key.recipients_per_day is None:
             return Reservation(None)

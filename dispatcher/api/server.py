@@ -25,7 +25,7 @@ from dispatcher.api.error_middleware import ErrorMiddleware
 from dispatcher.api.face import CONCURRENT_LISTS
 from dispatcher.api.fair_limiter import FairLimiter, FairSessions, FairTurns
 from dispatcher.api.feed_endpoints import FeedEndpoints
-from dispatcher.api.http_protocol import PipelineQueue, StrictHttpProtocol, Timeouts
+from dispatcher.api.http_protocol import GuardedApp, GuardedProtocol, Timeouts
 from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
 from dispatcher.api.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES, InsertBatcher
 from dispatcher.api.operator_endpoints import MAX_BODY_BYTES, OperatorEndpoints
@@ -42,7 +42,8 @@ from dispatcher.host.lifecycle import set_on_signals
 from dispatcher.host.web_server import WebResponse, WebServer
 from dispatcher.providers.capabilities import capabilities_of
 from dispatcher.store.api_keys import KeyStore
-from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, Pool, make_pool
+from dispatcher.store.connections import LOCK_SECONDS as STORE_LOCK_SECONDS
 from dispatcher.store.drafts import DraftStore
 from dispatcher.supervisor.run_dir import make_run_dir
 from dispatcher.telemetry import log, metric_files, scrape
@@ -91,21 +92,19 @@ SWITCH_SECONDS: Final = 0.0005
 """The GIL's switch interval: how long the thread that parses large bodies may delay the event loop at a time. Python's
 default is ten times longer."""
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_HEADERS: Final = [("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
 
 
 def run_api(settings: Settings, listener: socket.socket) -> int:
-    """Serves until SIGTERM or SIGINT, and returns the exit code 0.
-
-    Raises:
-        ConfigurationError: requests need an API key, but none is usable; or other users can write to the run directory.
-    """
+    """Serves until SIGTERM or SIGINT, and returns the exit code 0."""
     if settings.metrics:
         # Ignore an error here: only metrics need the run directory, and `metric_files.begin` logs the error.
         with suppress(OSError):
             make_run_dir(settings.run_dir)
     sys.setswitchinterval(SWITCH_SECONDS)
-    _return_freed_blocks()
+    # By default, glibc keeps freed blocks that are smaller than its mmap threshold, and each larger freed block raises
+    # the threshold, up to 32 MiB. After a few large bodies the process would stay hundreds of megabytes larger.
+    with suppress(AttributeError):  # C libraries other than glibc have no mallopt, and do not need it
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
     TRACER.begin("api")
     if settings.metrics:
         metric_files.begin(settings.metrics_folder, metric_files.API)
@@ -121,16 +120,6 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     return 0
 
 
-def _return_freed_blocks() -> None:
-    """Makes glibc return large freed blocks to the operating system.
-
-    By default, glibc keeps freed blocks that are smaller than its mmap threshold, and each larger freed block raises
-    the threshold, up to 32 MiB. After a few large bodies the process would stay hundreds of megabytes larger.
-    """
-    with suppress(AttributeError):  # C libraries other than glibc have no mallopt, and do not need it
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
-
-
 async def _serve_until_signalled(settings: Settings, listener: socket.socket) -> None:
     stop = asyncio.Event()
     set_on_signals(stop, *_STOP_SIGNALS)
@@ -140,12 +129,8 @@ async def _serve_until_signalled(settings: Settings, listener: socket.socket) ->
 def listen(settings: Settings, *, shares_port: bool) -> socket.socket:
     """Opens the listening socket at DISPATCHER_API_ADDRESS.
 
-    Args:
-        shares_port: Whether other processes of the same user may listen on the port too. The kernel distributes
-            connections over them.
-
-    Raises:
-        DispatcherError: the address is in use, invalid or not permitted.
+    `shares_port`: whether other processes of the same user may listen on the port too. The kernel distributes
+    connections over them.
     """
     host, port = settings.api_address.host, settings.api_address.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -176,31 +161,20 @@ async def serve(
 ) -> None:
     """Serves until `stop` is set, then finishes the requests in progress.
 
-    Args:
-        lock_seconds: See LOCK_SECONDS.
-        shutdown_seconds: See SHUTDOWN_SECONDS.
-        fetch: Requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. By default, it sends the
-            request over the network; tests pass a different function.
-
-    Raises:
-        ConfigurationError: requests need an API key, but no key exists, or every key is revoked.
+    `fetch` requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. By default, it sends the
+    request over the network; tests pass a different function.
     """
     async with AsyncExitStack() as opened:
-        url = settings.database_url
-        write_sessions = make_pool(
-            url, name="dispatcher api", size=CONCURRENT_INSERTS + CONCURRENT_RETRIES, lock_seconds=lock_seconds
-        )
-        read_sessions = make_pool(url, name="dispatcher api reader", size=READ_SESSIONS)
-        key_sessions = make_pool(url, name="dispatcher api keys", size=KEY_SESSIONS, lock_seconds=lock_seconds)
-        operator_sessions = make_pool(
-            url, name="dispatcher api operator", size=OPERATOR_SESSIONS, lock_seconds=OPERATOR_LOCK_SECONDS
-        )
-        unsubscribe_sessions = make_pool(
-            url, name="dispatcher api unsubscribe", size=UNSUBSCRIBE_SESSIONS, lock_seconds=OPERATOR_LOCK_SECONDS
-        )
-        for pool in (write_sessions, read_sessions, key_sessions, operator_sessions, unsubscribe_sessions):
-            await pool.open()
-            opened.push_async_callback(pool.close)
+
+        async def pool(name: str, size: int, lock_seconds: float) -> Pool:
+            made = make_pool(settings.database_url, name=f"dispatcher api{name}", size=size, lock_seconds=lock_seconds)
+            return await opened.enter_async_context(made)
+
+        write_sessions = await pool("", CONCURRENT_INSERTS + CONCURRENT_RETRIES, lock_seconds)
+        read_sessions = await pool(" reader", READ_SESSIONS, STORE_LOCK_SECONDS)
+        key_sessions = await pool(" keys", KEY_SESSIONS, lock_seconds)
+        operator_sessions = await pool(" operator", OPERATOR_SESSIONS, OPERATOR_LOCK_SECONDS)
+        unsubscribe_sessions = await pool(" unsubscribe", UNSUBSCRIBE_SESSIONS, OPERATOR_LOCK_SECONDS)
         publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher api", ca_file=settings.ca_file)
         opened.push_async_callback(_close, publisher)
         slots = FairLimiter(settings.api_max_concurrent_requests)
@@ -227,11 +201,7 @@ async def serve(
             drafts,
             refusals,
         )
-        status = StatusEndpoints(
-            access,
-            settings.lease_seconds,
-            read_sessions,
-        )
+        status = StatusEndpoints(access, settings.lease_seconds, read_sessions)
         operator_bodies = BodyReader(slots, memory, max_bytes=min(MAX_BODY_BYTES, settings.api_max_body_bytes))
         jobs = OperatorJobs(settings)
         opened.push_async_callback(jobs.stop)
@@ -250,7 +220,10 @@ async def serve(
         # Exclude all objects that exist now from garbage collection, because they are never freed.
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        _log_start(listener, access)
+        host, port = listener.getsockname()[:2]
+        log.get_log().info("api.started", listener=f"{host}:{port}")
+        if access.is_open:
+            log.get_log().warning("api.anonymous_allowed", setting="DISPATCHER_API_ALLOW_ANONYMOUS")
         await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *background_tasks])
         with suppress(TimeoutError):
             async with asyncio.timeout(shutdown_seconds):
@@ -278,9 +251,9 @@ async def _event_endpoints(
     from dispatcher.events.intake import EventBatcher, EventIntake, suppression_rules
 
     url, name = settings.database_url, "dispatcher api events"
-    pool = make_pool(url, name=name, size=EVENT_SESSIONS, lock_seconds=BATCH_LOCK_SECONDS, keeps_plans=True)
-    await pool.open()
-    try:
+    async with make_pool(
+        url, name=name, size=EVENT_SESSIONS, lock_seconds=BATCH_LOCK_SECONDS, keeps_plans=True
+    ) as pool:
         max_bytes = min(event_endpoints.MAX_BODY_BYTES, settings.api_max_body_bytes)
         share = event_endpoints.SHARE
         bodies = BodyReader(
@@ -294,8 +267,6 @@ async def _event_endpoints(
         if endpoints.sns is not None:
             await endpoints.sns.certificates.load()
         yield endpoints
-    finally:
-        await pool.close()
 
 
 @asynccontextmanager
@@ -307,20 +278,16 @@ async def _ops_page(settings: Settings, access: AccessControl, jobs: OperatorJob
     from dispatcher.api.ops_page.application import OpsMount, make_ops_app  # imported late, because it loads Jinja2
     from dispatcher.api.ops_page.site import Site
 
-    pool = make_pool(
+    async with make_pool(
         settings.database_url,
         name="dispatcher api ops",
         size=OPS_SESSIONS,
         lock_seconds=OPS_STATEMENT_SECONDS / 2,
         statement_seconds=OPS_STATEMENT_SECONDS,
-    )
-    await pool.open()
-    try:
+    ) as pool:
         site = Site(settings, access, pool, jobs)
         async with site.resources:
             yield OpsMount(make_ops_app(site), site)
-    finally:
-        await pool.close()
 
 
 NEEDS_A_KEY: Final = (
@@ -336,7 +303,7 @@ def is_loopback(settings: Settings) -> bool:
 
 
 def _pages(settings: Settings) -> list[WebServer]:
-    """A list with the server for /metrics; empty if DISPATCHER_API_METRICS_ADDRESS is empty."""
+    """The server for /metrics, unless DISPATCHER_API_METRICS_ADDRESS is off."""
     if not settings.api_metrics_address.host:
         return []
 
@@ -352,13 +319,6 @@ async def _close(publisher: Publisher) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(1.0):
             await publisher.close()
-
-
-def _log_start(listener: socket.socket, access: AccessControl) -> None:
-    host, port = listener.getsockname()[:2]
-    log.get_log().info("api.started", listener=f"{host}:{port}")
-    if access.is_open:
-        log.get_log().warning("api.anonymous_allowed", setting="DISPATCHER_API_ALLOW_ANONYMOUS")
 
 
 async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
@@ -395,22 +355,15 @@ def _server(
     timeouts = Timeouts(settings.api_head_seconds, settings.api_request_seconds)
     return _Server(
         uvicorn.Config(
-            app,
+            GuardedApp(app, static_paths=static_paths),
             backlog=BACKLOG,
-            http=partial(
-                StrictHttpProtocol,
-                timeouts=timeouts,
-                pipeline_queue=PipelineQueue(),
-                on_refusal=refusals.count,
-                static_paths=static_paths,
-            ),  # type: ignore[arg-type]
+            http=partial(GuardedProtocol, timeouts=timeouts, on_refusal=refusals.count),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            headers=_HEADERS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=max(1, int(settings.drain_seconds)),
         )

@@ -329,7 +329,7 @@ class Settings:
     api_head_seconds: float = setting(
         values.seconds(0.1, 600),
         "10",
-        "How long a client may take to send a request's headers. Also how often the API checks that a body arrives at "
+        "How long a client may take to send a request's headers. A body may be late by this time, and must arrive at "
         "1 KiB per second or faster.",
     )
     api_request_seconds: float = setting(

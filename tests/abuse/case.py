@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
-from uuid import UUID, uuid4
-
-HEALTHY: Final = "200"
-ENDED: Final = "end"
-"""The result if the connection ended without a response."""
+from uuid import uuid4
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +13,12 @@ class Target:
     """What an attacker knows about the API.
 
     Attributes:
-        keys: API keys by kind: `send`, `read`, `operate`, `revoked`, `bound` (to one sender), `slow`
-            (one request per second), `poor` (fifty recipients per day).
-        held: Ids of held emails of the attacker's own tenant.
-        foreign: The id of an email of another tenant.
-        foreign_replay: The id of a replay of another tenant.
+        keys: API keys by kind: `send`, `read`, `unknown`, `wrong` (an existing id with another secret).
         seconds: How long the attack lasts.
     """
 
     port: int
     keys: dict[str, str]
-    held: list[UUID]
-    foreign: UUID
-    foreign_replay: int
     seconds: float
     name: str = field(default_factory=lambda: uuid4().hex[:8])
     numbers: count[int] = field(default_factory=count)
@@ -39,9 +27,9 @@ class Target:
         """A unique message key."""
         return f"abuse-{self.name}-{next(self.numbers)}"
 
-    def authorization(self, kind: str = "send") -> str:
-        """The Authorization header with the key of this kind (see `keys`)."""
-        return f"Authorization: Bearer {self.keys[kind]}"
+    def named(self, kind: str = "send") -> tuple[str, str]:
+        """Headers with the key of this kind, and with a new message key."""
+        return f"Authorization: Bearer {self.keys[kind]}", f"Idempotency-Key: {self.message_key()}"
 
 
 Attack = Callable[[Target], Awaitable[list[str]]]
@@ -56,6 +44,7 @@ class Case:
         allowed: The results that the attackers may get.
         clients: How many attackers repeat the attack concurrently.
         seconds: How long the attackers repeat it.
+        max_health_ms: The slowest response of /healthz during the attack.
     """
 
     family: str
@@ -64,6 +53,7 @@ class Case:
     allowed: frozenset[str]
     clients: int = 4
     seconds: float = 2.0
+    max_health_ms: float = 100.0
 
     @property
     def id(self) -> str:

@@ -118,7 +118,7 @@ async def _trailed(headers: Sequence[str], target: Target) -> list[str]:
 async def _endless(start: bytes, piece: bytes, target: Target) -> list[str]:
     """Sends endless bytes outside the body. The request has a valid key, so that the API does not refuse it before the
     body."""
-    first = head("POST /v1/emails", JSON, target.authorization(), f"Idempotency-Key: {target.message_key()}", CHUNKED)
+    first = head("POST /v1/emails", JSON, *target.named(), CHUNKED)
     return [await provoke(target.port, [first + start, *[piece] * 4000])]
 
 

@@ -8,16 +8,13 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final
 
-from tests.abuse.case import Case, Target
+from tests.abuse.case import Attack, Case, Target
 from tests.abuse.raw_connection import JSON, RawConnection, exchange, get, head
-
-HALF: Final = b'{"from":'
 
 
 def _upload(target: Target, length: int, *headers: str) -> bytes:
     """The headers of a POST request with a valid API key and this content length."""
-    named = (target.authorization(), f"Idempotency-Key: {target.message_key()}", *headers)
-    return head("POST /v1/emails", JSON, f"Content-Length: {length}", *named)
+    return head("POST /v1/emails", JSON, f"Content-Length: {length}", *target.named(), *headers)
 
 
 async def _stall(sent: Callable[[Target], bytes], connections: int, target: Target) -> list[str]:
@@ -35,24 +32,23 @@ async def _stall(sent: Callable[[Target], bytes], connections: int, target: Targ
         return got
 
 
-async def _drip(octets: Callable[[Target], bytes], connections: int, target: Target) -> list[str]:
-    """Sends one byte at a time on this number of connections."""
+async def _drip(octets: Callable[[Target], bytes], target: Target) -> list[str]:
+    """Sends one byte at a time on 200 connections."""
     async with AsyncExitStack() as opened:
-        clients = [await opened.enter_async_context(await RawConnection.open(target.port)) for _ in range(connections)]
+        clients = [await opened.enter_async_context(await RawConnection.open(target.port)) for _ in range(200)]
         texts = [octets(target) for _ in clients]
-        loop = asyncio.get_running_loop()
-        until, position = loop.time() + target.seconds, 0
-        while loop.time() < until:
+        until, position = asyncio.get_running_loop().time() + target.seconds, 0
+        while asyncio.get_running_loop().time() < until:
             for client, text in zip(clients, texts, strict=True):
                 await client.send(text[position : position + 1] or b" ")
             position += 1
             await asyncio.sleep(0.05)
-        return ["waits"] * connections
+        return ["waits"] * len(clients)
 
 
 async def _unread(path: str, kind: str | None, ahead: int, connections: int, target: Target) -> list[str]:
     """Requests large responses, and reads none."""
-    request = get(path, *([target.authorization(kind)] if kind else []))
+    request = get(path, *(target.named(kind) if kind else ()))
     async with AsyncExitStack() as opened:
         for _ in range(connections):
             client = await opened.enter_async_context(await RawConnection.open(target.port, receive_bytes=4096))
@@ -61,32 +57,43 @@ async def _unread(path: str, kind: str | None, ahead: int, connections: int, tar
     return ["waits"] * connections
 
 
-async def _flood(count: int, target: Target) -> list[str]:
-    """Sends `count` requests on one connection without waiting for responses."""
+async def _flood(target: Target) -> list[str]:
+    """Sends a thousand requests on one connection without waiting for responses."""
     async with await RawConnection.open(target.port) as client:
-        await client.send(get("/healthz") * count)
+        await client.send(get("/healthz") * 1000)
         results = await client.answers()
-    return ["cut off" if results.count("200") < count else results]
+    return ["cut off" if results.count("200") < 1000 else results]
 
 
-async def _reset(*sent: bytes, target: Target) -> list[str]:
-    """For each given part of a request: opens a connection, sends the part, and resets the connection."""
-    for octets in sent:
+async def _reset(target: Target) -> list[str]:
+    """Opens connections, sends parts of a request, and resets the connections."""
+    for octets in (b"", b"GET /", get("/docs"), _half_upload(target)):
         client = await RawConnection.open(target.port)
         await client.send(octets)
         client.reset()
-    return ["gone"] * len(sent)
+    return ["gone"]
 
 
 async def _half_closed(target: Target) -> list[str]:
     async with await RawConnection.open(target.port) as client:
-        await client.send(_upload(target, 500) + HALF)
+        await client.send(_half_upload(target))
         client.end_sending()
         return [await client.answer()]
 
 
-async def _expecting(length: int, target: Target) -> list[str]:
-    return [await exchange(target.port, [_upload(target, length, "Expect: 100-continue")])]
+async def _expecting(target: Target) -> list[str]:
+    """Announces a body of 100 MB."""
+    return [await exchange(target.port, [_upload(target, 100 << 20, "Expect: 100-continue")])]
+
+
+async def _sending_on(target: Target) -> list[str]:
+    """Sends a body without a key, so the API does not read the body. The response must still arrive."""
+    start = head("POST /v1/emails", JSON, f"Content-Length: {8 << 20}", "Idempotency-Key: k")
+    return [await exchange(target.port, [start, *[b" " * 65536] * 128])]
+
+
+def _half_upload(target: Target) -> bytes:
+    return _upload(target, 500) + b'{"from":'
 
 
 def _whole_head(target: Target) -> bytes:
@@ -98,81 +105,38 @@ def _large(target: Target) -> bytes:
 
 
 def _with_unknown_key(target: Target) -> bytes:
-    headers = ("Authorization: Bearer " + target.keys["unknown"], "Content-Length: 1000000", "Idempotency-Key: k")
-    return head("POST /v1/emails", JSON, *headers) + b" " * 300_000
-
-
-def _stalled_pipeline(target: Target) -> bytes:
-    return get("/healthz") * 10 + _upload(target, 500) + HALF
+    return head("POST /v1/emails", JSON, *target.named("unknown"), "Content-Length: 1000000") + b" " * 300_000
 
 
 _WAITS: Final = frozenset({"waits", "end", "408 request-timeout"})
 _LATE: Final = _WAITS | {"503 overloaded"}
 
+
+def _many(family: str, name: str, attack: Attack, *allowed: str, seconds: float = 2.0) -> Case:
+    """A case of one attacker who opens many connections."""
+    return Case(family, name, attack, frozenset(allowed), clients=1, seconds=seconds)
+
+
 CASES: Final = (
-    Case("stall", "a thousand silent connections", partial(_stall, lambda _: b"", 1000), _WAITS, clients=1),
-    Case("stall", "a thousand half request lines", partial(_stall, lambda _: b"GET /heal", 1000), _WAITS, clients=1),
-    Case("stall", "five hundred heads of 31 KB without end", partial(_stall, _whole_head, 500), _WAITS, clients=1),
-    Case(
-        "stall",
-        "a thousand uploads that stop after the head",
-        partial(_stall, lambda target: _upload(target, 500), 1000),
-        _LATE,
-        clients=1,
-    ),
-    Case(
-        "stall",
-        "a thousand uploads that stop in the body",
-        partial(_stall, lambda target: _upload(target, 500) + HALF, 1000),
-        _LATE,
-        clients=1,
-    ),
-    Case("stall", "eight uploads of 20 MB that stop", partial(_stall, _large, 8), _LATE, clients=1),
-    Case(
+    _many("stall", "a thousand silent connections", partial(_stall, lambda _: b"", 1000), *_WAITS),
+    _many("stall", "five hundred heads of 31 KB without end", partial(_stall, _whole_head, 500), *_WAITS),
+    _many("stall", "a thousand uploads that stop in the body", partial(_stall, _half_upload, 1000), *_LATE),
+    _many("stall", "eight uploads of 20 MB that stop", partial(_stall, _large, 8), *_LATE),
+    _many(
         "stall",
         "pipelined requests before a body that stops",
-        partial(_stall, _stalled_pipeline, 200),
-        frozenset({"200"}),
-        clients=1,
+        partial(_stall, lambda target: get("/healthz") * 10 + _half_upload(target), 200),
+        "200",
     ),
-    Case(
-        "stall",
-        "uploads with an unknown key",
-        partial(_stall, _with_unknown_key, 300),
-        frozenset({"401 unauthorized"}),
-        clients=1,
-    ),
-    Case("stall", "a head byte by byte", partial(_drip, lambda _: get("/healthz"), 200), _WAITS, clients=1),
-    Case(
-        "stall",
-        "a body byte by byte",
-        partial(_drip, lambda target: _upload(target, 500), 200),
-        _WAITS,
-        clients=1,
-        seconds=3,
-    ),
-    Case("unread", "the docs page", partial(_unread, "/docs", None, 1, 400), _WAITS, clients=1),
-    Case(
-        "unread",
-        "sixteen pipelined OpenAPI documents",
-        partial(_unread, "/openapi.json", None, 16, 100),
-        _WAITS,
-        clients=1,
-    ),
-    Case("unread", "lists of emails", partial(_unread, "/v1/emails?limit=200", "read", 8, 50), _WAITS, clients=1),
-    Case("many", "a thousand pipelined requests", partial(_flood, 1000), frozenset({"cut off"})),
-    Case(
-        "many",
-        "connections that are reset at once",
-        lambda target: _reset(b"", b"GET /", get("/docs"), target=target),
-        frozenset({"gone"}),
-    ),
-    Case(
-        "many",
-        "uploads whose client resets the connection",
-        lambda target: _reset(*[_upload(target, 500) + HALF] * 4, target=target),
-        frozenset({"gone"}),
-    ),
+    _many("stall", "uploads with an unknown key", partial(_stall, _with_unknown_key, 300), "401 unauthorized"),
+    _many("stall", "a head byte by byte", partial(_drip, lambda _: get("/healthz")), *_WAITS),
+    _many("stall", "a body byte by byte", partial(_drip, lambda target: _upload(target, 500)), *_WAITS, seconds=3),
+    _many("unread", "the docs page", partial(_unread, "/docs", None, 1, 400), *_WAITS),
+    _many("unread", "sixteen pipelined documents", partial(_unread, "/openapi.json", None, 16, 100), *_WAITS),
+    _many("unread", "lists of emails", partial(_unread, "/v1/emails?limit=200", "read", 8, 50), *_WAITS),
+    Case("many", "a thousand pipelined requests", _flood, frozenset({"cut off"})),
+    Case("many", "connections that are reset", _reset, frozenset({"gone"})),
     Case("many", "a client that stops sending", _half_closed, frozenset({"end", "408 request-timeout", "reset"})),
-    Case("many", "an announced body of 100 MB", partial(_expecting, 100 << 20), frozenset({"413 body-too-large"})),
+    Case("many", "an announced body of 100 MB", _expecting, frozenset({"413 body-too-large"})),
+    Case("many", "a body behind a refusal", _sending_on, frozenset({"401 unauthorized"})),
 )

@@ -22,7 +22,7 @@ HERE: Final = Path(__file__).parent
 @pytest.mark.abuse
 def test_schemathesis_finds_nothing(host: Host, connection: psycopg.Connection) -> None:
     key = make_key(connection, tenant_id="attacker", scopes=["send", "read", "operate"])
-    held, _ = make_held(connection)
+    held = make_held(connection)
     api = host.command("api", API_ADDRESS="127.0.0.1:0", LOG_FORMAT="json", PROVIDERS="")
     port = int(api.await_events("api.started")["listener"].rpartition(":")[2])
 
