@@ -24,7 +24,7 @@ from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Pause, seen_by
 from dispatcher.errors import StoreUnavailable
-from dispatcher.ops.cached import Cached
+from dispatcher.ops.shared_reading import SharedReading
 from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.controls import list_pauses
 
@@ -65,6 +65,7 @@ class Site:
         access: The API keys.
         path: The beginning of each path, as browsers use it: /ops, or the path of DISPATCHER_OPS_URL.
         sessions: The browsers that are signed in.
+        pool: The sessions; their statements time out after two seconds.
         pauses: The pauses, which every page shows at its top.
         jobs: Work that takes longer than a request: replays, and the removal of dead letters.
         resources: Connections and the like, which the subjects have opened. They are closed when the API stops.
@@ -76,16 +77,16 @@ class Site:
         self.jobs = jobs
         self.path = PATH if settings.ops_url is None else urlsplit(settings.ops_url).path.rstrip("/")
         self.sessions = Sessions(settings, access, pool, self.path)
-        self.pauses = Cached(list_pauses, PAUSES_SECONDS)
+        self.pool = pool
+        self.pauses = SharedReading(lambda: list_pauses(pool), fresh_seconds=PAUSES_SECONDS)
         self.resources = AsyncExitStack()
-        self._pool = pool
         self._turns = FairTurns(CONCURRENT_PAGES, seconds=WAIT_SECONDS)
         self._parts: dict[tuple[str, str, str | None], tuple[object, Sequence[Pause], str]] = {}
         self._rendering = rendering(self.path)
 
     def session(self) -> AbstractAsyncContextManager[AsyncSession]:
         """A database session whose statements time out after two seconds. Database errors become error pages."""
-        return session(self._pool)
+        return session(self.pool)
 
     def get(self, path: str, handler: Handler) -> Route:
         """The route of a page that every signed-in visitor may see.
@@ -217,7 +218,7 @@ class Site:
 
     async def _paused(self) -> list[Pause]:
         try:
-            return await self.pauses.get(self.session)
+            return await self.pauses.fresh()
         except StoreUnavailable:
             # Show no pauses. An error here would prevent the page that reports the unavailable database.
             return []
