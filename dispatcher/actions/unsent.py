@@ -57,7 +57,6 @@ class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel
     """
 
     http_one = "POST /v1/emails/{email_id:uuid}/cancel"
-    counter = ("CANCELLED", "cancelled")
     verdicts = (
         Verdict("cancelled", "cancelled.", is_success=True, after=Status.CANCELLED),
         Verdict("already_cancelled", "not changed: already cancelled.", is_success=True, after=Status.CANCELLED),

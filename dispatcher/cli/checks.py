@@ -255,7 +255,7 @@ def _check_collation(settings: Settings, connection: Session) -> Finding:
 
 
 def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
-    from dispatcher.store.activity import list_shared_host_names
+    from dispatcher.store.alerts import list_shared_host_names
     from dispatcher.store.indexes import lasting_indexes
     from dispatcher.store.migrations import all_migrations, find_valid_indexes, verify_schema
     from dispatcher.store.server import find_filled_defaults, find_hash_readers

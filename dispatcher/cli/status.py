@@ -82,8 +82,7 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     leave out emails that wait because of a pause (see `pauses`).
 
     `latency_seconds` is the time from when an email could first be sent until a provider accepted it. The percentiles
-    are computed from the sent emails that were enqueued in the last ten minutes. If there are more than 1,000 such
-    emails, only the newest 1,000 are used.
+    are computed from the newest emails that were sent in the last ten minutes, at most 1,000.
 
     If `workers` is empty, no `dispatcher run` is running.
 
@@ -170,50 +169,37 @@ def take_snapshot(settings: Settings) -> Snapshot:
     """
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.cli.status_page import Snapshot
-    from dispatcher.domain.retry import longest_recovery_seconds
     from dispatcher.monitor.readiness_client import fetch_unready
-    from dispatcher.store.activity import MISSED_REPORTS, list_presences, list_workers, measure_latency
+    from dispatcher.ops.hosts import hosts_of
+    from dispatcher.store import figures
     from dispatcher.store.connections import connected
     from dispatcher.store.controls import list_pauses
-    from dispatcher.store.counts import count_emails
-    from dispatcher.store.domains import count_domain_waits_sync
+    from dispatcher.store.domains import count_domain_waits
     from dispatcher.store.old_transactions import find_oldest_transaction
     from dispatcher.store.providers import find_troubles
     from dispatcher.store.retention import Retention, count_expiring
 
+    undecided = Retention.of(settings).expiring
     with connected(settings.database_url, name="dispatcher status") as connection:
-        counts = count_emails(connection)
-        old = find_oldest_transaction.sync(connection)
-        troubles, pauses = find_troubles.sync(connection), list_pauses.sync(connection)
-        domains = [each for each in count_domain_waits_sync(connection) if each.waiting]
-        workers, latency = list_workers.sync(connection), measure_latency.sync(connection)
-        longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
-        silent = {host: age for host, _, age in list_presences.sync(connection) if age > longest_seconds}
-        undecided = Retention.of(settings).expiring
-        expiring = count_expiring.sync(connection, **undecided) if undecided else None
-    queues, fault = None, None
+        workers = figures.list_workers.sync(connection)
+        found = (
+            figures.count_emails.sync(connection),
+            *figures.find_oldest_pending.sync(connection),
+            count_expiring.sync(connection, **undecided) if undecided else None,
+            find_troubles.sync(connection),
+            find_oldest_transaction.sync(connection),
+            list_pauses.sync(connection),
+            [each for each in count_domain_waits.sync(connection) if each.waiting],
+            workers,
+            hosts_of(workers, figures.list_host_reports.sync(connection), settings),
+            figures.measure_latency.sync(connection),
+        )
+    queues = fault = None
     try:
         queues = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
     except (BrokerUnavailable, TopologyError) as error:
         fault = str(error)
-    unready = asyncio.run(fetch_unready(settings.metrics_address))
-    recovery_seconds = longest_recovery_seconds(settings.lease_seconds)
-    return Snapshot(
-        counts,
-        expiring,
-        troubles,
-        old,
-        pauses,
-        domains,
-        workers,
-        silent,
-        unready,
-        recovery_seconds,
-        latency,
-        queues,
-        fault,
-        time.monotonic(),
-    )
+    return Snapshot(*found, asyncio.run(fetch_unready(settings.metrics_address)), queues, fault, time.monotonic())
 
 
 def _print(snapshot: Snapshot, *, as_json: bool) -> bool:

@@ -12,7 +12,7 @@ from dispatcher.cli.table import Styled, Table
 
 if TYPE_CHECKING:
     from dispatcher.config import Settings
-    from dispatcher.store.samples import Attempts
+    from dispatcher.store.figures import Attempts
 
 OUTCOMES: Final = ("accepted", "deferred", "rejected", "uncertain")
 """The outcomes that always have a column. If a later release has recorded other outcomes, their columns follow."""
@@ -29,7 +29,7 @@ def show_history(settings: Settings, seconds: float, *, as_json: bool) -> bool:
         StoreUnavailable, SchemaError: PostgreSQL cannot be read.
     """
     from dispatcher.store.connections import connected
-    from dispatcher.store.samples import sum_attempts
+    from dispatcher.store.figures import sum_attempts
 
     unit = "hour" if seconds <= HOURS_UP_TO_SECONDS else "day"
     units = ("hour", "day") if as_json else (unit,)

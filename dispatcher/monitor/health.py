@@ -12,7 +12,7 @@ from dispatcher.domain.waiting import BLOCKED_WORDS
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.monitor.polling import ANSWER_SECONDS, POLL_SECONDS, Poll
-from dispatcher.store.counts import MonitorCounts
+from dispatcher.store.figures import MonitorCounts
 from dispatcher.store.instants import AHEAD_SECONDS
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.scrape import ProcessCollector
