@@ -1,9 +1,11 @@
-"""The output of `dispatcher status`: one table, or a page for `--watch`."""
+"""The output of `dispatcher status`: one table, a page for `--watch`, or the table of `--history`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC
 from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.cli.output import counted
@@ -18,11 +20,14 @@ if TYPE_CHECKING:
     from dispatcher.domain.controls import LimitedDomain, Pause
     from dispatcher.domain.waiting import ProviderProblem
     from dispatcher.ops.hosts import Host
-    from dispatcher.store.figures import Latency, WorkerSeen
+    from dispatcher.store.figures import Attempts, Latency, WorkerSeen
     from dispatcher.store.old_transactions import OldTransaction
     from dispatcher.store.retention import ExpiringEmails
 
 
+OUTCOMES: Final = ("accepted", "deferred", "rejected", "uncertain")
+"""The outcomes that always have a column. If a later release has recorded other outcomes, their columns follow."""
+_TIMES: Final = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d"}
 _PROVIDER_FIELDS: Final = ("state", "workers", "reason", "seconds_left")
 _HOST_FIELDS: Final = ("name", "in_flight", "settled_in_seconds", "silent_seconds")
 _WORKER_FIELDS: Final = ("name", "age_seconds", "in_flight")
@@ -209,3 +214,44 @@ def _duration(seconds: float | None) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def history_json(attempts: Sequence[Attempts]) -> list[dict[str, Any]]:
+    """The attempts as in the JSON of `--history`."""
+    return [
+        {
+            "begins_at": f"{each.begins_at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            "provider": each.provider,
+            "outcome": each.outcome,
+            "attempts": each.emails,
+        }
+        for each in attempts
+    ]
+
+
+def history_table(attempts: Sequence[Attempts], unit: str) -> Table:
+    """A table with a row for each provider in each hour or day, a column for each outcome, and the totals below."""
+    by_row: dict[tuple[str, str], Counter[str]] = {}
+    for each in attempts:
+        row = (f"{each.begins_at.astimezone(UTC):{_TIMES[unit]}}", each.provider)
+        by_row.setdefault(row, Counter())[each.outcome] += each.emails
+    names = [*OUTCOMES, *sorted({each.outcome for each in attempts} - set(OUTCOMES))]
+    shown = Table(f"{unit} (UTC)", "provider", *names, "accepted of all", right=range(2, len(names) + 3))
+    before = ""
+    for (begins, provider), counts in sorted(by_row.items()):
+        # Show each hour or day only in its first row, so that the reader sees where the next hour or day begins.
+        shown.add("" if begins == before else begins, provider, *_cells(counts, names))
+        before = begins
+    shown.add_gap()
+    for provider in sorted({each.provider for each in attempts}):
+        counts = sum((counts for (_, name), counts in by_row.items() if name == provider), Counter())
+        shown.add("total", provider, *_cells(counts, names))
+    return shown
+
+
+def _cells(counts: Counter[str], names: Sequence[str]) -> list[object]:
+    share = counts["accepted"] / total if (total := counts.total()) else 0.0
+    styles = {"rejected": "red", "uncertain": "yellow"}
+    cells: list[object] = [Styled(f"{counts[name]:,}", styles.get(name, "") if counts[name] else "") for name in names]
+    # Round down, so that 100 % appears only if all attempts were accepted.
+    return [*cells, f"{int(share * 1000) / 10:.1f} %"]

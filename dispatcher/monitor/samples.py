@@ -10,14 +10,13 @@ from typing import Final
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.host.process_table import ProcessStatus, Wait
+from dispatcher.monitor.polling import interval_after
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.samples import QueueDepth, report_processes, save_sample
 from dispatcher.telemetry import metrics
 
 SAMPLE_SECONDS: Final = 10.0
 """The row of the current minute is replaced at this interval, so that the newest row is nearly current."""
-LARGEST_SHARE: Final = 0.05
-"""The largest share of time that sampling may take. With millions of pending emails, a count takes seconds."""
 DLQ: Final = "dlq"
 """The name of the DLQ among the queues of a sample. The other names are lanes."""
 
@@ -43,7 +42,8 @@ class MinuteSampling:
             # A monitor's timer may be a little early, so a sample is already due after 80 % of the interval.
             cancelled = await save_sample(opened, depths, every_seconds=0.8 * SAMPLE_SECONDS)
         metrics.CANCELLED.add(cancelled or 0, "cancelled")
-        return max(SAMPLE_SECONDS, min(60.0, (time.monotonic() - began_at) / LARGEST_SHARE))
+        # With millions of pending emails, a count takes seconds.
+        return interval_after(time.monotonic() - began_at, shortest=SAMPLE_SECONDS)
 
 
 class HostReporting:

@@ -20,7 +20,7 @@ from dispatcher.store.statements import Source, fetch
 
 MISSED_REPORTS: Final = 3
 """A host counts as silent only after its monitor missed this many reports, even if DISPATCHER_ALERT_AFTER_SECONDS is
-shorter."""
+shorter; and a check of the DLQ is old after as many probe intervals."""
 READ_PENDING: Final = 100_000
 """The most pending emails, and the most due emails, that are read to find the oldest email that no operator paused."""
 COUNTED: Final = 10_000

@@ -12,7 +12,6 @@ import pytest
 
 from dispatcher.config import Settings, load
 from dispatcher.errors import StoreUnavailable
-from dispatcher.host.process_table import ProcessTable
 from dispatcher.ops.hosts import hosts_of
 from dispatcher.ops.overview import Overview, OverviewReader, Point, points_of_minutes
 from dispatcher.ops.shared_reading import SharedReading
@@ -202,18 +201,6 @@ def test_hosts_have_their_processes_with_restarts_and_vanished_hosts_come_first(
     assert (worker.name, worker.state, worker.age_seconds, worker.in_flight) == ("worker 0", "up", 15.0, 7)
     assert worker.restarts == 3
     assert (relay.name, relay.state, relay.reason, relay.in_flight) == ("relay", "failing", "No such host.", None)
-
-
-async def test_a_silent_host_has_vanished_even_without_leases(
-    reader: OverviewReader, books: Books, session: AsyncSession
-) -> None:
-    await report_processes(session, "host-1:x", "host-1", ProcessTable(["worker"]).statuses())
-    books.connection.execute("update host_presence set seen_at = now() - interval '3 hours'")
-
-    (host,) = (await read(reader)).hosts
-
-    assert host.is_vanished
-    assert host.silent_seconds == pytest.approx(10_800, abs=60)
 
 
 async def test_many_viewers_share_one_read_and_the_next_second_reads_again() -> None:

@@ -14,11 +14,10 @@ from starlette.routing import Route
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.ops.overview import OverviewReader, Point
+from dispatcher.store.figures import MISSED_REPORTS
 
 STALE_SECONDS: Final = 3.0
 """If a query fails and the figures are older than this, the page shows a warning."""
-CHECK_FACTOR: Final = 3
-"""If no monitor has checked the DLQ for this many probe intervals, the page shows a warning."""
 
 
 def routes(site: Site) -> list[Route]:
@@ -42,7 +41,7 @@ def routes(site: Site) -> list[Route]:
                 Chart("sent-by-hour", "Sent per hour, last day", "%m-%d %H:%M", answer.value.hours),
                 Chart("sent-by-day", "Sent per day, last 31 days", "%Y-%m-%d", answer.value.days),
             ],
-            longest_check_seconds=CHECK_FACTOR * site.settings.dlq_probe_seconds,
+            longest_check_seconds=MISSED_REPORTS * site.settings.dlq_probe_seconds,
             dlq=site.settings.dlq,
         )
 
