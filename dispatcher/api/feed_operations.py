@@ -17,19 +17,8 @@ from dispatcher.api.operation import (
 )
 from dispatcher.domain.event import TYPES, Bounce
 
-LIST_EVENTS: Final = Operation(
-    name="list_events",
-    summary="Poll what became of emails",
-    description="The tenant's events after a cursor, oldest first: sent, failed, held, delivered, bounced, "
-    "complained about, suppressed, cancelled. No event is skipped, however late its transaction commits. Poll again "
-    "with `next`. The first request starts the recording of events. Events are kept for "
-    "DISPATCHER_RETAIN_EVENTS_DAYS.",
-    response_schema="Events",
-    parameters=(*(query_parameter(name, parameter) for name, parameter in PARAMETERS.items()), TENANT_PARAMETER),
-    problems=("invalid-parameter",),
-)
 EVENT_TYPES: Final = {"type": "string", "enum": list(TYPES)}
-SCHEMAS: Final[dict[str, Any]] = {
+_SCHEMAS: Final[dict[str, Any]] = {
     "FeedEvent": object_schema(
         {
             "id": {**ID, "description": "The event's id, the same in each response and each webhook request."},
@@ -62,3 +51,15 @@ SCHEMAS: Final[dict[str, Any]] = {
         }
     ),
 }
+LIST_EVENTS: Final = Operation(
+    name="list_events",
+    summary="Poll what became of emails",
+    description="The tenant's events after a cursor, oldest first: sent, failed, held, delivered, bounced, "
+    "complained about, suppressed, cancelled. No event is skipped, however late its transaction commits. Poll again "
+    "with `next`. The first request starts the recording of events. Events are kept for "
+    "DISPATCHER_RETAIN_EVENTS_DAYS.",
+    response_schema="Events",
+    parameters=(*(query_parameter(name, parameter) for name, parameter in PARAMETERS.items()), TENANT_PARAMETER),
+    problems=("invalid-parameter",),
+    schemas=_SCHEMAS,
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from dispatcher.actions.dlq import CreateReplay, DecideReplay
 from dispatcher.api.face import body_of, row_schemas
@@ -25,6 +25,7 @@ CREATE_REPLAY: Final = Operation(
     request_schema="CreateReplay",
     example={"error_type": "refused", "reason": "The domain is verified now."},
     problems=(*BODY_PROBLEMS, "invalid-body"),
+    schemas={**row_schemas([Replay]), "CreateReplay": body_of(CreateReplay), "DecideReplay": body_of(DecideReplay)},
     headers={
         "Location": {
             "schema": {"type": "string"},
@@ -63,8 +64,3 @@ RESUME_REPLAY: Final = Operation(
     parameters=(_REPLAY_ID,),
     problems=DECISION_PROBLEMS,
 )
-SCHEMAS: Final[dict[str, Any]] = {
-    **row_schemas([Replay]),
-    "CreateReplay": body_of(CreateReplay),
-    "DecideReplay": body_of(DecideReplay),
-}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,10 +24,8 @@ TEST_WEBHOOK: Final = Operation(
     response_schema="WebhookTest",
     parameters=(path_parameter("webhook_id", dict(WEBHOOK_ID.schema), "The webhook."), TENANT_PARAMETER),
     problems=("not-found", "invalid-parameter"),
+    schemas={"WebhookTest": object_schema({"is_accepted": {"type": "boolean"}, "detail": {"type": "string"}})},
 )
-SCHEMAS: Final[dict[str, Any]] = {
-    "WebhookTest": object_schema({"is_accepted": {"type": "boolean"}, "detail": {"type": "string"}})
-}
 
 
 @dataclass(frozen=True, slots=True)
