@@ -23,19 +23,17 @@ from dispatcher.store.figures import (
     Attempts,
     BoundedCount,
     Latency,
-    ProviderRate,
     count_for_overview,
     count_paused,
     find_alert_check,
     find_oldest_pending,
     list_host_reports,
-    list_rates,
     list_workers,
     measure_latency,
     one_snapshot,
     sum_attempts,
 )
-from dispatcher.store.providers import find_troubles
+from dispatcher.store.providers import ProviderRate, find_troubles, list_rates
 from dispatcher.store.samples import MinuteSample, list_samples
 
 OLD_SAMPLE_SECONDS: Final = 90.0

@@ -87,15 +87,6 @@ class Attempts:
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderRate:
-    """How many emails per second all hosts together may send now through a provider with a ceiling."""
-
-    provider: str
-    per_second: float
-    was_throttled: bool
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerSeen:
     """A worker, on any host, that has a PostgreSQL session, leases, or both.
 
@@ -214,7 +205,5 @@ async def measure_webhook_lag(source: Source) -> dict[int, float]: ...
 async def list_workers(source: Source) -> list[WorkerSeen]: ...
 @statement
 async def list_host_reports(source: Source) -> list[HostReport]: ...
-@statement
-async def list_rates(source: Source) -> list[ProviderRate]: ...
 @statement
 async def find_alert_check(source: Source, *, queue: str) -> AlertCheck | None: ...

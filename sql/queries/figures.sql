@@ -271,16 +271,6 @@ select host, seen_at, extract(epoch from clock_timestamp() - seen_at)::double pr
 from dispatcher.host_presence
 order by host, seen_at desc;
 
--- name: list_rates
--- For each provider with a ceiling: how many emails per second all hosts together may send now, and whether the
--- provider has throttled us in the last minute.
-select
-    provider,
-    per_second,
-    halved_at > clock_timestamp() - interval '1 minute'
-from dispatcher.provider_rate
-order by provider;
-
 -- name: find_alert_check
 -- The last check of a DLQ: host, seconds since the check, depth, why RabbitMQ could not be read, and the active alerts.
 -- No row: no monitor has checked the DLQ.

@@ -32,7 +32,6 @@ from dispatcher.store.figures import (
     find_alert_check,
     find_oldest_pending,
     list_host_reports,
-    list_rates,
     list_workers,
     measure_latency,
     one_snapshot,
@@ -42,6 +41,7 @@ from dispatcher.store.instants import EARLIEST, LATEST
 from dispatcher.store.leases import DomainWait, Lease, LeaseStore
 from dispatcher.store.outbox import DueRange, Outbox
 from dispatcher.store.polling import find_held_message, find_polled
+from dispatcher.store.providers import list_rates
 from dispatcher.store.queries import all_queries
 from dispatcher.store.samples import list_samples
 from dispatcher.store.settlement import FoundLease
