@@ -28,7 +28,7 @@ from dispatcher.broker.topology import Topology, declare
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import connected
-from dispatcher.store.counts import Counts, count_emails
+from dispatcher.store.figures import count_emails
 from dispatcher.store.migrations import migrate
 
 STALL_SECONDS = 30.0
@@ -304,12 +304,12 @@ def _end_of(log_path: Path) -> str:
     return "\n".join(log_path.read_text(errors="replace").splitlines()[-5:])
 
 
-def _until_done(database_url: str, emails: int) -> Counts:
+def _until_done(database_url: str, emails: int) -> dict[Status, int]:
     with connected(database_url) as connection:
         best, moved_at = -1, time.monotonic()
         while True:
-            counts = count_emails(connection)
-            done = sum(count for status, count in counts.emails.items() if status not in ("pending", "sending"))
+            counts = count_emails.sync(connection)
+            done = sum(count for status, count in counts.items() if status not in ("pending", "sending"))
             if done >= emails:
                 return counts
             if done > best:
@@ -319,7 +319,7 @@ def _until_done(database_url: str, emails: int) -> Counts:
             time.sleep(0.1)
 
 
-def _measured(scene: Stage, accepted: Counter[str], counts: Counts) -> Measured:
+def _measured(scene: Stage, accepted: Counter[str], counts: dict[Status, int]) -> Measured:
     with connected(scene.database_url) as connection:
         row = connection.execute(
             "select extract(epoch from max(l.sent_at) - min(a.started_at))::float8"
@@ -335,9 +335,9 @@ def _measured(scene: Stage, accepted: Counter[str], counts: Counts) -> Measured:
         emails_per_second=len(sent_ids) / row[0],
         seconds=row[0],
         enqueue_per_second=scene.enqueue_per_second,
-        sent=counts.emails[Status.SENT],
-        failed=counts.emails[Status.FAILED],
-        held=counts.emails[Status.HELD],
+        sent=counts[Status.SENT],
+        failed=counts[Status.FAILED],
+        held=counts[Status.HELD],
         lost=len(sent_ids - set(accepted)) + len(scene.ids) - known[0],
         duplicates=sum(times - 1 for times in accepted.values()),
     )

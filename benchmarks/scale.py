@@ -37,7 +37,7 @@ from benchmarks.rig import Case, Stage, stage, wait_until
 from benchmarks.vitals import Member, members
 from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.store.connections import connected
-from dispatcher.store.counts import count_emails
+from dispatcher.store.figures import count_emails
 
 DONE_SECONDS = 300.0
 
@@ -185,13 +185,13 @@ def _name(number: int) -> str:
 
 def _unfinished(scene: Stage) -> bool:
     with connected(scene.database_url) as connection:
-        counts = count_emails(connection).emails
+        counts = count_emails.sync(connection)
     return any(counts[status] for status in counts if status in ("pending", "sending"))
 
 
 def _half_sent(scene: Stage) -> bool:
     with connected(scene.database_url) as connection:
-        return count_emails(connection).emails["sent"] >= scene.case.emails // 2  # type: ignore[index]
+        return count_emails.sync(connection)["sent"] >= scene.case.emails // 2  # type: ignore[index]
 
 
 def _leased_by(scene: Stage, host: str) -> set[str]:

@@ -51,7 +51,7 @@ from benchmarks.vitals import (
 from dispatcher.broker.management import Management
 from dispatcher.dev.servers import Servers, private_servers
 from dispatcher.store.connections import connected
-from dispatcher.store.counts import count_emails
+from dispatcher.store.figures import count_emails
 
 DOUBLE_WRITES_SECONDS = 1.0
 """Within this time, the provider's double has written all acceptances to its ledger."""
@@ -146,7 +146,7 @@ def _await_the_last(database_url: str) -> int:
     deadline = time.monotonic() + FINISH_SECONDS
     with connected(database_url) as connection:
         while True:
-            counts = count_emails(connection).emails
+            counts = count_emails.sync(connection)
             unfinished = sum(count for status, count in counts.items() if status in ("pending", "sending"))
             if not unfinished or time.monotonic() > deadline:
                 return unfinished

@@ -21,7 +21,7 @@ from psycopg import Connection
 
 from dispatcher.broker.management import Management
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.store.counts import count_emails
+from dispatcher.store.figures import count_emails, find_oldest_pending
 
 TITLE: Final = re.compile(r"^dispatcher: (run|worker|relay|monitor)(?: (\d+))?")
 TABLES: Final = ("email_log", "email_content", "email_attempt", "email_hourly", "email_idempotency")
@@ -167,9 +167,9 @@ def yardsticks(connection: Connection[Any]) -> dict[str, float]:
 
 def email_vitals(connection: Connection[Any]) -> dict[str, float]:
     """Emails by status, and the age of the oldest pending email."""
-    counts = count_emails(connection)
-    figures = {f"emails.{status.value}": float(count) for status, count in counts.emails.items()}
-    return {**figures, "oldest_pending_seconds": counts.oldest_pending_seconds or 0.0}
+    figures = {f"emails.{status.value}": float(count) for status, count in count_emails.sync(connection).items()}
+    oldest_seconds, _ = find_oldest_pending.sync(connection)
+    return {**figures, "oldest_pending_seconds": oldest_seconds or 0.0}
 
 
 def queue_vitals(management: Management, queues: dict[str, str]) -> dict[str, float]:

@@ -110,7 +110,6 @@ class Batch(Change[Outcome]):
         http_one: The operation on one email, if there is one.
         one_scopes: More scopes that are enough for it.
         verdicts: What can become of an email, besides `LOCKED` and `UNKNOWN`.
-        counter: The metric, and the verdict that it counts.
     """
 
     count: ClassVar[str]
@@ -119,7 +118,6 @@ class Batch(Change[Outcome]):
     http_one: ClassVar[str] = ""
     one_scopes: ClassVar[tuple[Scope, ...]] = ()
     verdicts: ClassVar[tuple[Verdict, ...]]
-    counter: ClassVar[tuple[str, str] | None] = None
     needs_reason = False  # not with --dry-run
     none_selected: ClassVar[str] = "No email matches."
     others: ClassVar[str] = "of another status"

@@ -157,13 +157,7 @@ async def run_batch(
     parameters = {**action.change(), **await action.prepare(source, settings), "actor": act.actor, "reason": act.reason}
     for first in range(0, len(ids), action.batch_rows):
         batch = list(dict.fromkeys(ids[first : first + action.batch_rows]))
-        judged = await _change(source, action, parameters, batch)
-        if action.counter is not None:
-            from dispatcher.telemetry import metrics
-
-            metric, verdict = action.counter
-            getattr(metrics, metric).add(sum(each.verdict == verdict for each in judged), verdict)
-        yield judged
+        yield await _change(source, action, parameters, batch)
     await action.after_commit(settings)
 
 

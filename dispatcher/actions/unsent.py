@@ -58,7 +58,6 @@ class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel
     """
 
     http_one = "POST /v1/emails/{email_id:uuid}/cancel"
-    counter = ("CANCELLED", "cancelled")
     on_one = (
         "The email is never sent. To send it after all, enqueue it again with another message key. This cannot be "
         "undone."

@@ -17,7 +17,7 @@ from dispatcher.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dispatcher.config import Settings
-    from dispatcher.domain.alert import Channel, Notice
+    from dispatcher.domain.alert import Channel
 
 _NO_CHANNEL = (
     "No alert channel is configured, so alerts are only logged. Set DISPATCHER_ALERT_WEBHOOK_URL and "
@@ -70,9 +70,10 @@ def test(as_json: bool) -> int:
 
 
 async def _try_all(settings: Settings) -> list[dict[str, Any]]:
+    """Sends a test alert through every channel; returns the results in the form that `--json` prints."""
     from uuid import uuid4
 
-    from dispatcher.domain.alert import Alert, Kind, Notice, Phase
+    from dispatcher.domain.alert import Alert, Kind, NotDelivered, Notice, Phase
     from dispatcher.monitor.alert_channels import channels_of
 
     channels = channels_of(settings)
@@ -81,14 +82,11 @@ async def _try_all(settings: Settings) -> list[dict[str, Any]]:
     now = datetime.now(UTC)
     alert = Alert(Kind.DEAD_LETTERS, False, settings.dlq, now, settings.host_name)
     notice = Notice(f"alert_{uuid4().hex}", Phase.TEST, now, alert)
-    return list(await asyncio.gather(*[_try(channel, notice) for channel in channels]))
 
+    async def attempt(channel: Channel) -> dict[str, Any]:
+        try:
+            return {"channel": channel.name, "ok": True, "detail": await channel.send(notice)}
+        except NotDelivered as error:
+            return {"channel": channel.name, "ok": False, "detail": error.reason}
 
-async def _try(channel: Channel, notice: Notice) -> dict[str, Any]:
-    """Sends the notice through one channel; returns the result in the form that `--json` prints."""
-    from dispatcher.domain.alert import NotDelivered
-
-    try:
-        return {"channel": channel.name, "ok": True, "detail": await channel.send(notice)}
-    except NotDelivered as error:
-        return {"channel": channel.name, "ok": False, "detail": error.reason}
+    return list(await asyncio.gather(*map(attempt, channels)))

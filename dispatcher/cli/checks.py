@@ -223,7 +223,7 @@ def old_transaction_finding(old: OldTransaction | None) -> Finding:
 
 
 def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
-    from dispatcher.store.activity import list_shared_host_names
+    from dispatcher.store.alerts import list_shared_host_names
     from dispatcher.store.indexes import lasting_indexes
     from dispatcher.store.migrations import all_migrations, find_valid_indexes, verify_schema
     from dispatcher.store.server import find_database_id, find_filled_defaults, find_hash_readers

@@ -7,7 +7,8 @@ import gc
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -23,8 +24,15 @@ from dispatcher.errors import BrokerUnavailable, SchemaError, ServerUnavailable,
 if TYPE_CHECKING:
     from dispatcher.cli.status_page import Snapshot
     from dispatcher.config import Settings
+    from dispatcher.config.values import Listener
 
 _WATCH_SECONDS: Final = 2.0
+_READINESS_SECONDS: Final = 1.0
+_READINESS_OCTETS: Final = 65536
+_ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - a monitor may listen on all addresses
+_LONGEST_SECONDS: Final = 400 * 86_400.0
+_HOURS_UP_TO_SECONDS: Final = 2 * 86_400.0
+"""A history of at most this length has one row per hour; a longer history has one row per day."""
 
 
 @click.command("status")
@@ -82,8 +90,7 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     leave out emails that wait because of a pause (see `pauses`).
 
     `latency_seconds` is the time from when an email could first be sent until a provider accepted it. The percentiles
-    are computed from the sent emails that were enqueued in the last ten minutes. If there are more than 1,000 such
-    emails, only the newest 1,000 are used.
+    are computed from the newest emails that were sent in the last ten minutes, at most 1,000.
 
     If `workers` is empty, no `dispatcher run` is running.
 
@@ -137,7 +144,8 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
        "latency_seconds": {"p50": 0.021, "p95": 0.05, "p99": 0.11}}
     """
     if history_seconds is not None:
-        return _show_history(history_seconds, is_watching=watch_seconds is not None, as_json=as_json)
+        _show_history(history_seconds, is_watching=watch_seconds is not None, as_json=as_json)
+        return Exit.DONE
     settings = load_settings("database_url", "amqp_url")
     if watch_seconds is None:
         snapshot = take_snapshot(settings)
@@ -151,15 +159,25 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     return Exit.DONE
 
 
-def _show_history(seconds: float, *, is_watching: bool, as_json: bool) -> int:
-    from dispatcher.cli.status_history import LONGEST_SECONDS, show_history
-
+def _show_history(seconds: float, *, is_watching: bool, as_json: bool) -> None:
     if is_watching:
         raise click.UsageError("Give --history or --watch, not both.")
-    if not 0 < seconds <= LONGEST_SECONDS:
+    if not 0 < seconds <= _LONGEST_SECONDS:
         raise click.UsageError("--history needs a time of more than 0s and at most 400d.")
-    show_history(load_settings("database_url"), seconds, as_json=as_json)
-    return Exit.DONE
+    from dispatcher.cli.status_page import history_json, history_table
+    from dispatcher.store.connections import connected
+    from dispatcher.store.figures import sum_attempts
+
+    unit = "hour" if seconds <= _HOURS_UP_TO_SECONDS else "day"
+    units = ("hour", "day") if as_json else (unit,)
+    with connected(load_settings("database_url").database_url, name="dispatcher status") as connection:
+        found = {unit: sum_attempts.sync(connection, unit, seconds) for unit in units}
+    if as_json:
+        print_json({f"{unit}s": history_json(found[unit]) for unit in units})
+    elif found[unit]:
+        history_table(found[unit], unit).show()
+    else:
+        print_data("No attempt ended in this time.")
 
 
 def take_snapshot(settings: Settings) -> Snapshot:
@@ -170,50 +188,57 @@ def take_snapshot(settings: Settings) -> Snapshot:
     """
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.cli.status_page import Snapshot
-    from dispatcher.domain.retry import longest_recovery_seconds
-    from dispatcher.monitor.readiness_client import fetch_unready
-    from dispatcher.store.activity import MISSED_REPORTS, list_presences, list_workers, measure_latency
+    from dispatcher.ops.hosts import hosts_of
+    from dispatcher.store import figures
     from dispatcher.store.connections import connected
     from dispatcher.store.controls import list_pauses
-    from dispatcher.store.counts import count_emails
-    from dispatcher.store.domains import count_domain_waits_sync
+    from dispatcher.store.domains import count_domain_waits
     from dispatcher.store.old_transactions import find_oldest_transaction
     from dispatcher.store.providers import find_troubles
     from dispatcher.store.retention import Retention, count_expiring
 
+    undecided = Retention.of(settings).expiring
     with connected(settings.database_url, name="dispatcher status") as connection:
-        counts = count_emails(connection)
-        old = find_oldest_transaction.sync(connection)
-        troubles, pauses = find_troubles.sync(connection), list_pauses.sync(connection)
-        domains = [each for each in count_domain_waits_sync(connection) if each.waiting]
-        workers, latency = list_workers.sync(connection), measure_latency.sync(connection)
-        longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
-        silent = {host: age for host, _, age in list_presences.sync(connection) if age > longest_seconds}
-        undecided = Retention.of(settings).expiring
-        expiring = count_expiring.sync(connection, **undecided) if undecided else None
-    queues, fault = None, None
+        workers = figures.list_workers.sync(connection)
+        found = (
+            figures.count_emails.sync(connection),
+            *figures.find_oldest_pending.sync(connection),
+            count_expiring.sync(connection, **undecided) if undecided else None,
+            find_troubles.sync(connection),
+            find_oldest_transaction.sync(connection),
+            list_pauses.sync(connection),
+            [each for each in count_domain_waits.sync(connection) if each.waiting],
+            workers,
+            hosts_of(workers, figures.list_host_reports.sync(connection), settings),
+            figures.measure_latency.sync(connection),
+        )
+    queues = fault = None
     try:
         queues = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
     except (BrokerUnavailable, TopologyError) as error:
         fault = str(error)
-    unready = asyncio.run(fetch_unready(settings.metrics_address))
-    recovery_seconds = longest_recovery_seconds(settings.lease_seconds)
-    return Snapshot(
-        counts,
-        expiring,
-        troubles,
-        old,
-        pauses,
-        domains,
-        workers,
-        silent,
-        unready,
-        recovery_seconds,
-        latency,
-        queues,
-        fault,
-        time.monotonic(),
-    )
+    return Snapshot(*found, asyncio.run(fetch_unready(settings.metrics_address)), queues, fault, time.monotonic())
+
+
+async def fetch_unready(listener: Listener) -> str | None:
+    """Which processes of this host are not ready, and why; None if all are ready, or if no monitor answers."""
+    import orjson
+
+    if not listener.host:
+        return None
+    try:
+        async with asyncio.timeout(_READINESS_SECONDS):
+            reader, writer = await asyncio.open_connection(_ANYWHERE.get(listener.host, listener.host), listener.port)
+            with closing(writer):
+                writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                reply = b""
+                while len(reply) < _READINESS_OCTETS and (octets := await reader.read(4096)):
+                    reply += octets
+        reason: Any = orjson.loads(reply.partition(b"\r\n\r\n")[2])["checks"]["processes"]["reason"]
+    except (OSError, TimeoutError, ValueError, LookupError, TypeError):
+        return None
+    # Another program may listen on this address, so the text is not trusted.
+    return printable(reason) if isinstance(reason, str) else None
 
 
 def _print(snapshot: Snapshot, *, as_json: bool) -> bool:

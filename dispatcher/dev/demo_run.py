@@ -31,7 +31,7 @@ from dispatcher.dev.wire import Disturbance, RecordedAttempt, Wire
 from dispatcher.domain.status import FINISHED, Status
 from dispatcher.errors import DispatcherError, InvalidPointer
 from dispatcher.store.connections import Session, connected
-from dispatcher.store.counts import count_emails
+from dispatcher.store.figures import count_emails
 from dispatcher.store.queries import query
 
 POISON: Final = b"\x00\xffNot a pointer to an email.\r\n"
@@ -205,7 +205,7 @@ class _DemoRun:
         if now < self._next_check_at:
             return
         self._next_check_at = now + CHECK_SECONDS
-        counts = count_emails(self._connection).emails
+        counts = count_emails.sync(self._connection)
         enqueued = len(self._application.expected_outcomes)
         progress = DemoProgress(self._options.emails, enqueued, counts, now - self._started_at)
         if counts != self._progress.counts:
@@ -285,7 +285,7 @@ class _DemoRun:
 
     def _records(self, dlq: Sequence[bytes]) -> Records:
         rows = {row[0]: Row(*row[1:]) for row in self._connection.execute(query("list_demo_rows"))}
-        counted, found = count_emails(self._connection).emails, Counter(row.status for row in rows.values())
+        counted, found = count_emails.sync(self._connection), Counter(row.status for row in rows.values())
         entries = [entry for body in dlq if (entry := _dlq_entry(body))]
         times = read_ledger(self._host.ledger).times
         return Records(

@@ -4,7 +4,6 @@ pages             the web server with /metrics, /healthz and /readyz
 health            the checks of /readyz
 server_gauges     the gauges of /metrics that the monitor reads from PostgreSQL and RabbitMQ
 polling           polls a server at intervals
-readiness_client  reads /readyz of this host's monitor, for the command line
 alert_checks      checks the DLQ, and whether emails are being sent; raises and resolves alerts
 alert_state       remembers which notices each channel has sent
 alert_sender      sends the notices of alerts through one channel

@@ -22,8 +22,8 @@ from dispatcher.errors import DispatcherError
 from dispatcher.monitor.alert_state import AlertState
 from dispatcher.monitor.alert_words import instant
 from dispatcher.monitor.dlq_depth import Depth
-from dispatcher.store.activity import MISSED_REPORTS
 from dispatcher.store.alerts import AlertStore, TableFindings
+from dispatcher.store.figures import MISSED_REPORTS
 from dispatcher.telemetry.log import get_log
 
 MAX_CORRELATION_CHARACTERS: Final = 100

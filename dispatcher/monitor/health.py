@@ -12,7 +12,7 @@ from dispatcher.domain.waiting import BLOCKED_WORDS
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.monitor.polling import ANSWER_SECONDS, POLL_SECONDS, Poll
-from dispatcher.store.counts import MonitorCounts
+from dispatcher.store.figures import MonitorCounts
 from dispatcher.store.instants import AHEAD_SECONDS
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.scrape import ProcessCollector
@@ -70,9 +70,10 @@ class Health:
 
     def _consumers(self) -> str | None:
         queues = self._broker.found
-        if queues is None:
+        if queues is None or self._are_all_providers_paused:
             return None
-        lanes = [lane for lane in self._settings.lanes if not self._is_paused(lane)]
+        controls = Controls(tuple(self._pauses))
+        lanes = [lane for lane in self._settings.lanes if controls.pause_of_lane(lane) is None]
         idle = [lane for lane in lanes if not queues[self._settings.queue_of(lane)].consumers]
         if len(idle) == len(self._settings.lanes):
             return "The send queues have no consumers."
@@ -100,22 +101,16 @@ class Health:
     def _pauses(self) -> Sequence[Pause]:
         return self._store.found.pauses if self._store.found else ()
 
-    def _is_paused(self, lane: str) -> bool:
-        """Whether pauses stop the whole lane: a pause of the lane or of everything, or pauses of all providers."""
-        return self._are_all_providers_paused or Controls(tuple(self._pauses)).pause_of_lane(lane) is not None
-
     def _pending(self) -> str | None:
         counts, longest = self._store.found, self._settings.ready_pending_seconds
-        if counts is None or counts.oldest_pending_seconds is None:
+        age_seconds = counts.oldest_pending_seconds if counts else None
+        if age_seconds is None or self._are_all_providers_paused:
             return None
-        if self._are_all_providers_paused:
-            return None
-        if counts.oldest_pending_seconds < -AHEAD_SECONDS:
-            ahead = f"{-counts.oldest_pending_seconds:.0f} s ahead of PostgreSQL's clock"
+        if age_seconds < -AHEAD_SECONDS:
+            ahead = f"{-age_seconds:.0f} s ahead of PostgreSQL's clock"
             return f"The oldest pending email was enqueued {ahead}: the clock was set back, so ages are meaningless."
-        if counts.oldest_pending_seconds <= longest:
+        if age_seconds <= longest:
             return None
-        age_seconds = counts.oldest_pending_seconds
         return f"The oldest pending email has waited for {age_seconds:.0f} s; the limit is {longest:g} s."
 
 

@@ -18,7 +18,7 @@ from dispatcher.monitor.health import Health
 from dispatcher.monitor.polling import Poll
 from dispatcher.monitor.server_gauges import ServerGauges
 from dispatcher.store.connections import Pool, session
-from dispatcher.store.counts import MonitorCounts, count_for_monitor
+from dispatcher.store.figures import MonitorCounts, count_for_monitor
 from dispatcher.store.migrations import verify_schema_async
 from dispatcher.telemetry.scrape import CONTENT_TYPE, ProcessCollector
 

@@ -77,6 +77,6 @@ class Poll(Generic[T]):
 
 
 def interval_after(answer_seconds: float, *, shortest: float) -> float:
-    """The seconds to wait before the next poll: a slow server is polled less often. `answer_seconds` is 0 if it is
+    """The seconds to wait before the next reading: a slow server is read less often. `answer_seconds` is 0 if it is
     down."""
     return max(shortest, min(answer_seconds / LARGEST_SHARE, LONGEST_SECONDS))

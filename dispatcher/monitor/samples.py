@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Final
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.host.process_table import ProcessStatus, Wait
+from dispatcher.monitor.polling import interval_after
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.samples import QueueDepth, report_processes, save_sample
+from dispatcher.telemetry import metrics
 
 SAMPLE_SECONDS: Final = 10.0
 """The row of the current minute is replaced at this interval, so that the newest row is nearly current."""
-LARGEST_SHARE: Final = 0.05
-"""The largest share of time that sampling may take. With millions of pending emails, a count takes seconds."""
 DLQ: Final = "dlq"
 """The name of the DLQ among the queues of a sample. The other names are lanes."""
 
 
 class MinuteSampling:
     """Writes the figures that the operators' page shows: one sample per minute, updated every 10 seconds. In each
-    interval, the monitor whose round begins first writes it."""
+    interval, the monitor whose round begins first writes it, and counts the cancelled emails in its metrics."""
 
     interval_seconds = SAMPLE_SECONDS
 
@@ -34,18 +35,15 @@ class MinuteSampling:
 
     async def run_once(self) -> float:
         began_at = time.monotonic()
-        found = self._queues()
-        depths = (
-            None
-            if found is None
-            else {
-                name: QueueDepth(found[queue].messages, found[queue].consumers) for queue, name in self._names.items()
-            }
-        )
+        depths = None
+        if (found := self._queues()) is not None:
+            depths = {name: QueueDepth(*astuple(found[queue])) for queue, name in self._names.items()}
         async with session(self._pool) as opened:
             # A monitor's timer may be a little early, so a sample is already due after 80 % of the interval.
-            await save_sample(opened, depths, every_seconds=0.8 * SAMPLE_SECONDS)
-        return max(SAMPLE_SECONDS, min(60.0, (time.monotonic() - began_at) / LARGEST_SHARE))
+            cancelled = await save_sample(opened, depths, every_seconds=0.8 * SAMPLE_SECONDS)
+        metrics.CANCELLED.add(cancelled or 0, "cancelled")
+        # With millions of pending emails, a count takes seconds.
+        return interval_after(time.monotonic() - began_at, shortest=SAMPLE_SECONDS)
 
 
 class HostReporting:

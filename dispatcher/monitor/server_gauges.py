@@ -21,7 +21,7 @@ from dispatcher.domain.lanes import send_queue
 from dispatcher.domain.values import dataclass
 from dispatcher.monitor.health import Health
 from dispatcher.monitor.polling import Poll
-from dispatcher.store.counts import MonitorCounts
+from dispatcher.store.figures import MonitorCounts
 from dispatcher.telemetry.meters import Labels
 from dispatcher.version import VERSION
 

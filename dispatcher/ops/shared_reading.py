@@ -1,8 +1,9 @@
-"""Reads a value once for all viewers of a page, and keeps the last value while a newer value cannot be read."""
+"""Reads a value once for all viewers of a page, so that many viewers cost as much as one."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -24,11 +25,7 @@ ANSWER_SECONDS: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """A value that was read some time ago.
-
-    Attributes:
-        fault: Why a newer value could not be read; None if the value is fresh enough.
-    """
+    """A value that was read some time ago. `fault` says why a newer value could not be read; None if it is fresh."""
 
     value: T
     age_seconds: float
@@ -36,10 +33,8 @@ class Answer(Generic[T]):
 
 
 class SharedReading(Generic[T]):
-    """Reads a value for any number of callers: one read at a time, and at most one read per `fresh_seconds`.
-
-    While a read is slow or fails, callers get the last value with its age.
-    """
+    """Reads a value for any number of callers: one read at a time, and at most one read per `fresh_seconds`. `read`
+    raises DispatcherError if it fails."""
 
     def __init__(
         self,
@@ -47,62 +42,55 @@ class SharedReading(Generic[T]):
         *,
         fresh_seconds: float = FRESH_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
-        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """
-        Args:
-            read: Reads the value; raises DispatcherError if that fails.
-            fresh_seconds: How long callers get the last value without a new read.
-            patience_seconds: How long a caller waits for a new value before it gets the last value.
-            answer_seconds: How long a read may take. A read that takes longer fails.
-        """
         self._read = read
         self._fresh_seconds = fresh_seconds
         self._patience_seconds = patience_seconds
-        self._answer_seconds = answer_seconds
         self._last: tuple[float, T] | None = None
+        self._fresh_until = -math.inf
         self._reading: asyncio.Task[T] | None = None
 
-    async def get(self) -> Answer[T]:
-        """The value with its age. Reads the value again if the last value is older than `fresh_seconds`.
-
-        Raises:
-            DispatcherError: The value could not be read, and was never read before.
-        """
-        if self._last is not None and (answer := self._answer()).age_seconds <= self._fresh_seconds:
-            return answer
+    async def fresh(self) -> T:
+        """A value that is at most `fresh_seconds` old. Raises DispatcherError if it cannot be read."""
+        if self._last is not None and time.monotonic() <= self._fresh_until:
+            return self._last[1]
         if self._reading is None:
             self._reading = asyncio.create_task(self._run())
             self._reading.add_done_callback(self._note_end)
-        reading = self._reading
-        # `asyncio.wait` does not cancel the task if this caller is cancelled: the read continues for other callers.
-        patience_seconds = None if self._last is None else self._patience_seconds
-        await asyncio.wait([reading], timeout=patience_seconds)
-        if not reading.done():
-            return self._answer("PostgreSQL is slow.")
+        return await asyncio.shield(self._reading)  # if this caller is cancelled, the read continues for other callers
+
+    async def get(self) -> Answer[T]:
+        """The value with its age: the last one, and the reason, while a newer value cannot be read within
+        `patience_seconds`. Raises DispatcherError if the value was never read."""
+        fault = None
         try:
-            reading.result()
+            async with asyncio.timeout(None if self._last is None else self._patience_seconds):
+                await self.fresh()
+        except TimeoutError:
+            fault = "PostgreSQL is slow."
         except DispatcherError as error:
             if self._last is None:
                 raise
-            return self._answer(error.message)
-        return self._answer()
+            fault = error.message
+        assert self._last is not None
+        read_at, value = self._last
+        return Answer(value, time.monotonic() - read_at, fault)
+
+    def forget(self) -> None:
+        """Makes the next caller read a new value. Call this when this process has changed the data."""
+        self._fresh_until = -math.inf
 
     async def _run(self) -> T:
         try:
-            async with asyncio.timeout(self._answer_seconds):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 value = await self._read()
         except TimeoutError:
-            raise StoreUnavailable(f"PostgreSQL did not answer within {self._answer_seconds:g} s.") from None
+            raise StoreUnavailable(f"PostgreSQL did not answer within {ANSWER_SECONDS:g} s.") from None
         self._last = (time.monotonic(), value)
+        self._fresh_until = self._last[0] + self._fresh_seconds
         return value
 
     def _note_end(self, reading: asyncio.Task[T]) -> None:
         self._reading = None
         with suppress(asyncio.CancelledError):
             reading.exception()  # every caller has received the error, so asyncio must not report it again
-
-    def _answer(self, fault: str | None = None) -> Answer[T]:
-        assert self._last is not None
-        read_at, value = self._last
-        return Answer(value, time.monotonic() - read_at, fault)

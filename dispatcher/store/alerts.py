@@ -19,10 +19,10 @@ from dispatcher.domain.values import dataclass
 from dispatcher.domain.waiting import Facts, ProviderProblem
 from dispatcher.errors import DispatcherError
 from dispatcher.store import named_locks
-from dispatcher.store.activity import list_presences, list_shared_host_names
 from dispatcher.store.connections import TimedSession, connect_async
 from dispatcher.store.controls import list_pauses
 from dispatcher.store.emails import find_facts
+from dispatcher.store.figures import list_host_reports
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.retention import Retention, count_expiring
 from dispatcher.store.statements import Row, Source, fetch, statement
@@ -163,6 +163,7 @@ class AlertStore:
         due_seconds = await find_longest_due_dead_letter(session)
         expiring = await count_expiring(session, **undecided) if (undecided := self._retention.expiring) else None
         hour, emails, due, email_id = await find_flow(session, limit=MAX_DUE_COUNT)
+        reports = reversed(await list_host_reports(session))  # the newest report of a host is the last
         return TableFindings(
             tuple(row[0] for row in oldest if row[0]),
             oldest[0][1] if oldest else None,
@@ -172,7 +173,7 @@ class AlertStore:
             due,
             await find_facts(session, email_id) if email_id else None,
             await find_troubles(session),
-            {host: seen_at for host, seen_at, _ in await list_presences(session)},
+            {each.host: each.seen_at for each in reports},
             await list_shared_host_names(session),
             await list_disabled_webhooks(session),
             await list_pauses(session),
@@ -199,6 +200,8 @@ class AlertStore:
 async def find_oldest_dead_letters(source: Source, *, limit: int) -> list[tuple[str | None, float]]: ...
 @statement
 async def find_longest_due_dead_letter(source: Source) -> float | None: ...
+@statement
+async def list_shared_host_names(source: Source) -> list[str]: ...
 @statement
 async def find_flow(source: Source, *, limit: int) -> tuple[datetime | None, Decimal | None, int, UUID | None]: ...
 @statement

@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Final, NamedTuple
 
 from dispatcher.domain.controls import MOST_WAITING, LimitedDomain
-from dispatcher.store.connections import Pool, Session
-from dispatcher.store.statements import fetch, fetch_sync
+from dispatcher.store.connections import Pool
+from dispatcher.store.statements import Source, fetch, statement
 
 BURST_SECONDS: Final = 0.5
 """A domain's token bucket contains at most the tokens of this many seconds. The relay wakes waiting emails more often
@@ -64,6 +64,5 @@ class DomainStore:
         return next(iter(await fetch(self._pool, "claim_domain", parameters, into=Claim)), None)
 
 
-def count_domain_waits_sync(connection: Session) -> list[LimitedDomain]:
-    """The domains that have ceilings, each with the number of emails that wait for its ceilings."""
-    return fetch_sync(connection, "count_domain_waits", {"most": MOST_WAITING}, into=LimitedDomain)
+@statement
+async def count_domain_waits(source: Source, *, most: int = MOST_WAITING) -> list[LimitedDomain]: ...

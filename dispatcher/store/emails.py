@@ -14,7 +14,7 @@ from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder, p
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, Session
 from dispatcher.store.controls import find_pauses_of
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
-from dispatcher.store.providers import find_troubles
+from dispatcher.store.providers import find_troubles, list_rates
 from dispatcher.store.queries import ids_within
 from dispatcher.store.recipients import may_read_recipients
 from dispatcher.store.statements import Record, Source, fetch, fetch_records, fetch_sync, from_rows, statement
@@ -28,7 +28,7 @@ async def find_facts(session: Source, email_id: UUID, *, most_ahead: int = MAX_A
     `most_ahead` pending emails ahead of this email."""
     if not (rows := await fetch(session, "find_wait", {"email_id": email_id, "most_ahead": most_ahead})):
         return None
-    ceilings = await list_ceilings(session)
+    ceilings = {each.provider: each.per_second for each in await list_rates(session) if each.was_used}
     is_blocked = await is_held_by_another(session, RELAY_BLOCKED)
     facts = from_rows(Facts, [(*rows[0], is_blocked, await find_troubles(session), ceilings)])[0]
     if not (pauses := await find_pauses_of(session, email_id)):
@@ -62,8 +62,6 @@ async def list_acts(source: Source, email_id: UUID) -> list[AuditedAct]: ...
 async def list_replays_of(source: Source, email_id: UUID) -> list[ReplayOfEmail]: ...
 @statement
 async def list_recipients(source: Source, email_id: UUID) -> list[str]: ...
-@statement
-async def list_ceilings(source: Source) -> dict[str, float]: ...
 @statement
 async def may_lock(source: Source) -> bool: ...
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dispatcher.domain.values import dataclass
 from dispatcher.domain.waiting import ProviderProblem
 from dispatcher.store.connections import Pool
 from dispatcher.store.statements import Source, fetch, statement
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderRate:
+    """How many emails per second all hosts together may send now through a provider with a ceiling."""
+
+    provider: str
+    per_second: float
+    was_throttled: bool
+    was_used: bool
 
 
 class ProviderStore:
@@ -52,3 +63,5 @@ class ProviderStore:
 
 @statement
 async def find_troubles(source: Source) -> list[ProviderProblem]: ...
+@statement
+async def list_rates(source: Source) -> list[ProviderRate]: ...

@@ -1,4 +1,4 @@
-"""Figures per minute for the operators' page: the monitors write them, and the page and commands read them."""
+"""Figures per minute, and the processes of each host: the monitors write them, and the operators' page reads them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import orjson
 from dispatcher.domain.values import dataclass
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.counts import count_for_monitor
-from dispatcher.store.statements import Source, fetch, statement
+from dispatcher.store.figures import count_for_monitor
+from dispatcher.store.statements import Source, fetch
 from dispatcher.version import VERSION
 
 KEEP_DAYS: Final = 3
@@ -22,11 +22,7 @@ _SHOWN: Final = ("role", "number", "pid", "is_up", "is_ending", "restarts", "age
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """The state of a queue at the time of a sample.
-
-    Attributes:
-        messages: The number of ready messages. Messages that workers have received do not count.
-    """
+    """The ready messages of a queue, without those that workers have received, and its workers."""
 
     messages: int
     workers: int
@@ -53,36 +49,29 @@ class MinuteSample:
     attempts: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Attempts:
-    """The number of attempts in one hour or day with one provider and one outcome."""
-
-    begins_at: datetime
-    provider: str
-    outcome: str
-    emails: int
-
-
-async def save_sample(session: AsyncSession, queues: Mapping[str, QueueDepth] | None, *, every_seconds: float) -> bool:
+async def save_sample(
+    session: AsyncSession, queues: Mapping[str, QueueDepth] | None, *, every_seconds: float
+) -> int | None:
     """Stores a sample, and deletes samples that are older than KEEP_DAYS. Stores nothing if the newest sample is less
-    than `every_seconds` old. Two monitors that store a sample at the same time store the same totals.
+    than `every_seconds` old: then returns None. Otherwise returns the number of emails that operators and applications
+    cancelled since the last sample; so of all monitors, one counts each of these emails.
 
-    Returns whether this call stored the sample. Reads only the hourly counts that may have changed since the last
-    sample, so the cost does not grow with the age of the database.
+    Reads only the hourly counts that may have changed since the last sample, so the cost does not grow with the age of
+    the database.
     """
     last = await fetch(session, "find_last_sample")
+    last_at, age_seconds, attempts, since, counted = last[0] if last else (None, None, {}, None, {})
     # If PostgreSQL's clock was set back, the age is negative, and a new sample is due.
-    if last and 0 <= last[0][0] < every_seconds:
-        return False
+    if age_seconds is not None and 0 <= age_seconds < every_seconds:
+        return None
     counts = await count_for_monitor(session)
-    _, attempts, since, counted = last[0] if last else (None, {}, None, {})
     rows = await fetch(session, "sum_attempts_for_sample", {"since": since})
     totals = dict(attempts)
     for _, outcome, since_last, _ in rows:
         if outcome is not None:
             totals[outcome] = totals.get(outcome, 0) + max(0, since_last - counted.get(outcome, 0))
     parameters = {
-        "emails": _json({status.value: count for status, count in counts.emails.items()}),
+        "emails": _json(counts.emails),
         "oldest_pending_seconds": counts.oldest_pending_seconds,
         "longest_due_seconds": counts.longest_due_seconds,
         "queues": None if queues is None else _json({name: asdict(queue) for name, queue in queues.items()}),
@@ -90,9 +79,11 @@ async def save_sample(session: AsyncSession, queues: Mapping[str, QueueDepth] | 
         "counted_since": rows[0][0],
         "counted": _json({outcome: recent for _, outcome, _, recent in rows if outcome is not None}),
         "days": KEEP_DAYS,
+        "last_at": last_at,
+        "every_seconds": every_seconds,
     }
-    await fetch(session, "save_sample", parameters)
-    return True
+    stored = await fetch(session, "save_sample", parameters)
+    return stored[0][0] if stored else None
 
 
 async def list_samples(source: Source, minutes: int) -> list[MinuteSample]:
@@ -111,9 +102,5 @@ async def report_processes(source: Source, holder: str, host: str, processes: Se
     await fetch(source, "report_processes", parameters)
 
 
-@statement
-async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attempts]: ...
-
-
 def _json(value: object) -> str:
-    return orjson.dumps(value).decode()
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -65,8 +65,8 @@ HELD: Final = Counter(
 )
 CANCELLED: Final = Counter(
     "dispatcher_cancelled_emails_total",
-    "Emails that were cancelled through the HTTP API or the operators' page, and emails that expired before they were "
-    "sent, or while they were held. Emails that were cancelled with `dispatcher cancel` are not counted.",
+    "Emails that operators or applications cancelled, counted about a minute later by one of the monitors, and emails "
+    "that expired before they were sent, or while they were held.",
     ("reason",),
     (("cancelled",), ("expired",)),
     panel=Panel.SENDING,

@@ -109,12 +109,6 @@ set
     alerts = excluded.alerts
 returning queue;
 
--- name: list_presences
--- Hosts whose monitors did not stop in an orderly way: when each monitor last reported, and how many seconds ago.
-select host, max(seen_at), extract(epoch from clock_timestamp() - max(seen_at))::double precision
-from dispatcher.host_presence
-group by host;
-
 -- name: list_shared_host_names
 -- The names that several connected monitors have as their host's name. After a host lost its network, PostgreSQL may
 -- count its former session, too, until that session has been idle for too long. The sessions of roles that cannot report

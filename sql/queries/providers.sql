@@ -59,6 +59,17 @@ where provider = %(provider)s
     and halved_at < clock_timestamp() - interval '1 second'
 returning per_second;
 
+-- name: list_rates
+-- For each provider with a ceiling: how many emails per second all hosts together may send now; whether the provider has
+-- throttled us, and whether workers used it, in the last minute.
+select
+    provider,
+    per_second,
+    halved_at > clock_timestamp() - interval '1 minute',
+    refilled_at > clock_timestamp() - interval '1 minute'
+from dispatcher.provider_rate
+order by provider;
+
 -- name: set_provider_state
 -- Stores the state of one worker slot's circuit breaker for a provider. `seconds`: how long the state lasts; null if
 -- unknown. An operator's resume stays until the worker takes it, or its breaker closes.

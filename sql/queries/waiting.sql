@@ -50,11 +50,3 @@ where e.email_id = %(email_id)s
 select
     has_table_privilege('dispatcher.email_log', 'update')
     and has_table_privilege('dispatcher.email_idempotency', 'update');
-
--- name: list_ceilings
--- The providers that have a ceiling and that workers used in the last minute, and the emails per second that each
--- provider may get now.
-select provider, per_second
-from dispatcher.provider_rate
-where refilled_at > clock_timestamp() - interval '1 minute'
-order by provider;

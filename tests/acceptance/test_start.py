@@ -11,9 +11,9 @@ import orjson
 import psycopg
 
 from dispatcher import enqueue
+from dispatcher.cli.status import fetch_unready
 from dispatcher.config.values import Listener
 from dispatcher.dev.ports import choose
-from dispatcher.monitor.readiness_client import fetch_unready
 from tests.acceptance.harness import DISPATCHER, Host, emails, stop
 from tests.supervisor.program import eventually
 

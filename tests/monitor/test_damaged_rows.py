@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dispatcher.store.activity import list_workers
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import connect_async
-from dispatcher.store.counts import count_for_monitor
-from dispatcher.store.overview import measure_recent_latency
+from dispatcher.store.figures import count_for_monitor, list_workers, measure_latency
 from dispatcher.store.retention import Retention
 from tests.store.books import Books
 from tests.store.damaged_rows import insert_damaged
@@ -39,7 +37,7 @@ async def test_the_counts_of_metrics_are_read(tables_url: str, damaged: Books) -
 
     async with await connect_async(tables_url, name="test monitor") as session:
         counts = await count_for_monitor(session)
-        await measure_recent_latency(session)
+        await measure_latency(session)
         workers = await list_workers(session)
 
     assert counts.oldest_pending_seconds is not None

@@ -18,7 +18,7 @@ from dispatcher.errors import BrokerUnavailable, DispatcherError, SchemaError, S
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.monitor.health import CHECKS, Health
 from dispatcher.monitor.polling import Poll, interval_after
-from dispatcher.store.counts import MonitorCounts
+from dispatcher.store.figures import MonitorCounts
 from dispatcher.telemetry.scrape import ProcessCollector
 from tests.telemetry.counting import counting
 from tests.waiting import until

@@ -22,7 +22,7 @@ from dispatcher.host.process_table import ProcessTable
 from dispatcher.host.web_server import WebServer
 from dispatcher.monitor.pages import pages_of, poll_of_queues
 from dispatcher.store.connections import make_pool
-from dispatcher.store.counts import count_for_monitor
+from dispatcher.store.figures import count_for_monitor
 from dispatcher.telemetry import metric_files
 from tests.store.books import Books
 from tests.telemetry.pictures import parsed

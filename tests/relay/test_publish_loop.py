@@ -21,8 +21,8 @@ from dispatcher.dev.servers import Servers
 from dispatcher.domain.status import Status
 from dispatcher.relay.publish_loop import LeaderServices, PublishLoop
 from dispatcher.store.connections import connect_async
-from dispatcher.store.counts import count_for_monitor
 from dispatcher.store.emails import find_facts
+from dispatcher.store.figures import count_for_monitor
 from dispatcher.store.leases import LeaseStore
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit

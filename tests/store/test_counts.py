@@ -10,9 +10,8 @@ import psycopg
 import pytest
 
 from dispatcher.domain.status import Status
-from dispatcher.store.activity import measure_latency
 from dispatcher.store.connections import connect_async
-from dispatcher.store.counts import MonitorCounts, count_emails, count_for_monitor
+from dispatcher.store.figures import MonitorCounts, count_emails, count_for_monitor, measure_latency
 from dispatcher.store.queries import query
 from tests.store.books import Books
 
@@ -33,7 +32,7 @@ async def test_waiting_and_cancelled_emails_are_counted_and_not_pending(tables_u
 
     found = await counts(tables_url)
 
-    exact = count_emails(books.connection).emails
+    exact = count_emails.sync(books.connection)
     assert (found.emails[Status.WAITING], found.emails[Status.PENDING]) == (1, 0)
     assert (exact[Status.WAITING], exact[Status.CANCELLED], exact[Status.PENDING]) == (1, 1, 0)
     assert (found.oldest_pending_seconds, found.longest_due_seconds) == (None, None)

@@ -21,29 +21,29 @@ from dispatcher.domain.email_id import new_email_ids
 from dispatcher.domain.event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.suppression import SuppressionRules
-from dispatcher.store.activity import list_workers
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, connect_async, make_pool
-from dispatcher.store.counts import find_oldest_pending
 from dispatcher.store.events import EventRow, settle_proven, store_events
-from dispatcher.store.instants import EARLIEST, LATEST
-from dispatcher.store.leases import DomainWait, Lease, LeaseStore
-from dispatcher.store.outbox import DueRange, Outbox
-from dispatcher.store.overview import (
+from dispatcher.store.figures import (
     COUNTED,
     READ_FOR_LATENCY,
     count_for_overview,
-    count_for_overview_of_tenant,
     count_paused,
     find_alert_check,
+    find_oldest_pending,
     list_host_reports,
-    list_rates,
-    measure_recent_latency,
+    list_workers,
+    measure_latency,
     one_snapshot,
+    sum_attempts,
 )
+from dispatcher.store.instants import EARLIEST, LATEST
+from dispatcher.store.leases import DomainWait, Lease, LeaseStore
+from dispatcher.store.outbox import DueRange, Outbox
 from dispatcher.store.polling import find_held_message, find_polled
+from dispatcher.store.providers import list_rates
 from dispatcher.store.queries import all_queries
-from dispatcher.store.samples import list_samples, sum_attempts
+from dispatcher.store.samples import list_samples
 from dispatcher.store.settlement import FoundLease
 from tests.store.books import Books
 from tests.store.results import result
@@ -310,17 +310,17 @@ async def test_a_search_for_the_due_emails_of_small_tenants_does_not_read_those_
 async def rows_read_for_overview(session: AsyncSession) -> dict[str, int]:
     """Executes every statement of the Overview in one transaction. Returns the rows that scans read, by statement."""
     steps: list[Callable[[], Awaitable[object]]] = [
-        lambda: count_for_overview(session),
-        lambda: count_for_overview_of_tenant(session, "acme"),
+        lambda: count_for_overview(session, tenant_id=None),
+        lambda: count_for_overview(session, tenant_id="acme"),
         lambda: count_paused(session),
         lambda: find_oldest_pending(session, limit=COUNTED),
-        lambda: measure_recent_latency(session),
+        lambda: measure_latency(session),
         lambda: list_workers(session),
         lambda: sum_attempts(session, "hour", 86_400.0),
         lambda: list_samples(session, 60),
         lambda: list_host_reports(session),
         lambda: list_rates(session),
-        lambda: find_alert_check(session, "dlq"),
+        lambda: find_alert_check(session, queue="dlq"),
     ]
     names = [
         *("counts", "counts of a tenant", "paused", "oldest", "latency"),

@@ -11,7 +11,7 @@ import pytest
 from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import Pool, connect_async
-from dispatcher.store.counts import count_emails
+from dispatcher.store.figures import count_emails
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.settlement import find_leases, release_found
@@ -323,12 +323,10 @@ async def test_the_hourly_counts_equal_the_recorded_results(
     statuses = books.statuses()
     assert books.hourly() == {"accepted": 10, "rejected": 8, "uncertain": 6, "deferred": 4}
     assert (statuses["sent"], statuses["failed"], statuses["held"], statuses["sending"]) == (10, 9, 7, 4)
-    counts = count_emails(books.connection)
-    assert counts.emails == {**dict.fromkeys(Status, 0), **{Status(name): n for name, n in statuses.items()}}
-    # `count_emails` reads a snapshot in a transaction of its own isolation level. Later transactions use the default
-    # level again.
-    with books.connection.transaction():
-        assert books.select("show transaction_isolation") == [{"transaction_isolation": "read committed"}]
+    assert count_emails.sync(books.connection) == {
+        **dict.fromkeys(Status, 0),
+        **{Status(name): n for name, n in statuses.items()},
+    }
     assert {row["slot"] for row in books.select("select distinct slot from email_hourly")} == {"slot-1", "slot-2"}
 
 

@@ -444,7 +444,7 @@ async def test_audit_records_are_deleted_only_if_configured(books: Books, prune:
         books.connection.execute("delete from operator_audit")
 
 
-@pytest.mark.parametrize("name", ["delete_content", "delete_keys", "measure_latency"])
+@pytest.mark.parametrize("name", ["delete_content", "delete_keys"])
 async def test_old_rows_are_found_by_the_index_without_reading_others(database_url: str, name: str) -> None:
     """If the time in the condition were volatile, PostgreSQL could use no index, and would compare the time with each
     of a million rows."""

@@ -6,9 +6,10 @@ import asyncio
 
 import psycopg
 
-from dispatcher.store.activity import list_shared_host_names, list_workers
+from dispatcher.store.alerts import list_shared_host_names
 from dispatcher.store.connections import connect_async
 from dispatcher.store.emails import find_facts
+from dispatcher.store.figures import list_workers
 from dispatcher.store.settlement import terminate_sessions
 from tests.store.books import Books, UrlOf
 from tests.waiting import until

@@ -18,7 +18,7 @@ from dispatcher.api.ops_page.fields import Mistake
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
-from dispatcher.ops.cached import Cached
+from dispatcher.ops.shared_reading import SharedReading
 from dispatcher.store.controls import MOST_DUE, MOST_PAIRS, Due, count_due, read_controls
 
 PATH: Final = "/lanes"
@@ -28,7 +28,7 @@ ACTIONS: Final = (*lanes.ACTIONS, *tenants.ACTIONS)
 
 def routes(site: Site) -> list[Route]:
     """The routes of the page and of its forms."""
-    page = LanePage(site, Cached(count_due, DUE_SECONDS))
+    page = LanePage(site, SharedReading(lambda: count_due(site.pool), fresh_seconds=DUE_SECONDS))
     return [site.get(PATH, page.render), *face.forms(site, ACTIONS, page.render, PATH)]
 
 
@@ -37,7 +37,7 @@ class LanePage:
     """Renders the page Lanes and tenants."""
 
     site: Site
-    due: Cached[list[Due]]
+    due: SharedReading[list[Due]]
 
     async def render(
         self,
@@ -61,7 +61,7 @@ class LanePage:
             shares=shown.rows,
             limits=list(controls.tenants.values()),
             controls=controls,
-            due=await self.due.get(self.site.session),
+            due=await self.due.fresh(),
             most_due=MOST_DUE,
             most_pairs=MOST_PAIRS,
             given=form or {},

@@ -13,13 +13,11 @@ from starlette.routing import Route
 
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
-from dispatcher.ops.figures import Overview, Point
-from dispatcher.ops.overview import OverviewReader
+from dispatcher.ops.overview import OverviewReader, Point
+from dispatcher.store.figures import MISSED_REPORTS
 
 STALE_SECONDS: Final = 3.0
 """If a query fails and the figures are older than this, the page shows a warning."""
-CHECK_FACTOR: Final = 3
-"""If no monitor has checked the DLQ for this many probe intervals, the page shows a warning."""
 
 
 def routes(site: Site) -> list[Route]:
@@ -38,8 +36,12 @@ def routes(site: Site) -> list[Route]:
             overview=answer.value,
             stale_seconds=answer.age_seconds if answer.fault and answer.age_seconds > STALE_SECONDS else None,
             fault=answer.fault,
-            charts=charts_of(answer.value),
-            longest_check_seconds=CHECK_FACTOR * site.settings.dlq_probe_seconds,
+            charts=[
+                Chart("sent-by-minute", "Sent per minute, last hour", "%H:%M", answer.value.minutes),
+                Chart("sent-by-hour", "Sent per hour, last day", "%m-%d %H:%M", answer.value.hours),
+                Chart("sent-by-day", "Sent per day, last 31 days", "%Y-%m-%d", answer.value.days),
+            ],
+            longest_check_seconds=MISSED_REPORTS * site.settings.dlq_probe_seconds,
             dlq=site.settings.dlq,
         )
 
@@ -48,12 +50,8 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart that shows how many emails were sent, and how many were not, over time.
-
-    Attributes:
-        name: The chart's id on the page.
-        shape: The `strftime` format of the times in the chart's table.
-    """
+    """A chart of how many emails were sent, and how many were not. `name` is its id on the page, and `shape` the
+    `strftime` format of the times in its table."""
 
     name: str
     title: str
@@ -77,15 +75,5 @@ class Chart:
             {"label": "sent", "colour": 1, "values": [point.sent for point in self.points]},
             {"label": "not sent", "colour": 2, "values": [point.not_sent for point in self.points]},
         ]
-        return orjson.dumps(
-            {"x": [int(point.begins_at.timestamp()) for point in self.points], "series": series}
-        ).decode()
-
-
-def charts_of(overview: Overview) -> list[Chart]:
-    """The charts of the last hour, day and month."""
-    return [
-        Chart("sent-by-minute", "Sent per minute, last hour", "%H:%M", overview.minutes),
-        Chart("sent-by-hour", "Sent per hour, last day", "%m-%d %H:%M", overview.hours),
-        Chart("sent-by-day", "Sent per day, last 31 days", "%Y-%m-%d", overview.days),
-    ]
+        begins = [int(point.begins_at.timestamp()) for point in self.points]
+        return orjson.dumps({"x": begins, "series": series}).decode()

@@ -14,9 +14,9 @@ from dispatcher.actions.reported_events import EXAMINED_EVENTS, ListReportedEven
 from dispatcher.api.ops_page import face
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
-from dispatcher.ops.cached import Cached
-from dispatcher.store.connections import AsyncSession
+from dispatcher.ops.shared_reading import SharedReading
 from dispatcher.store.events import EventCount, count_recent_events
+from dispatcher.store.statements import Source
 
 COUNT_SECONDS: Final = 5.0
 """How long all visitors see the same counts before the counts are read again."""
@@ -36,16 +36,16 @@ class EventCounts:
     since: datetime | None
 
     @classmethod
-    async def read(cls, session: AsyncSession) -> EventCounts:
+    async def read(cls, source: Source) -> EventCounts:
         """Counts at most the newest 20,000 events."""
-        counts = await count_recent_events(session, examined=EXAMINED_EVENTS)
+        counts = await count_recent_events(source, examined=EXAMINED_EVENTS)
         is_cut = sum(each.events for each in counts) >= EXAMINED_EVENTS
         return cls(counts, is_cut, min((each.since for each in counts), default=None))
 
 
 def routes(site: Site) -> list[Route]:
     """The route of the page Events: a list, newest arrival first. Visitors who see all tenants also see counts."""
-    cached = Cached(EventCounts.read, COUNT_SECONDS)
+    shared = SharedReading(lambda: EventCounts.read(site.pool), fresh_seconds=COUNT_SECONDS)
 
     async def show(request: Request, visitor: Visitor) -> Response:
         page, filters, mistake = await face.listed(site, ListReportedEvents, request, visitor)
@@ -58,7 +58,7 @@ def routes(site: Site) -> list[Route]:
             page=page,
             filters=filters,
             mistake=mistake,
-            counts=await cached.get(site.session) if visitor.tenant_id is None else None,
+            counts=await shared.fresh() if visitor.tenant_id is None else None,
         )
 
     return [site.get("/events", show)]

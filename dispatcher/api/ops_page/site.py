@@ -23,7 +23,7 @@ from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Pause, seen_by
 from dispatcher.errors import StoreUnavailable
-from dispatcher.ops.cached import Cached
+from dispatcher.ops.shared_reading import SharedReading
 from dispatcher.providers.capture import NAME as CAPTURE
 from dispatcher.providers.sms_capture import NAME as SMS_CAPTURE
 from dispatcher.store.connections import AsyncSession, Pool, session
@@ -94,16 +94,16 @@ class Site:
         self.jobs = jobs
         self.path = PATH if settings.ops_url is None else urlsplit(settings.ops_url).path.rstrip("/")
         self.sessions = Sessions(settings, access, pool, self.path)
-        self.pauses = Cached(list_pauses, PAUSES_SECONDS)
+        self.pool = pool
+        self.pauses = SharedReading(lambda: list_pauses(pool), fresh_seconds=PAUSES_SECONDS)
         self.resources = AsyncExitStack()
-        self._pool = pool
         self._turns = FairTurns(CONCURRENT_PAGES, seconds=WAIT_SECONDS)
         self._parts: dict[tuple[str, str, str | None], tuple[object, Sequence[Pause], str]] = {}
         self._rendering = rendering(self.path)
 
     def session(self) -> AbstractAsyncContextManager[AsyncSession]:
         """A database session whose statements time out after two seconds. Database errors become error pages."""
-        return session(self._pool)
+        return session(self.pool)
 
     def get(self, path: str, handler: Handler) -> Route:
         """The route of a page that every signed-in visitor may see. `path` is below `site.path`."""
@@ -192,7 +192,7 @@ class Site:
         paused: Sequence[Pause] = []
         # Without PostgreSQL, show no pauses: an error here would prevent the page that reports it.
         with suppress(StoreUnavailable):
-            paused = [] if visitor is None else seen_by(await self.pauses.get(self.session), visitor.tenant_id)
+            paused = [] if visitor is None else seen_by(await self.pauses.fresh(), visitor.tenant_id)
         is_part = "hx-request" in request.headers
         if shared is None or visitor is None or not is_part:
             html = self._render(request, visitor, template, paused, is_part=is_part, **values)

@@ -9,9 +9,9 @@ from http import HTTPStatus
 import orjson
 import pytest
 
+from dispatcher.cli.status import fetch_unready
 from dispatcher.config.values import Listener
 from dispatcher.host.web_server import WebResponse, WebServer
-from dispatcher.monitor.readiness_client import fetch_unready
 from tests.waiting import until
 
 

@@ -1,0 +1,279 @@
+-- What `dispatcher status`, the Overview and the monitor's gauges show.
+--
+-- The Overview executes its statements every few seconds, so each of them reads a bounded number of rows, however many
+-- emails there are. Because of `between` and the order by status, PostgreSQL can use only the index that begins with the
+-- status. With `status = …`, PostgreSQL may read the whole primary key, if its statistics say that most emails have this
+-- status.
+
+-- name: begin_snapshot
+-- All statements of this transaction read one snapshot. Otherwise, an email whose result is recorded between two
+-- statements would be counted twice. The transaction is read-only. No rows.
+set transaction isolation level repeatable read, read only;
+
+-- name: limit_overview
+-- Limits how long each statement of this transaction may take.
+select set_config('statement_timeout', %(milliseconds)s::text, true);
+
+-- name: count_emails
+-- The number of emails of each status. A partial index contains all emails that are not sent; the hourly counts have the
+-- number of emails ever sent, without a scan.
+with counted as (
+    select status, count(*) as emails
+    from dispatcher.email_log
+    where status <> 'sent'
+    group by status
+    union all
+    select 'sent', sum(email_count)::bigint
+    from dispatcher.email_hourly
+    where outcome = 'accepted'
+)
+select status, coalesce(emails, 0)
+from unnest(array['pending', 'waiting', 'sending', 'sent', 'failed', 'held', 'cancelled'])
+    with ordinality as known (status, place)
+left join counted using (status)
+order by place;
+
+-- name: count_monitored
+-- As count_emails, without `sent` and `cancelled`, and fast even if millions of emails wait. If more than 100,000 emails
+-- wait, their number is an estimate from the last vacuum of their index.
+with counted as (
+    select status, count(*) as emails
+    from dispatcher.email_log
+    where status in ('pending', 'sending', 'failed', 'held')
+    group by status
+    union all
+    select
+        'waiting',
+        case
+            when count(*) < 100000 then count(*)
+            else greatest(
+                count(*),
+                (
+                    select sum(greatest(c.reltuples, 0))::bigint
+                    from pg_inherits as i
+                    join pg_class as c on c.oid = i.inhrelid
+                    where i.inhparent = 'dispatcher.email_log_waiting'::regclass
+                )
+            )
+        end
+    from (
+        select email_id
+        from dispatcher.email_log
+        where status = 'waiting'
+        limit 100000
+    ) as first
+)
+select status, coalesce(emails, 0)
+from unnest(array['pending', 'waiting', 'sending', 'failed', 'held']) with ordinality as known (status, place)
+left join counted using (status)
+order by place;
+
+-- name: count_for_overview
+-- The number of emails by state, of one tenant or of all (tenant_id is null), each counted up to a limit, and whether the
+-- counting stopped there. The limit is `undecided` for dead letters and held emails that no operator has decided, and
+-- `limit` for all other states. Of these, no index finds a tenant's emails, so only the first `limit` emails of all
+-- tenants are examined.
+select name, emails, is_cut
+from (values ('dead_letters', 'failed'), ('held', 'held')) as of_status (name, status)
+cross join lateral (
+    select count(*) as emails, count(*) >= %(undecided)s as is_cut
+    from (
+        select from dispatcher.email_log as e
+        where e.status in ('failed', 'held')
+            and e.status between of_status.status and of_status.status
+            and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
+            and e.dead_letter_discarded_at is null
+            and e.error_type is distinct from 'suppressed'
+        order by e.status, e.tenant_id
+        limit %(undecided)s
+    ) as first
+) as counted
+union all
+select name, emails, is_cut
+from (values ('pending'), ('sending'), ('waiting'), ('cancelled')) as of_status (name)
+cross join lateral (
+    select
+        count(*) filter (where %(tenant_id)s::text is null or tenant_id = %(tenant_id)s) as emails,
+        count(*) >= %(limit)s as is_cut
+    from (
+        select e.tenant_id
+        from dispatcher.email_log as e
+        where e.status <> 'sent'
+            and e.status between of_status.name and of_status.name
+        order by e.status, e.email_id
+        limit %(limit)s
+    ) as first
+) as counted;
+
+-- part: paused
+paused as (
+    select scope, name
+    from dispatcher.pause
+    where scope <> 'provider'
+        and (until_at is null or until_at > clock_timestamp())
+)
+
+-- part: is_paused
+-- Whether a pause of everything, of its lane or of its tenant stops the email e. Needs paused.
+exists (
+    select from paused as p
+    where p.scope = 'all'
+        or (p.scope = 'lane' and p.name = e.lane)
+        or (p.scope = 'tenant' and p.name = e.tenant_id)
+)
+
+-- name: count_paused
+-- How many of the first `limit` pending emails are stopped by a pause of everything, of a lane or of a tenant; and
+-- whether the counting stopped at this limit.
+with {paused}
+select count(*) filter (where {is_paused}) as emails, count(*) >= %(limit)s as is_cut
+from (
+    select lane, tenant_id
+    from dispatcher.email_log
+    where status between 'pending' and 'pending'
+    order by status, email_id
+    limit %(limit)s
+) as e;
+
+-- name: find_oldest_pending
+-- The longest time that a pending email has waited since it could first be sent, and the longest time that an email has
+-- been due, both in seconds. Emails that are stopped by a pause of everything, of a lane or of a tenant do not count.
+-- Null if no email is pending or due, or if the first `limit` emails are paused. The pending email with the lowest id
+-- has not always waited longest: it may be a scheduled email that has just become pending. So the first emails by id
+-- are compared.
+with {paused}
+select
+    (
+        select extract(epoch from clock_timestamp() - min(coalesce(first.due_since, first.created_at)))::double precision
+        from (
+            select e.due_since, e.created_at
+            from (
+                select due_since, created_at, lane, tenant_id
+                from dispatcher.email_log
+                where status between 'pending' and 'pending'
+                order by status, email_id
+                limit %(limit)s
+            ) as e
+            where not {is_paused}
+                and isfinite(coalesce(e.due_since, e.created_at))
+            limit 10000
+        ) as first
+    ),
+    (
+        select extract(epoch from clock_timestamp() - e.publish_due_at)::double precision
+        from (
+            select publish_due_at, lane, tenant_id
+            from dispatcher.email_log
+            where publish_due_at is not null
+                and isfinite(publish_due_at)
+            order by publish_due_at
+            limit %(limit)s
+        ) as e
+        where not {is_paused}
+        limit 1
+    );
+
+-- name: count_sent_recently
+-- The approximate number of emails sent in the last hour and in the last 24 hours, from counts per clock hour. If only
+-- a part of a clock hour is in the wanted time, only this fraction of the hour's count is added.
+select
+    coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 hour')) / 3600))), 0)::double precision,
+    coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 day')) / 3600))), 0)::double precision
+from dispatcher.email_hourly
+where outcome = 'accepted'
+    and hour > now() - interval '26 hours';
+
+-- name: measure_latency
+-- The latency of the emails that were sent in the last ten minutes, of at most 1,000: their number, and the 50th, 95th
+-- and 99th percentile in seconds. The latency is the time from when an email could first be sent until a provider
+-- accepted it. Zero rows: no email was sent. Reads only the newest `limit` emails, and the newest `limit` emails that were
+-- enqueued before the oldest pending email: during a backlog, the newest emails are not sent yet.
+select
+    count(*) as emails,
+    percentile_cont(0.5) within group (order by extract(epoch from sent_at - since)) as p50_seconds,
+    percentile_cont(0.95) within group (order by extract(epoch from sent_at - since)) as p95_seconds,
+    percentile_cont(0.99) within group (order by extract(epoch from sent_at - since)) as p99_seconds
+from (
+    select sent_at, coalesce(due_since, created_at) as since
+    from (
+        (
+            select email_id, sent_at, due_since, created_at, status
+            from dispatcher.email_log
+            order by email_id desc
+            limit %(limit)s
+        )
+        union
+        (
+            select email_id, sent_at, due_since, created_at, status
+            from dispatcher.email_log
+            where email_id < (
+                select email_id
+                from dispatcher.email_log
+                where status between 'pending' and 'pending'
+                order by status, email_id
+                limit 1
+            )
+            order by email_id desc
+            limit %(limit)s
+        )
+    ) as read
+    where status = 'sent'
+        and sent_at > statement_timestamp() - interval '10 minutes'
+        and isfinite(sent_at)
+        and isfinite(coalesce(due_since, created_at))
+    order by sent_at desc
+    limit 1000
+) as newest
+having count(*) > 0;
+
+-- name: sum_attempts
+-- Attempts by hour or day (`unit`, in UTC), provider and outcome, for the last `seconds`, oldest first. The first
+-- hour or day is counted whole.
+select date_trunc(%(unit)s, hour, 'UTC') as begins_at, provider, outcome, sum(email_count)::bigint
+from dispatcher.email_hourly
+where hour >= date_trunc(%(unit)s, statement_timestamp() - %(seconds)s::double precision * interval '1 second', 'UTC')
+group by begins_at, provider, outcome
+order by begins_at, provider, outcome;
+
+-- name: list_workers
+-- Workers with sessions or leases: name, seconds since the session began (null: the worker has no session), number of
+-- emails under the worker's leases, and seconds until the last of these leases expires (null: it has no leases).
+-- PostgreSQL shows the sessions of other roles without their start time; such a worker counts as started now.
+with present as (
+    select application_name as worker, coalesce(min(backend_start), clock_timestamp()) as began_at
+    from pg_stat_activity
+    where datname = current_database()
+        and application_name ~ ':w[0-9]+:[0-9]+:[0-9a-f]+$'
+        and has_table_privilege(usesysid, 'dispatcher.email_log', 'update')
+    group by application_name
+),
+leasing as (
+    select
+        locked_by as worker, count(*) as emails,
+        max(locked_until) filter (where isfinite(locked_until)) as last_lease_until
+    from dispatcher.email_log
+    where status = 'sending'
+    group by locked_by
+)
+select
+    worker,
+    extract(epoch from clock_timestamp() - present.began_at)::double precision,
+    coalesce(leasing.emails, 0),
+    extract(epoch from leasing.last_lease_until - clock_timestamp())::double precision
+from present
+full join leasing using (worker)
+order by worker;
+
+-- name: list_host_reports
+-- The monitors that did not stop in an orderly way, the newest report of a host first: host, when the monitor last
+-- reported and how many seconds ago, version, and processes.
+select host, seen_at, extract(epoch from clock_timestamp() - seen_at)::double precision, version, processes
+from dispatcher.host_presence
+order by host, seen_at desc;
+
+-- name: find_alert_check
+-- The last check of a DLQ: host, seconds since the check, depth, why RabbitMQ could not be read, and the active alerts.
+-- No row: no monitor has checked the DLQ.
+select host, extract(epoch from clock_timestamp() - checked_at)::double precision, depth, fault, alerts
+from dispatcher.alert_check
+where queue = %(queue)s;
