@@ -216,8 +216,8 @@ class Action(Generic[R_co]):
     http: ClassVar[str]
     query: ClassVar[str]
     arguments: ClassVar[tuple[str, ...]] = ()
-    scope: ClassVar[Scope]
-    reach: ClassVar[Reach]
+    scope: ClassVar[Scope] = Scope.OPERATE
+    reach: ClassVar[Reach] = Reach.ALL_TENANTS
     row: ClassVar[type[Any]]
     fields: ClassVar[Mapping[str, Field]] = {}
     is_list: ClassVar[bool] = False
@@ -243,10 +243,11 @@ class Action(Generic[R_co]):
         name: str = "",
         http: str = "",
         query: str = "",
-        scope: Scope = Scope.OPERATE,
-        reach: Reach = Reach.ALL_TENANTS,
+        scope: Scope | None = None,
+        reach: Reach | None = None,
     ) -> None:
-        cls.name, cls.http, cls.query, cls.scope, cls.reach = name, http, query, scope, reach
+        cls.name, cls.http, cls.query = name, http, query
+        cls.scope, cls.reach = scope or cls.scope, reach or cls.reach
         own = {each: value for each, value in vars(cls).items() if isinstance(value, Field)}
         if cls.key:
             own["after"] = Field(cursor(cls.key.values()), "Continue after an earlier page: its `next`.", None)

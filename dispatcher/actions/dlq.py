@@ -52,7 +52,7 @@ REPLAY_ID: Final = whole(1, 2**63 - 1)
 ROWS: Final = whole(1, 10_000)
 
 
-class FailureFilter(Action[R]):
+class FailureFilter(Action[R], reach=Reach.ANY_TENANT):
     """Selects failed and held emails. Every face has these fields; `dead_emails` in dead.sql applies them."""
 
     error_type: str | None = field(one_of(Reason), "Only this error type, such as outcome_unknown.", default=None)
@@ -93,7 +93,6 @@ class ListDead(
     name="dlq list",
     http="GET /v1/dead-letters",
     query="list_dead",
-    reach=Reach.ANY_TENANT,
 ):
     """List failed and held emails, newest first."""
 
@@ -112,7 +111,6 @@ class DiscardDead(
     name="dlq discard",
     http="POST /v1/dead-letters/discard",
     query="discard_dead",
-    reach=Reach.ANY_TENANT,
 ):
     """Discard the dead letters of failed and held emails. Nothing is sent.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from dispatcher.actions.action import Reach, field
+from dispatcher.actions.action import field
 from dispatcher.actions.batch import Batch, Verdict
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_rules import MAX_DAYS_AHEAD
@@ -43,7 +43,7 @@ TOO_LATE = Verdict(
 )
 
 
-class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel_emails", reach=Reach.ANY_TENANT):
+class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel_emails"):
     """Cancel emails that are pending or waiting: they are never sent.
 
     Give the ids or message keys of the emails, select emails by a filter, or select all with --all. With a filter or
@@ -75,7 +75,6 @@ class Reschedule(
     name="reschedule",
     http="POST /v1/emails/reschedule",
     query="reschedule_emails",
-    reach=Reach.ANY_TENANT,
 ):
     """Change the send time of pending or waiting emails.
 
