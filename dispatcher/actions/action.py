@@ -116,6 +116,15 @@ class Field:
         return label(self.name)
 
     @property
+    def help(self) -> str:
+        """What the field is, with its default."""
+        if "[default" in self.about or self.is_required or self.default in (None, False, "", ()):
+            return self.about
+        values = self.default if isinstance(self.default, tuple) else (self.default,)
+        shown = ", ".join(f"{each:g}" if isinstance(each, float) else str(each) for each in values)
+        return f"{self.about}  [default: {shown}]"
+
+    @property
     def flag(self) -> str:
         """The command's option: `--per-second`; `--tenant` for `tenant_id`, `--older-than` for `older_than_seconds`."""
         name = self.name.removesuffix("_id" if self.name == "tenant_id" else "_seconds")
@@ -198,6 +207,7 @@ class Action(Generic[R_co]):
         row: The type of the statement's rows. Its fields are the columns.
         refusals: Why the action may not be carried out. The first one also means that the statement returned no row.
         created: Where HTTP says that the new row is: the path, with the row's fields in braces.
+        is_background: Whether the change only begins when HTTP answers.
         stops: A column of a paged list. A statement that examines a limited number of rows may return, as its last row,
             the last row that it has examined, with null in this column. The next page continues there.
         constants: More parameters of the query.
@@ -233,6 +243,7 @@ class Action(Generic[R_co]):
     nothing: ClassVar[str] = ""
     missing: ClassVar[Mapping[str, str]] = {}
     created: ClassVar[str] = ""
+    is_background: ClassVar[bool] = False
     stops: ClassVar[str] = ""
     constants: ClassVar[Mapping[str, object]] = {}
     examples: ClassVar[tuple[str, ...]] = ()
@@ -249,7 +260,7 @@ class Action(Generic[R_co]):
         cls.name, cls.http, cls.query = name, http, query
         cls.scope, cls.reach = scope or cls.scope, reach or cls.reach
         own = {each: value for each, value in vars(cls).items() if isinstance(value, Field)}
-        if cls.key:
+        if cls.key and "after" not in own:
             own["after"] = Field(cursor(cls.key.values()), "Continue after an earlier page: its `next`.", None)
         for each, value in own.items():
             value.name = each

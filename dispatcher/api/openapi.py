@@ -12,11 +12,9 @@ from dispatcher.api import (
     enqueue_operations,
     event_operations,
     face,
-    feed_operations,
+    feed_endpoints,
     operation,
-    operator_operations,
     status_operations,
-    webhook_endpoints,
 )
 from dispatcher.api.operation import Operation
 from dispatcher.version import VERSION
@@ -33,9 +31,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **email_schema.SCHEMAS,
     **enqueue_operations.SCHEMAS,
     **status_operations.SCHEMAS,
-    **operator_operations.SCHEMAS,
-    **feed_operations.SCHEMAS,
-    **webhook_endpoints.SCHEMAS,
+    **feed_endpoints.SCHEMAS,
     **event_operations.SCHEMAS,
     **operation.SCHEMAS,
 }

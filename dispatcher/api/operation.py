@@ -1,7 +1,6 @@
 """One operation of the HTTP API as the OpenAPI 3.1 document describes it, and the parts that descriptions share.
 
-`feed_operations.py` describes the operations of `feed_endpoints.py`, and so on for each subject. `openapi.py` combines
-all descriptions into one document.
+`openapi.py` combines all descriptions into one document.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
-from dispatcher.api.status_endpoints import TENANT, TENANT_ID, Parameter
-from dispatcher.domain.kinds import NOT_BLANK
+from dispatcher.api.status_endpoints import TENANT, Parameter
 from dispatcher.domain.status import Status
 
-MAX_REASON_CHARACTERS: Final = 500
 _COMMON_PROBLEMS: Final = (
     "malformed-request",
     "method-not-allowed",
@@ -92,10 +89,6 @@ def reference(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def nullable(kind: str, form: str | None = None) -> dict[str, Any]:
-    return {"type": [kind, "null"], **({"format": form} if form else {})}
-
-
 def object_schema(properties: dict[str, Any], *optional: str) -> dict[str, Any]:
     required = [name for name in properties if name not in optional]
     return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
@@ -126,15 +119,7 @@ def _problems(status: int, codes: list[str]) -> dict[str, Any]:
 
 
 TENANT_PARAMETER: Final = query_parameter("tenant_id", TENANT)
-INSTANT: Final = {"type": "string", "format": "date-time"}
 ID: Final = {"type": "string", "format": "uuid"}
-REASON: Final = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": MAX_REASON_CHARACTERS,
-    "pattern": NOT_BLANK,
-    "description": "Printable characters, not only spaces. The audit log records the reason.",
-}
 DECISION_PROBLEMS: Final = ("not-found", *BODY_PROBLEMS, "invalid-body")
 _FIELD_ERROR: Final = {
     "type": "object",
@@ -147,7 +132,6 @@ _FIELD_ERROR: Final = {
     },
 }
 SCHEMAS: Final[dict[str, Any]] = {
-    "Decision": object_schema({"reason": REASON, "tenant_id": TENANT_ID}, "tenant_id"),
     "Problem": {
         "type": "object",
         "required": ["type", "title", "status", "code"],

@@ -1,4 +1,4 @@
-"""Runs operators' replays in the background of an API process."""
+"""The endpoints for replays, and the background work of an API process that runs replays."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from starlette.responses import Response
+
+from dispatcher.actions.action import Action
+from dispatcher.actions.dlq import CreateReplay
+from dispatcher.api.access import Caller
+from dispatcher.api.face import ActionEndpoints
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.config import Settings
-from dispatcher.domain.failures import Replay, ReplayState, Selection
+from dispatcher.domain.failures import Replay, ReplayState
 from dispatcher.errors import DispatcherError
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
@@ -49,14 +55,7 @@ class OperatorJobs:
         self._start(_replay_name(replay.id), work)
 
     async def create_replay(
-        self,
-        selection: Selection,
-        act: Act,
-        *,
-        at_most: int,
-        include_held: bool,
-        per_second: float,
-        within_seconds: float,
+        self, asked: CreateReplay, act: Act, *, at_most: int, within_seconds: float
     ) -> Replay | None:
         """Creates a replay of any size over a connection without a statement timeout, and runs it.
 
@@ -70,7 +69,22 @@ class OperatorJobs:
         Raises:
             SelectionGrown: the selection now has more than `at_most` emails. No replay was created.
         """
-        task = asyncio.create_task(self._create_replay(selection, act, at_most, include_held, per_second))
+
+        async def create() -> Replay:
+            async with await connect_async(self.settings.database_url, name="dispatcher api replay") as connection:
+                await disable_statement_timeout(connection)
+                replay = await replaying.create(
+                    connection,
+                    asked.selected(),
+                    act,
+                    include_held=asked.include_held,
+                    per_second=asked.per_second,
+                    at_most=at_most,
+                )
+            self.start_replay(replay)
+            return replay
+
+        task = asyncio.create_task(create())
         name = f"creation {id(task)}"
         self._running[name] = task
         task.add_done_callback(partial(self._forget, name))
@@ -79,18 +93,6 @@ class OperatorJobs:
             task.add_done_callback(_log_failure)
             return None
         return task.result()
-
-    async def _create_replay(
-        self, selection: Selection, act: Act, at_most: int, include_held: bool, per_second: float
-    ) -> Replay:
-        name = "dispatcher api replay"
-        async with await connect_async(self.settings.database_url, name=name) as connection:
-            await disable_statement_timeout(connection)
-            replay = await replaying.create(
-                connection, selection, act, include_held=include_held, per_second=per_second, at_most=at_most
-            )
-        self.start_replay(replay)
-        return replay
 
     def seen(self, replay: Replay) -> Replay:
         """The replay; running if this process will run it as soon as another replay ends."""
@@ -141,6 +143,23 @@ class OperatorJobs:
             return  # another process runs this replay
         except DispatcherError as error:
             get_log().error("error.unexpected", where="replay", error=error.message)
+
+
+@dataclass(frozen=True)
+class ReplayEndpoints(ActionEndpoints):
+    """Creates, shows, stops and resumes replays, which `jobs` runs in the background."""
+
+    jobs: OperatorJobs = field(kw_only=True)
+
+    def answer(self, asked: Action[Any], caller: Caller, result: Any) -> Response:
+        """The replay as the caller may see it. A tenant does not see the name, the reason and the filters of another
+        operator."""
+        if asked.is_background:
+            self.jobs.start_replay(result)
+        seen, tenant_id = self.jobs.seen(result), None if caller.key is None else caller.key.tenant_id
+        if tenant_id is not None and not self.access.is_own_act(result.actor, tenant_id):
+            seen = replace(seen, actor=None, reason=None, selection={})
+        return super().answer(asked, caller, seen)
 
 
 def _log_failure(task: asyncio.Task[Replay]) -> None:

@@ -1,4 +1,4 @@
-"""Options and questions that several commands share: the audit's reason and actor, `--json`, confirmation, progress."""
+"""Options and questions that several commands share: times, reason and actor, `--json`, confirmation, progress."""
 
 from __future__ import annotations
 
@@ -6,19 +6,52 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import say
+from dispatcher.domain.instant import parse_length
+from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
-    from dispatcher.ops.acts import Act
+    pass
 
+ACTOR: Final = "The operator's name for the audit log.  [default: the system's user@host]"
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Age(click.ParamType[float]):
+    """An option's value: a length of time such as `90s`, `15m`, `2h`, `3d` or `1w`, which is converted to seconds."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The length in seconds."""
+        try:
+            return parse_length(str(value))
+        except ValueError as error:
+            self.fail(f"{value!r} {error}.", param, ctx)
+
+
+class Instant(click.ParamType[datetime]):
+    """A date and time with a zone, such as `2026-12-24T18:00:00+01:00`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """The instant. Refuses a time without a zone, because such a time is ambiguous."""
+        from dispatcher.domain.email_json import instant_of
+        from dispatcher.domain.email_rules import instant
+
+        try:
+            return instant("time", instant_of("time", value))
+        except InvalidEmail as error:
+            self.fail(f"{value!r} {error.reason}.", param, ctx)
 
 
 class Number(click.FloatRange):
@@ -36,7 +69,7 @@ def audit_options(
     *,
     is_required: bool = True,
     reason: str = "The reason, for the audit log: a few words, without addresses.",
-    actor: str = "The operator's name for the audit log.  [default: the system's user@host]",
+    actor: str = ACTOR,
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """A decorator that adds `--reason` and `--actor` to a command. The command gets both as one parameter, `act`.
 
@@ -60,20 +93,6 @@ def audit_options(
         return click.option("--reason", required=is_required, metavar="TEXT", help=reason)(with_act)
 
     return with_options
-
-
-def made_act(act: Act | None, reason: str) -> Act:
-    """Returns the actor and the reason for the audit log: `act`, or else this user and the default reason.
-
-    Args:
-        act: What `audit_options` passed to the command; None if the command line has no `--reason`.
-        reason: The default reason, such as the command's name.
-    """
-    if act is not None:
-        return act
-    from dispatcher.ops.acts import Act as Made
-
-    return Made.of(None, reason)
 
 
 def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], Command]:

@@ -132,7 +132,7 @@ async def create(
     )
     if len(ids) > 1:
         await replays.save_overlaps(session, replay_id=replay_id)
-    return await find(session, replay_id)
+    return await replays.get_replay(session, replay_id)
 
 
 async def _ids(session: AsyncSession, selection: Selection) -> Sequence[UUID]:
@@ -146,47 +146,6 @@ async def overlaps(session: AsyncSession, selection: Selection) -> list[Overlapp
     if not await replays.has_running_replay(session):  # saves reading and sending the ids of a large selection
         return []
     return await replays.find_overlaps(session, email_ids=await _ids(session, selection), replay_id=None)
-
-
-async def find(session: AsyncSession, replay_id: int) -> Replay:
-    """The current state of a replay.
-
-    Raises:
-        DispatcherError: there is no such replay.
-    """
-    replay = await replays.find_replay(session, replay_id)
-    if replay is None:
-        raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists all replays.")
-    return replay
-
-
-async def stop(session: AsyncSession, replay_id: int, act: Act) -> Replay:
-    """Stops a replay after its current email; returns its state. Idempotent. Raises the error of `find`."""
-    await replays.stop_replay(session, replay_id=replay_id, actor=act.actor, reason=act.reason)
-    return await find(session, replay_id)
-
-
-async def resume(
-    session: AsyncSession,
-    replay_id: int,
-    *,
-    actor: str,
-    reason: str | None = None,
-    per_second: float | None = None,
-    force: bool = False,
-) -> Replay:
-    """Lets the next call of `run` (below) continue a stopped or interrupted replay; returns its state.
-
-    Idempotent. Has no effect on a replay that is done. Raises the error of `find`.
-
-    Args:
-        per_second: The new rate; None keeps the rate.
-        force: See `create`.
-    """
-    await replays.resume_replay(
-        session, replay_id=replay_id, per_second=per_second, actor=actor, reason=reason, force=force
-    )
-    return await find(session, replay_id)
 
 
 async def run(
@@ -214,16 +173,16 @@ async def run(
             raise ReplayBusy(f"Another process is running replay {replay_id}.")
         # Save the overlaps again, because other replays may have begun since `create` saved them.
         await replays.save_overlaps(session, replay_id=replay_id)
-        locked = await _replay_all(session, await find(session, replay_id), on_email, lock_seconds)
-    return Ended(await find(session, replay_id), locked)
+        locked = await _replay_all(session, replay_id, on_email, lock_seconds)
+    return Ended(await replays.get_replay(session, replay_id), locked)
 
 
-async def _replay_all(session: AsyncSession, replay: Replay, on_email: OnEmail | None, lock_seconds: float) -> int:
+async def _replay_all(session: AsyncSession, replay_id: int, on_email: OnEmail | None, lock_seconds: float) -> int:
     """Replays emails until none is left, or until all remaining emails stay locked; returns how many stayed locked."""
     loop = asyncio.get_running_loop()
     give_up_at = None
     while True:
-        settled, locked = await _replay_free(session, replay.id, on_email)
+        settled, locked = await _replay_free(session, replay_id, on_email)
         if not locked:
             break
         if settled or give_up_at is None:
@@ -231,7 +190,7 @@ async def _replay_all(session: AsyncSession, replay: Replay, on_email: OnEmail |
         elif loop.time() > give_up_at:
             break
         await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # PostgreSQL does not notify when a lock is released
-    await replays.finish_replay(session, replay_id=replay.id)
+    await replays.finish_replay(session, replay_id=replay_id)
     return locked
 
 

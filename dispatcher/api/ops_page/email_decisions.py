@@ -14,9 +14,9 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.actions.batch import Batch
-from dispatcher.actions.dlq import OUTCOMES, DiscardDead
+from dispatcher.actions.dlq import OUTCOMES, DiscardDead, StopReplay
 from dispatcher.actions.held import Confirm, Release
-from dispatcher.actions.runner import Face, Who, run_batch
+from dispatcher.actions.runner import Face, Who, run, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
 from dispatcher.domain.email_history import EmailRow
 from dispatcher.domain.failures import DEAD, ItemOutcome, ReplayState, Selection
@@ -261,7 +261,7 @@ async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> Result:
         try:
             replay = (await replaying.run(session, replay.id, lock_seconds=LOCK_SECONDS)).replay
         finally:
-            await replaying.stop(session, replay.id, act)
+            await run(session, StopReplay(replay_id=replay.id, reason=act.reason), Who(Face.PAGE, act.actor))
     for outcome in map(ItemOutcome, replay.outcomes):
         return Result(None if outcome is ItemOutcome.REPLAYED else f"Nothing was changed: {OUTCOMES[outcome]}.")
     return Result(_LOCKED)

@@ -5,7 +5,8 @@ The macros of `actions.html` render them; a subject's own template may use each 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -18,7 +19,7 @@ from dispatcher.actions.batch import Batch
 from dispatcher.actions.runner import Face, Who, run
 from dispatcher.api.ops_page.fields import Mistake, all_tenants_only, parameter
 from dispatcher.api.ops_page.forms import Form
-from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 
@@ -139,22 +140,39 @@ def value(request: Request, form: Form | None, name: str) -> str:
     return str(request.path_params.get(name) or (form.get(name, "") if form else ""))
 
 
-def forms(site: Site, actions: Iterable[type[Action[Any]]], page: PageOfForms, path: str) -> list[Route]:
+async def one(site: Site, action: type[Action[R]], request: Request, visitor: Visitor, form: Form | None = None) -> R:
+    """The row that a page is about. Its id is the action's first field (see `value`)."""
+    name = next(iter(action.fields))
+    try:
+        asked = read(action, {}, {name: value(request, form, name)})
+    except Mistakes:
+        raise not_found(name.removesuffix("_id")) from None
+    return await rows(site, asked, visitor)
+
+
+def forms(
+    site: Site,
+    actions: Iterable[type[Action[Any]]],
+    page: PageOfForms,
+    path: str,
+    after: Callable[[Any], None] = lambda _: None,
+) -> list[Route]:
     """The routes of the forms of all actions that change something.
 
     Args:
         page: Renders the page that has the forms.
         path: Where the visitor is sent afterwards; the action's fields in braces are replaced.
+        after: Called with each result.
     """
     return [
-        site.post(path_of(action), _handler(site, action, page, path), title=action.summary()[0])
+        site.post(path_of(action), _handler(site, action, page, path, after), title=action.summary()[0])
         for action in actions
         if issubclass(action, Change) and not issubclass(action, Batch)
     ]
 
 
 def _handler(
-    site: Site, action: type[Action[Any]], page: PageOfForms, path: str
+    site: Site, action: type[Action[Any]], page: PageOfForms, path: str, after: Callable[[Any], None]
 ) -> Callable[[Request, Visitor, Form], Awaitable[Response]]:
     async def handler(request: Request, visitor: Visitor, form: Form) -> Response:
         if action.reach is Reach.ALL_TENANTS:
@@ -169,6 +187,7 @@ def _handler(
         except Refused as error:
             words = f"{error.message} {error.remedy or ''}".strip()
             return await page(request, visitor, Posted(action, form, Mistake(words)))
+        after(result)
         if action.secret:
             return await page(request, visitor, Posted(action, form, secret=getattr(result, action.secret)))
         tenant_id = None if action.reach is Reach.ALL_TENANTS else known.get("tenant_id")
@@ -178,8 +197,20 @@ def _handler(
 
 
 async def _run(site: Site, session: Any, asked: Action[R], visitor: Visitor) -> R:
+    with tenant_errors(visitor):
+        return await run(session, asked, who(visitor), site.settings)
+
+
+def who(visitor: Visitor) -> Who:
+    """A visitor as an actor."""
+    return Who(Face.PAGE, visitor.name, visitor.tenant_id)
+
+
+@contextmanager
+def tenant_errors(visitor: Visitor) -> Iterator[None]:
+    """What a visitor of one tenant may not see does not exist."""
     try:
-        return await run(session, asked, Who(Face.PAGE, visitor.name, visitor.tenant_id), site.settings)
+        yield
     except Refused as error:
         if error.name == "reach":
             all_tenants_only(visitor)

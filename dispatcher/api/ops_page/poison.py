@@ -69,7 +69,7 @@ class PoisonPages:
             queue=self.site.settings.dlq,
             rows=[(each, glimpse(each.body)) for each in found[:MOST_SHOWN]],
             count=len(found),
-            removed=fields.counted_parameter(request, "removed"),
+            removed=fields.counted(fields.parameter(request, "removed")),
         )
 
     async def show(self, request: Request, visitor: Visitor) -> Response:

@@ -11,14 +11,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dispatcher.actions import webhooks
-from dispatcher.actions.webhooks import WEBHOOK_ID, AddWebhook, FindTarget, RemoveWebhook, ShowWebhook
+from dispatcher.actions.webhooks import AddWebhook, FindTarget, RemoveWebhook, ShowWebhook
 from dispatcher.api.ops_page import face
 from dispatcher.api.ops_page.forms import Form
-from dispatcher.api.ops_page.page_errors import PageError, not_found
+from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.domain.event import TYPES
-from dispatcher.domain.kinds import Wrong
 from dispatcher.ops.webhooks import TestResult, post_test
 
 PATH: Final = "/webhooks"
@@ -37,7 +36,7 @@ def routes(site: Site) -> list[Route]:
     ) -> Response:
         """The page of one webhook; the list, if a form names no webhook that the visitor may see."""
         try:
-            webhook = await face.rows(site, ShowWebhook(webhook_id=_number(request, posted.form)), visitor)
+            webhook = await face.one(site, ShowWebhook, request, visitor, posted.form)
         except PageError:
             if posted.mistake is None:
                 raise
@@ -47,7 +46,7 @@ def routes(site: Site) -> list[Route]:
 
     async def test(request: Request, visitor: Visitor, _form: Form) -> Response:
         """Posts a test event to a webhook. Holds no database session while the receiver answers."""
-        target = await face.rows(site, FindTarget(webhook_id=_number(request)), visitor)
+        target = await face.one(site, FindTarget, request, visitor)
         return await show_one(request, visitor, tested=await post_test(target, site.settings))
 
     one = f"{PATH}/{{webhook_id}}"
@@ -60,11 +59,3 @@ def routes(site: Site) -> list[Route]:
         *face.forms(site, [RemoveWebhook], show_one, PATH),
         *face.forms(site, changes, show_one, one),
     ]
-
-
-def _number(request: Request, form: Form | None = None) -> int:
-    """The webhook's id, in the path or in a form."""
-    try:
-        return WEBHOOK_ID.of_text(face.value(request, form, "webhook_id"))
-    except Wrong:
-        raise not_found("webhook") from None
