@@ -16,7 +16,7 @@ from dispatcher.cli.face import option, read_options
 from dispatcher.cli.options import ACTOR, confirm, json_option, progress
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import RunOnSession, one_session, open_dlq, run_with_dlq
-from dispatcher.domain.failures import DEFAULT_PER_SECOND, ItemOutcome, ReplayState, Selection
+from dispatcher.domain.failures import ItemOutcome, ReplayState, Selection
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import ServerUnavailable
 
@@ -265,12 +265,12 @@ def _run(on_session: RunOnSession, begun: Replay, *, as_json: bool) -> int:
     return Exit.DONE
 
 
-def replay_ids(settings: Settings, email_ids: tuple[UUID, ...], act: Act, rate: float | None, *, as_json: bool) -> int:
+def replay_ids(settings: Settings, email_ids: tuple[UUID, ...], act: Act, per_second: float, *, as_json: bool) -> int:
     """Replays these emails, and returns the exit code."""
     from dispatcher.ops.replaying import create
 
     with one_session("dlq", settings) as on_session:
-        selection, per_second = Selection(email_ids=email_ids), rate or DEFAULT_PER_SECOND
+        selection = Selection(email_ids=email_ids)
         made = on_session(lambda session: create(session, selection, act, per_second=per_second, source="ids"))
         return _run(on_session, made, as_json=as_json)
 

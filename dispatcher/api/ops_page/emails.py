@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from dispatcher.actions.emails import FoundPage, ListEmails
 from dispatcher.actions.runner import Face, Who, run
-from dispatcher.api.operation import MAX_REASON_CHARACTERS
 from dispatcher.api.ops_page import email_view
 from dispatcher.api.ops_page.email_decisions import DECISIONS, Choices, Decision, Result, carry_out, find_choices
 from dispatcher.api.ops_page.email_search import NAMES, By, SearchForm, as_id, read_form
+from dispatcher.api.ops_page.fields import MAX_REASON_CHARACTERS
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
