@@ -34,8 +34,7 @@ CONCURRENT_REPLAYS: Final = 2
 class OperatorJobs:
     """The background work of one API process.
 
-    A replay runs in the process that created or resumed it. If that process exits, any other process can resume the
-    replay.
+    A replay runs in the process that created or resumed it. If that process exits, any other can resume the replay.
     """
 
     settings: Settings
@@ -46,8 +45,7 @@ class OperatorJobs:
         """Runs a replay in the background, unless it is done or stopped, or this process already runs it.
 
         At most CONCURRENT_REPLAYS replays of one tenant run at the same time; further replays wait. The replays that
-        are not limited to one tenant have the same limit together: at most CONCURRENT_REPLAYS of these replays run at
-        the same time.
+        are not limited to one tenant have the same limit together.
         """
         if replay.state in (ReplayState.DONE, ReplayState.STOPPED):
             return
@@ -59,15 +57,8 @@ class OperatorJobs:
     ) -> Replay | None:
         """Creates a replay of any size over a connection without a statement timeout, and runs it.
 
-        Args:
-            at_most: The number of emails that the operator was shown.
-
-        Returns:
-            The replay; None if its creation takes longer than `within_seconds`. The creation then continues, and its
-            errors are logged.
-
-        Raises:
-            SelectionGrown: the selection now has more than `at_most` emails. No replay was created.
+        None if its creation takes longer than `within_seconds`; it then continues, and its errors are logged. Raises
+        `SelectionGrown` if the selection now has more than `at_most` emails, which the operator was shown.
         """
 
         async def create() -> Replay:
@@ -108,17 +99,12 @@ class OperatorJobs:
 
     @asynccontextmanager
     async def open_dlq(self, purpose: str) -> AsyncIterator[DeadLetterQueue]:
-        """Opens the DLQ over a connection that is closed at the end of the block.
-
-        Raises:
-            BrokerUnavailable: RabbitMQ is unreachable.
-        """
+        """Opens the DLQ over a connection that is closed at the end of the block."""
         url, ca_file = self.settings.amqp_url, self.settings.ca_file
         async with await open_connection(url, name=f"dispatcher api {purpose}", ca_file=ca_file) as broker:
             yield DeadLetterQueue(broker, self.settings.dlq)
 
     def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Starts a background task, unless a task with this name is running."""
         running = self._running.get(name)
         if running is None or running.done():
             task = self._running[name] = asyncio.create_task(work())

@@ -31,7 +31,6 @@ class Age(click.ParamType[float]):
     name = "age"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The length in seconds."""
         try:
             return parse_length(str(value))
         except ValueError as error:
@@ -58,7 +57,6 @@ class Number(click.FloatRange):
     """A finite number within a range. Click's own range accepts NaN, because every comparison with NaN is false."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The value as a number; a usage error if it is not finite or outside the range."""
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
             self.fail(f"{value!r} is not a number.", param, ctx)
@@ -71,14 +69,8 @@ def audit_options(
     reason: str = "The reason, for the audit log: a few words, without addresses.",
     actor: str = ACTOR,
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A decorator that adds `--reason` and `--actor` to a command. The command gets both as one parameter, `act`.
-
-    Args:
-        is_required: Whether `--reason` is required. If `--reason` is optional and missing, the command gets None as
-            `act`.
-        reason: The help of `--reason`.
-        actor: The help of `--actor`.
-    """
+    """A decorator that adds `--reason` and `--actor` to a command. The command gets both as one parameter, `act`: None
+    if `--reason` is optional and missing. `reason` and `actor` are the options' help."""
 
     def with_options(command: Callable[..., T]) -> Callable[..., T]:
         @wraps(command)
@@ -96,23 +88,12 @@ def audit_options(
 
 
 def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], Command]:
-    """A decorator that adds `--json` to a command. The command gets the option as the parameter `as_json`.
-
-    Args:
-        about: The option's help.
-    """
+    """A decorator that adds `--json` to a command. The command gets the option as the parameter `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=about)
 
 
 def known_lane(lane: str | None, option: str) -> str | None:
-    """Returns the lane unchanged; None stays None.
-
-    Args:
-        option: The command-line option with the lane, for the error message.
-
-    Raises:
-        UsageError: DISPATCHER_LANES does not contain the lane.
-    """
+    """The lane unchanged; a usage error about the option if DISPATCHER_LANES does not contain it."""
     from dispatcher.cli.environment import load_settings
 
     lanes = load_settings().lanes
@@ -122,11 +103,8 @@ def known_lane(lane: str | None, option: str) -> str | None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Asks the operator on the terminal, unless `yes` is true.
-
-    Raises:
-        Exit: with 0 if the answer is no, with 2 if stdin or stderr is not a terminal.
-    """
+    """Asks the operator on the terminal, unless `yes` is true. Exits with 0 if the answer is no, with 2 if stdin or
+    stderr is not a terminal."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

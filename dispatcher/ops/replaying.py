@@ -64,12 +64,10 @@ class Preview:
 
     @property
     def total(self) -> int:
-        """The number of emails in the replay."""
         return sum(self.counts.values())
 
     @property
     def replayable(self) -> int:
-        """The number of emails that the replay would make pending."""
         return self.counts.get(ItemOutcome.REPLAYED, 0)
 
 
@@ -101,18 +99,9 @@ async def create(
     """Creates a replay with its list of emails, audited. A list of one email is replayed at once.
 
     If the selection has ids and no filter, all ids are included, whatever their emails' status. For each email that the
-    replay skips, it records the reason.
-
-    Args:
-        include_held: Whether to replay emails that may have arrived (held, or failed after an uncertain attempt).
-        per_second: The rate in emails per second; None for no limit.
-        source: How the operator selected the emails: `filter`, `ids` or `queue`. With `filter`, the selection may also
-            have ids: the emails that the operator was shown and confirmed.
-        force: Whether the replay keeps its own rate even if a running replay includes some of the same emails.
-        at_most: The number of emails that the operator was shown; None if the operator was shown the emails themselves.
-
-    Raises:
-        SelectionGrown: the filter selects more than `at_most` emails. No replay was created.
+    replay skips, it records the reason. `per_second` is None for no limit. `source` says how the operator selected the
+    emails: `filter`, `ids` or `queue`. With `filter`, the selection may also have ids: the emails that the operator was
+    shown and confirmed. If the filter selects more than `at_most` emails, raises `SelectionGrown`.
     """
     ids = await _ids(session, selection)
     if at_most is not None and len(ids) > at_most:
@@ -155,18 +144,11 @@ async def run(
     on_email: OnEmail | None = None,
     lock_seconds: float = BATCH_LOCK_SECONDS,
 ) -> Ended:
-    """Replays the remaining emails at the replay's rate.
+    """Replays the remaining emails at the replay's rate. Raises `ReplayBusy` if another process runs the replay.
 
-    Returns when the replay is stopped, or when no emails are left except locked emails. May be cancelled at any time
-    without loss.
-
-    Args:
-        on_email: Called after each email with its outcome.
-        lock_seconds: How long to wait for locked emails after all other emails are done.
-
-    Raises:
-        ReplayBusy: another process is running the replay.
-        StoreUnavailable: PostgreSQL is unreachable; call again to continue.
+    Returns when the replay is stopped, or when no emails are left except locked emails, for which it waits
+    `lock_seconds` after all others are done. May be cancelled at any time without loss. If PostgreSQL is unreachable,
+    call again to continue.
     """
     async with named_lock(session, f"replay {replay_id}") as is_ours:
         if not is_ours:

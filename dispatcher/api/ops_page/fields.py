@@ -16,28 +16,17 @@ MAX_REASON_CHARACTERS: Final = 500
 
 
 class Mistake(Exception):
-    """Raised if a field of a form has an invalid value.
-
-    The error's text is a sentence for the visitor, without private values.
-    """
+    """A field of a form has an invalid value. The text is a sentence for the visitor, without private values."""
 
 
 def all_tenants_only(visitor: Visitor) -> None:
-    """Checks that a visitor sees all tenants.
-
-    Raises:
-        PageError: The visitor sees only one tenant. The error says that the page does not exist.
-    """
+    """For a visitor who sees only one tenant, the page does not exist."""
     if visitor.tenant_id is not None:
         raise PageError(404, "There is no page at this address.", "Use the navigation.")
 
 
 def act_of(visitor: Visitor, form: Mapping[str, str]) -> Act:
-    """The visitor's act for the audit log, with the form's reason.
-
-    Raises:
-        Mistake: The reason is missing.
-    """
+    """The visitor's act for the audit log, with the form's reason, which is required."""
     try:
         return visitor.act(form.get("reason", "")[:MAX_REASON_CHARACTERS])
     except DispatcherError as error:
