@@ -377,8 +377,10 @@ class Paged(Action[Page[T]]):
     limit: int = field(PAGE_ROWS, "The most rows.", default=50)
 
     @classmethod
-    def page(cls, rows: Sequence[T], most: int) -> Page[T]:
+    def page(cls, rows: Sequence[T] | Page[T], most: int) -> Page[T]:
         """A page from at most `most + 1` rows, and possibly a row that says where the search stopped (see `stops`)."""
+        if isinstance(rows, Page):  # `run` of a subject made it
+            return rows
         shown, last = list(rows[:most]), None
         if len(rows) > most:
             last = rows[most - 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from uuid import UUID
@@ -98,10 +98,3 @@ class ListEvents(Paged[FeedEvent], name="feed", http="GET /v1/events", scope=Sco
             whole = event.document()
             rows.append(FeedEvent(event.event_id, cursor, whole["type"], whole["timestamp"], FeedData(**whole["data"])))
         return FeedPage(rows, found.next, found.has_more)
-
-    @classmethod
-    def page(cls, rows: Sequence[FeedEvent], most: int) -> Page[FeedEvent]:
-        """The page as `run` returned it."""
-        del most
-        assert isinstance(rows, FeedPage)
-        return rows

@@ -113,7 +113,6 @@ class Reschedule(
     )
 
     def change(self) -> dict[str, Any]:
-        """The new time."""
         return {"send_at": self.send_at or datetime.now(UTC) + timedelta(seconds=self.send_in_seconds or 0.0)}
 
 

@@ -144,7 +144,6 @@ class AddWebhook(
             raise Mistakes(found)
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[NewWebhook]:
-        """Adds the webhook, with a new secret."""
         kinds = [str(kind) for kind in OutgoingKind if kind in self.events]
         return await super().run(source, {**parameters, "kinds": kinds, "secret": new_secret()})
 
@@ -203,7 +202,6 @@ class RotateWebhook(
     examples = ("webhooks rotate 1",)
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[NewWebhook]:
-        """Changes the secret."""
         return await super().run(source, {**parameters, "secret": new_secret()})
 
 

@@ -19,7 +19,7 @@ All functions are asynchronous and take an open PostgreSQL session in autocommit
 
 A `domain.failures.Selection` selects emails by ids or by a filter. `run` replays in the calling process. One process at
 a time runs a given replay, on a session that the process uses for nothing else. If that process dies, the replay is
-`interrupted`, and nothing is lost: call `run` again to continue. `actions.dlq` stops and resumes replays. Dead letters of
-replayed, confirmed, released and discarded emails are stale. They do no harm, and a monitor removes them
+`interrupted`, and nothing is lost: call `run` again to continue. `actions.dlq` stops and resumes replays. Dead letters
+of replayed, confirmed, released and discarded emails are stale. They do no harm, and a monitor removes them
 (`monitor.dead_letters`). Only one session at a time reads the DLQ; other sessions wait up to ten seconds.
 """
