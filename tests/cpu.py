@@ -11,19 +11,22 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-REFERENCE_SECONDS: Final = 0.075
+REFERENCE_SECONDS: Final = 0.015
 """What `_reference` takes on the machine on which the bounds were set."""
 
 
-def cpu_seconds(call: Callable[[], object], *, calls: int = 3) -> float:
-    """The least CPU time of some calls."""
+def takes_cpu(call: Callable[[], object], *, at_most: float) -> bool:
+    """Whether one of five calls takes at most this CPU time, in seconds. The others may have been disturbed."""
     gc.freeze()  # a collection must not visit the objects of earlier tests
     try:
-        taken = min(_timed(call) for _ in range(calls))
-        reference = min(_timed(_reference) for _ in range(3))
+        return any(_timed(call) * scale() <= at_most for _ in range(5))
     finally:
         gc.unfreeze()
-    return taken * min(1.0, REFERENCE_SECONDS / reference)
+
+
+def scale() -> float:
+    """The factor, at most 1, from seconds on this machine at this moment to seconds on the machine of the bounds."""
+    return min(1.0, REFERENCE_SECONDS / min(_timed(_reference) for _ in range(2)))
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -33,4 +36,4 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _reference() -> int:
-    return sum(number * number for number in range(1_000_000))
+    return sum(number * number for number in range(200_000))

@@ -4,7 +4,7 @@ A request to enqueue an email passes through these modules, in this order:
 
     http_protocol.py         HTTP/1.1: timeouts, size limits, strict framing
     error_middleware.py      turns exceptions into problem responses
-    fast_routes.py           calls the enqueue endpoints directly; other requests are routed by app.py
+    app.py                   calls the enqueue endpoints directly, and routes other requests
     enqueue_endpoints.py     the endpoints for one email and for a batch
     access.py                authenticates the key, and checks its scope and rate
     body_reader.py           reads the body within limits; fair_limiter.py gives one caller at most half of each limit

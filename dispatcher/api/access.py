@@ -23,11 +23,11 @@ from starlette.requests import Request
 from dispatcher.api.fair_limiter import FairLimiter
 from dispatcher.api.problems import FieldError, Problem, pointer_of
 from dispatcher.api.quotas import Quotas
-from dispatcher.api.senders import may_send_from
 from dispatcher.config.values import LOOPBACKS
 from dispatcher.domain.api_key import Scope, Secret
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.api_keys import ApiKey, KeyStore
+from dispatcher.store.comparable_address import comparable_address
 from dispatcher.telemetry.log import get_log
 
 REFRESH_SECONDS: Final = 2.0
@@ -86,7 +86,7 @@ class Caller:
         Raises:
             Problem: the key does not allow the address.
         """
-        if self.key is not None and not may_send_from(sender, self.key):
+        if self.key is not None and not _may_send_from(sender, self.key):
             error = FieldError("pointer", pointer_of("from", prefix), "is an address that this key may not send from")
             detail = "Use an address or domain that the key was created with, or another key."
             raise Problem("sender-forbidden", detail, errors=[error])
@@ -373,3 +373,11 @@ class _TokenBucket:
     def overdraw(self, tokens: int) -> None:
         """Takes tokens even if the bucket has too few. The missing tokens delay later requests."""
         self._tokens -= tokens
+
+
+def _may_send_from(sender: str, key: ApiKey) -> bool:
+    """Whether a key allows a valid address, or the sender of an SMS, which may be empty."""
+    if not sender or (key.sender_domains is None and key.sender_addresses is None):
+        return True  # without a sender, an SMS gets the default sender, which the operator has set
+    address = comparable_address(sender) if "@" in sender else sender
+    return address.rpartition("@")[2] in (key.sender_domains or ()) or address in (key.sender_addresses or ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -14,24 +14,19 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dispatcher.actions import all_actions
 from dispatcher.actions.dlq import REPLAYS
 from dispatcher.actions.feed import ListEvents
-from dispatcher.api import (
-    batch_face,
-    enqueue_operations,
-    openapi,
-    status_operations,
-)
+from dispatcher.api import batch_face, face, status_operations
 from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
-from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
+from dispatcher.api.enqueue_endpoints import CREATE, CREATE_MANY, CREATE_SMS, EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
-from dispatcher.api.face import ActionEndpoints
-from dispatcher.api.fast_routes import Endpoint, FastRoutes
+from dispatcher.api.face import ActionEndpoints, Endpoint
 from dispatcher.api.feed_endpoints import TEST_WEBHOOK, FeedEndpoints, WebhookEndpoints
-from dispatcher.api.operation import Operation
+from dispatcher.api.operation import Operation, openapi
 from dispatcher.api.operator_jobs import ReplayEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
@@ -44,6 +39,25 @@ if TYPE_CHECKING:
     from dispatcher.api.ops_page.application import OpsMount
 
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
+
+
+class FastRoutes:
+    """Calls the endpoints that enqueue emails or receive events itself, and passes other requests to Starlette.
+
+    Starlette's routing would take longer than enqueueing an email. It has routes to these endpoints, too, so that it
+    answers requests with other methods on their paths.
+    """
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], Endpoint]) -> None:
+        self._app = app
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (endpoint := self._endpoints.get((scope["method"], scope["path"]))) is None:
+            await self._app(scope, receive, send)
+            return
+        response = await endpoint(Request(scope, receive))
+        await response(scope, receive, send)
 
 
 def make_app(
@@ -60,16 +74,13 @@ def make_app(
 ) -> FastRoutes:
     """Builds the application from its endpoints, whose database connections are already open.
 
-    Args:
-        unsubscribe_sessions: Sessions for recipients' requests only, so that they never wait for operators' requests.
-        events: None if no provider posts events.
-        ops: The operators' page; None if it is off.
+    `unsubscribe_sessions` serve recipients' requests only, so that they never wait for operators' requests.
     """
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
     enqueues: list[tuple[str, str, Endpoint, Operation]] = [
-        ("POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE),
-        ("POST", "/v1/sms", enqueueing.create_sms, enqueue_operations.CREATE_SMS),
-        ("POST", "/v1/emails/batch", enqueueing.create_many, enqueue_operations.CREATE_MANY),
+        ("POST", "/v1/emails", enqueueing.create, CREATE),
+        ("POST", "/v1/sms", enqueueing.create_sms, CREATE_SMS),
+        ("POST", "/v1/emails/batch", enqueueing.create_many, CREATE_MANY),
     ]
     posts = [("POST", path, endpoint, operation) for path, endpoint, operation in (events.routes if events else ())]
     described = [
@@ -110,13 +121,14 @@ def make_app(
     return FastRoutes(app, {(method, path): endpoint for method, path, endpoint, _ in (*enqueues, *posts)})
 
 
-def _pages(access: AccessControl, operations: Sequence[openapi.Described]) -> list[Route]:
+def _pages(access: AccessControl, operations: Sequence[tuple[str, str, Operation]]) -> list[Route]:
     cached: dict[bool, tuple[bytes, str]] = {}
 
     def documentation() -> tuple[bytes, str]:
         # The document changes once: as soon as a key exists, it says that operations need a key.
         if access.is_open not in cached:
-            whole = openapi.document(operations, needs_key=not access.is_open)
+            schemas = {**face.schemas(), **batch_face.schemas()}
+            whole = openapi(operations, schemas, needs_key=not access.is_open)
             cached[access.is_open] = orjson.dumps(whole), page(whole)
         return cached[access.is_open]
 
@@ -145,14 +157,7 @@ async def _on_http_exception(refusals: RefusalCounter, request: Request, error: 
     if "Allow" in headers:
         # Starlette lists only the methods of the first route with this path. List the methods of all routes with this
         # path.
-        headers["Allow"] = ", ".join(sorted(_methods(request)))
+        found = [each for each in request.app.routes if each.matches(request.scope)[0] is not Match.NONE]
+        headers["Allow"] = ", ".join(sorted({method for each in found for method in each.methods or ()}))
         detail = f"The path supports {headers['Allow']}."
     return await _on_problem(refusals, request, Problem(code, detail, headers=headers))
-
-
-def _methods(request: Request) -> set[str]:
-    found: set[str] = set()
-    for route in request.app.routes:
-        if route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods or set()
-    return found

@@ -32,7 +32,10 @@ def page(description: Mapping[str, Any]) -> str:
     ]
     links = "".join(f'<a href="#{_id(item)}">{escape(item["summary"])}</a>' for _, _, item in operations)
     sections = "".join(_section(method, path, operation) for method, path, operation in operations)
-    schemas = "".join(_schema(name, schema) for name, schema in description["components"]["schemas"].items())
+    schemas = "".join(
+        f'<h3 id="schema-{escape(name)}">{escape(name)}</h3>{_code(schema)}'
+        for name, schema in description["components"]["schemas"].items()
+    )
     title = escape(f"{description['info']['title']} {description['info']['version']}")
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
@@ -51,8 +54,8 @@ def _section(method: str, path: str, operation: Mapping[str, Any]) -> str:
     parts = [
         f'<section id="{_id(operation)}"><h2>{escape(operation["summary"])} <code>{method} {escape(path)}</code></h2>',
         f"<p>{_prose(operation['description'])}</p>",
-        _parameters(operation.get("parameters", [])),
-        *_body(operation.get("requestBody")),
+        _parameters(operation["parameters"]),
+        _body(operation.get("requestBody")),
         "<h3>Responses</h3>",
         _table(_responses(operation["responses"])),
         "</section>",
@@ -74,20 +77,17 @@ def _parameters(parameters: list[Mapping[str, Any]]) -> str:
     return f"<h3>Parameters</h3>{_table(rows)}"
 
 
-def _body(body: Mapping[str, Any] | None) -> Iterator[str]:
-    if body is not None:
-        media_type = body["content"]["application/json"]
-        yield f"<h3>Body</h3><p>{_link(media_type['schema'])}, for example:</p>{_code(media_type['example'])}"
+def _body(body: Mapping[str, Any] | None) -> str:
+    if body is None:
+        return ""
+    media_type = body["content"]["application/json"]
+    return f"<h3>Body</h3><p>{_link(media_type['schema'])}, for example:</p>{_code(media_type['example'])}"
 
 
 def _responses(responses: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for status, response in responses.items():
         schemas = [_link(content["schema"]) for content in response.get("content", {}).values() if "schema" in content]
         yield f"<code>{escape(status)}</code>", _prose(response["description"]), " ".join(schemas)
-
-
-def _schema(name: str, schema: Mapping[str, Any]) -> str:
-    return f'<h3 id="schema-{escape(name)}">{escape(name)}</h3>{_code(schema)}'
 
 
 def _link(schema: Mapping[str, Any]) -> str:

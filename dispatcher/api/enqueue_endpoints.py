@@ -1,10 +1,10 @@
-"""The endpoints that enqueue emails: one, or a batch."""
+"""The operations that enqueue emails, one or a batch, and what the OpenAPI document says about them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import orjson
 from starlette.requests import Request
@@ -14,19 +14,143 @@ from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.body_reader import BodyReader, run_off_loop
 from dispatcher.api.insert_batcher import InsertBatcher, InsertResult
 from dispatcher.api.large_json import parse
+from dispatcher.api.operation import BODY_PROBLEMS, ID, Operation, object_schema, reference
 from dispatcher.api.problems import Problem
 from dispatcher.api.quotas import QuotaExhausted
 from dispatcher.api.refusal_counter import RefusalCounter
-from dispatcher.api.validation import EmailValidator, batch_items, idempotency_key, require_enqueued, require_key
+from dispatcher.api.validation import (
+    KEY_HEADER,
+    KEY_PATTERN,
+    MAX_BATCH_EMAILS,
+    EmailValidator,
+    batch_items,
+    idempotency_key,
+    require_enqueued,
+    require_key,
+)
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.capabilities import recipients_of
-from dispatcher.domain.message import Message
-from dispatcher.domain.sms import SMS_CHANNEL
+from dispatcher.domain.email import Email
+from dispatcher.domain.message import SHARED_SCHEMAS, Message, text_schema
+from dispatcher.domain.sms import SMS_CHANNEL, Sms
 from dispatcher.domain.status import Status
+from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.producers import Acceptance, Enqueued
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.enqueueing import Draft, draft
 from dispatcher.telemetry.tracing import TRACER
+
+SMS_EXAMPLE: Final[dict[str, Any]] = {"to": "+4915112345678", "text": "4711 is your code."}
+EXAMPLE: Final[dict[str, Any]] = {
+    "from": "Shop <shop@example.com>",
+    "to": ["ann@example.org"],
+    "subject": "Your receipt",
+    "text": "Thank you for your order.",
+}
+
+_NUMBER: Final = "The recipient's number in E.164, such as `+4915112345678`."
+_SENDER: Final = "A number, a short code, a name or a pool of senders. Default: the provider's setting."
+_NEEDS_SUBJECT: Final = {"anyOf": [{"required": ["subject"]}, {"required": ["template_id"]}]}
+SCHEMAS: Final[dict[str, Any]] = {
+    **SHARED_SCHEMAS,
+    # The key of a single email may be in the header Idempotency-Key instead.
+    "Email": {**Email.schema(["from"]), **_NEEDS_SUBJECT, "examples": [EXAMPLE]},
+    "KeyedEmail": {
+        **Email.schema(["message_key", "from"]),
+        **_NEEDS_SUBJECT,
+        "examples": [{"message_key": "order-17-receipt", **EXAMPLE}],
+    },
+    "Sms": {
+        **Sms.schema(
+            ["to", "text"],
+            **{
+                "channel": {"anyOf": [{"const": SMS_CHANNEL}, {"type": "null"}]},
+                "to": text_schema(40, 3, pattern=r"^\+", description=_NUMBER),
+                "from": {"anyOf": [text_schema(40), {"type": "null"}], "description": _SENDER},
+                "text": text_schema(Sms.max_characters, 1, description="The text."),
+            },
+        ),
+        "examples": [SMS_EXAMPLE],
+    },
+    "Batch": object_schema(
+        {"emails": {"type": "array", "minItems": 1, "maxItems": MAX_BATCH_EMAILS, "items": reference("KeyedEmail")}}
+    ),
+    "Accepted": object_schema(
+        {
+            "id": ID,
+            "message_key": {"type": "string"},
+            "status": {"type": "string", "enum": ["pending", "waiting"]},
+            "warnings": {"type": "array", "items": {"type": "string"}},
+        },
+        "warnings",
+    ),
+    "Result": {
+        "oneOf": [
+            object_schema({"outcome": {"enum": ["accepted", "known"]}, "email": reference("Accepted")}),
+            object_schema({"outcome": {"const": "refused"}, "problem": reference("Problem")}),
+        ]
+    },
+    "Results": object_schema({"results": {"type": "array", "items": reference("Result")}}),
+}
+_TRACEPARENT: Final = {
+    "name": "traceparent",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "W3C trace context; passed on to the message and the log.",
+}
+_KEY: Final = {
+    "name": KEY_HEADER,
+    "in": "header",
+    "schema": {"type": "string", "pattern": KEY_PATTERN},
+    "description": "Your unique name for the email. A repeated key never creates a second email. "
+    f"1 to {MAX_KEY_CHARACTERS} printable ASCII characters, with or without double quotes. Required unless the body "
+    "has `message_key`, which may also contain printable characters beyond ASCII.",
+    "example": "order-17-receipt",
+}
+CREATE: Final = Operation(
+    name="create_email",
+    summary="Enqueue an email",
+    description="The API responds after the email is committed. A repeated request creates no second email: the "
+    "response is the same, with the header `Idempotent-Replayed: true`.",
+    status=202,
+    response_schema="Accepted",
+    request_schema="Email",
+    example=EXAMPLE,
+    schemas=SCHEMAS,
+    parameters=(_KEY, _TRACEPARENT),
+    problems=(
+        *("idempotency-key-missing", "idempotency-key-invalid", "idempotency-key-in-use", "idempotency-key-reused"),
+        *BODY_PROBLEMS,
+        *("invalid-email", "email-not-allowed", "no-capable-provider", "sender-forbidden", "lane-forbidden"),
+        "quota-exceeded",
+    ),
+    headers={
+        "Location": {"schema": {"type": "string"}, "description": "The path of the email's status.", "required": True},
+        "Idempotent-Replayed": {
+            "schema": {"type": "string", "enum": ["true"]},
+            "description": "An earlier request already enqueued this email.",
+        },
+    },
+)
+CREATE_SMS: Final = replace(
+    CREATE,
+    name="create_sms",
+    summary="Enqueue an SMS",
+    description="Works as for an email. `warnings` in the response report a number that no telephone company is "
+    "known to assign, and a character that increases the number of segments.",
+    request_schema="Sms",
+    example=SMS_EXAMPLE,
+)
+CREATE_MANY: Final = Operation(
+    name="create_emails",
+    summary=f"Enqueue up to {MAX_BATCH_EMAILS:,} emails",
+    description="Each email gets its own result, in the request's order. A refused email does not affect other emails.",
+    response_schema="Results",
+    request_schema="Batch",
+    example={"emails": [{"message_key": "order-17-receipt", **EXAMPLE}]},
+    parameters=(_TRACEPARENT,),
+    problems=(*BODY_PROBLEMS, "invalid-body", "quota-exceeded"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +175,24 @@ class EnqueueEndpoints:
     async def _create(self, request: Request, kind: Mapping[str, str]) -> Response:
         caller = await self.access.authenticate(request, Scope.SEND)
         key = idempotency_key(request)
+
+        def made(body: bytearray, traceparent: str | None) -> Draft:
+            document = parse(body)
+            if kind and isinstance(document, dict):
+                document = {**document, **kind}
+            require_key(document, key)
+            return draft([self.validator.email(document, caller, key=key)], traceparent, caller.lane)[0]
+
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
             async with self.bodies.read(request, caller.name) as body:
-                made = await run_off_loop(
-                    len(body), lambda: self._draft(body, kind, caller, key, enqueueing.traceparent)
-                )
-                answer = (await self._enqueue([made], caller))[0]
+                item = await run_off_loop(len(body), lambda: made(body, enqueueing.traceparent))
+                answer = (await self._enqueue([item], caller))[0]
             email = require_enqueued(answer)
             enqueueing.note(1, email.email_id)
         headers = {"Location": f"/v1/emails/{email.email_id}"}
         if email.acceptance is Acceptance.KNOWN:
             headers["Idempotent-Replayed"] = "true"
-        return Response(orjson.dumps(accepted(email, made.email)), 202, headers, "application/json")
-
-    def _draft(
-        self, body: bytearray, kind: Mapping[str, str], caller: Caller, key: str | None, traceparent: str | None
-    ) -> Draft:
-        document = parse(body)
-        if kind and isinstance(document, dict):
-            document = {**document, **kind}
-        require_key(document, key)
-        email = self.validator.email(document, caller, key=key)
-        return draft([email], traceparent, caller.lane)[0]
+        return Response(orjson.dumps(_accepted(email, item.email)), 202, headers, "application/json")
 
     async def create_many(self, request: Request) -> Response:
         """Enqueues up to 1,000 emails. Each email gets its own result, in the request's order."""
@@ -88,7 +208,7 @@ class EnqueueEndpoints:
                 answers = iter(await self._enqueue(drafts, caller) if drafts else [])
                 enqueueing.note(len(drafts))
         results = [
-            self._accepted(next(answers), item, index) if isinstance(item, Draft) else self._refused(item)
+            self._result(next(answers), item, index) if isinstance(item, Draft) else self._refused(item)
             for index, item in enumerate(made)
         ]
         return Response(orjson.dumps({"results": results}), 200, media_type="application/json")
@@ -103,32 +223,35 @@ class EnqueueEndpoints:
         drafts = iter(draft([item for item in made if not isinstance(item, Problem)], traceparent, caller.lane))
         return [item if isinstance(item, Problem) else next(drafts) for item in made]
 
-    def _accepted(self, answer: InsertResult, item: Draft, index: int) -> dict[str, Any]:
+    def _result(self, answer: InsertResult, item: Draft, index: int) -> dict[str, Any]:
         try:
             email = require_enqueued(answer, f"/emails/{index}")
         except Problem as problem:
             return self._refused(problem)
         outcome = "accepted" if email.acceptance is Acceptance.ACCEPTED else "known"
-        return {"outcome": outcome, "email": accepted(email, item.email)}
+        return {"outcome": outcome, "email": _accepted(email, item.email)}
 
     def _refused(self, problem: Problem) -> dict[str, Any]:
         self.refusals.count(problem.code)
         return {"outcome": "refused", "problem": problem.document()}
 
     async def _enqueue(self, drafts: Sequence[Draft], caller: Caller) -> list[InsertResult]:
-        """Enqueues all drafts (prepared emails), if enough of the key's quota is left.
+        """Enqueues all drafts, if enough of the key's quota is left; otherwise raises the problem `quota-exceeded`.
 
-        Reserves all recipients from the quota, and gives back the recipients of drafts that were not inserted: refused
-        drafts, and repeated requests.
-
-        Raises:
-            Problem: `quota-exceeded`.
+        Drafts that were not inserted use no quota: refused drafts, and repeated requests.
         """
         recipients = sum(recipients_of(item.email) for item in drafts)
         reservation = await self.access.quotas.reserve(caller.key, recipients)
         if isinstance(reservation, QuotaExhausted):
-            return await self._enqueue_known(drafts, reservation)
-        answers = await self.batcher.enqueue(drafts)
+            known = await self.store.find(drafts)
+            if any(known.get(item.key) != item.payload_hash for item in drafts):
+                detail = (
+                    "The request has more recipients than the API key may still use today (UTC). The next day begins "
+                    f"in {reservation.retry_after:,} s."
+                )
+                raise Problem("quota-exceeded", detail, retry_after=reservation.retry_after)
+            return await self.batcher.submit(drafts)
+        answers = await self.batcher.submit(drafts)
         unused = sum(
             recipients_of(item.email)
             for item, answer in zip(drafts, answers, strict=True)
@@ -137,30 +260,9 @@ class EnqueueEndpoints:
         await self.access.quotas.return_unused(reservation, unused)
         return answers
 
-    async def _enqueue_known(self, drafts: Sequence[Draft], quota: QuotaExhausted) -> list[InsertResult]:
-        """Handles a request whose key has too little quota left.
 
-        A repeated request needs no quota: if earlier requests have enqueued all drafts, returns their results.
-
-        Raises:
-            Problem: `quota-exceeded`: at least one draft is new.
-        """
-        known = await self.store.find(drafts)
-        found = [known.get(item.key) == item.payload_hash for item in drafts]
-        if not all(found):
-            detail = (
-                "The request has more recipients than the API key may still use today (UTC). The next day begins in "
-                f"{quota.retry_after:,} s."
-            )
-            raise Problem("quota-exceeded", detail, retry_after=quota.retry_after)
-        return await self.batcher.enqueue(drafts)
-
-
-def accepted(enqueued: Enqueued, email: Message) -> dict[str, Any]:
-    """The response for an enqueued email.
-
-    A repeated request gets the same response, even if the email's status has changed.
-    """
+def _accepted(enqueued: Enqueued, email: Message) -> dict[str, Any]:
+    """The response. A repeated request gets the same response, even if the email's status has changed."""
     status = Status.PENDING if email.send_at is None else Status.WAITING
     warnings = {"warnings": email.warnings} if email.warnings else {}
     return {"id": enqueued.email_id, "message_key": enqueued.message_key, "status": status, **warnings}

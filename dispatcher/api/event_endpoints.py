@@ -10,23 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.body_reader import BodyReader, run_off_loop
-from dispatcher.api.event_operations import RECEIVE_SENDGRID, RECEIVE_SES, RECEIVE_TWILIO, RECEIVE_TWILIO_SMS
-from dispatcher.api.fast_routes import Endpoint
-from dispatcher.api.operation import Operation
+from dispatcher.api.face import Endpoint
+from dispatcher.api.operation import BODY_PROBLEMS, Operation
 from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
 from dispatcher.domain.suppression import Reply
 from dispatcher.events import sendgrid, ses, twilio
 from dispatcher.events.contract import EventSink, EventsRefused, EventsUnreadable, ParsedEvents, SourceUnavailable
 from dispatcher.events.intake import report_refusal, report_skipped
-from dispatcher.events.sendgrid import SendGridSignature, SendGridVerifier
+from dispatcher.events.sendgrid import SendGridVerifier
 from dispatcher.events.sns import MessageType, SnsVerifier, fetcher
 from dispatcher.events.sns_certificates import Fetch
 from dispatcher.events.twilio import TwilioVerifier
@@ -45,9 +44,79 @@ MAX_FORM_BYTES: Final = 64 << 10
 _BYTES_PER_ESCAPE: Final = 16
 """How many other bytes of a form are parsed in the time of one escape, such as `%41`."""
 
-
 SHARE: Final = "provider events"
 """The caller of the API as which all providers together count."""
+_PROBLEMS: Final = ("signature-invalid", "signature-stale", *BODY_PROBLEMS)
+
+
+def _signature_header(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": True, "schema": {"type": "string"}, "description": description}
+
+
+RECEIVE_SENDGRID: Final = Operation(
+    name="receive_sendgrid_events",
+    summary="Receive SendGrid's events",
+    description="For SendGrid's signed event webhook. The API responds after the events are committed, and never shows "
+    "whether an email exists.",
+    status=204,
+    response_schema=None,
+    request_schema="SendGridEvents",
+    schemas={"SendGridEvents": {"type": "array", "items": {"type": "object"}}},
+    example=[{"event": "delivered", "email_id": "01938a7e-8f3c-7d42-9c51-2f6d1f0e9a77", "timestamp": 1764000000}],
+    parameters=(
+        _signature_header("X-Twilio-Email-Event-Webhook-Signature", "ECDSA over the timestamp and the raw body."),
+        _signature_header("X-Twilio-Email-Event-Webhook-Timestamp", "When the request was signed, in Unix seconds."),
+    ),
+    problems=_PROBLEMS,
+    needs_key=False,
+)
+RECEIVE_SES: Final = Operation(
+    name="receive_ses_events",
+    summary="Receive Amazon SES's events from Amazon SNS",
+    description="For HTTPS subscriptions of the topics in DISPATCHER_SES_EVENTS_TOPICS. The API confirms the "
+    "subscriptions itself. The body may have any media type.",
+    status=204,
+    response_schema=None,
+    request_schema="SnsMessage",
+    schemas={
+        "SnsMessage": {
+            "type": "object",
+            "required": ["Type", "TopicArn", "Message"],
+            "properties": {
+                "Type": {"enum": ["Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"]},
+                "SignatureVersion": {"enum": ["1", "2"]},
+            },
+        }
+    },
+    example={"Type": "Notification", "TopicArn": "arn:aws:sns:eu-west-1:123456789012:ses-events", "Message": "{…}"},
+    problems=("topic-forbidden", *_PROBLEMS, "provider-unavailable"),
+    needs_key=False,
+)
+RECEIVE_TWILIO: Final = Operation(
+    name="receive_twilio_status",
+    summary="Receive Twilio's status callbacks",
+    description="Twilio posts a form for each change of an SMS's status. The signature covers the URL, so Twilio "
+    "must post to DISPATCHER_TWILIO_CALLBACK_URL. The API responds after the event is committed, and never shows "
+    "whether the SMS exists.",
+    status=204,
+    response_schema=None,
+    request_schema="TwilioForm",
+    example={"MessageSid": f"SM{'0' * 32}", "MessageStatus": "delivered", "To": "+4915112345678"},
+    parameters=(
+        _signature_header("X-Twilio-Signature", "HMAC over the URL and the form's fields, with the auth token."),
+    ),
+    schemas={"TwilioForm": {"type": "object", "required": ["MessageSid"], "additionalProperties": {"type": "string"}}},
+    problems=_PROBLEMS,
+    needs_key=False,
+)
+RECEIVE_TWILIO_SMS: Final = replace(
+    RECEIVE_TWILIO,
+    name="receive_twilio_sms",
+    summary="Receive SMS from recipients",
+    description="Twilio posts a form for each SMS to one of your numbers. STOP suppresses the number for every tenant "
+    "that has sent it an SMS, and START ends the suppression. The API does nothing else with the SMS.",
+    example={"MessageSid": f"SM{'0' * 32}", "From": "+4915112345678", "Body": "STOP"},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +142,8 @@ class EventEndpoints:
     ) -> EventEndpoints:
         """The endpoints of the configured providers.
 
-        Args:
-            sink: Stores the events.
-            fetch: Requests a URL of Amazon SNS, to get a certificate or to confirm a subscription. By default, it sends
-                the request over the network; tests pass a different function.
-            pool: The database sessions that store suppressions, because a recipient who answers an SMS with STOP is
-                suppressed, and certificates of Amazon SNS.
+        `fetch` requests a URL of Amazon SNS, to get a certificate or to confirm a subscription; tests pass their own.
+        `pool` stores suppressions, because a recipient who answers an SMS with STOP is suppressed, and certificates.
         """
         keys, topics, seconds = (
             settings.sendgrid_events_keys,
@@ -110,16 +175,20 @@ class EventEndpoints:
         return found
 
     async def receive_sendgrid(self, request: Request) -> Response:
-        assert self.sendgrid is not None
+        verifier = self.sendgrid
+        assert verifier is not None
         with _as_problems(sendgrid.NAME):
-            signature = self.sendgrid.check_headers(request.headers)
+            signature = verifier.check_headers(request.headers)
+
+            def verified(body: bytearray) -> ParsedEvents:
+                verifier.verify(signature, body)
+                return sendgrid.parse(body)
+
             async with self.bodies.read(request, sendgrid.NAME) as body:
-                parsed = await run_off_loop(len(body), lambda: _verified(self.sendgrid, signature, body))
-                await self._store(sendgrid.NAME, parsed)
+                await self._store(sendgrid.NAME, await run_off_loop(len(body), lambda: verified(body)))
         return Response(status_code=204)
 
     async def receive_ses(self, request: Request) -> Response:
-        """Handles one message of Amazon SNS: stores its events, or confirms the subscription to an allowed topic."""
         assert self.sns is not None
         with _as_problems(ses.NAME):
             async with self.bodies.read(request, ses.NAME, max_bytes=MAX_SNS_BYTES) as body:
@@ -144,7 +213,8 @@ class EventEndpoints:
         """Reads an SMS from a recipient: STOP suppresses the recipient's number, START ends the suppression."""
         assert self.pool is not None
         with _as_problems(twilio.NAME):
-            form = await self._twilio_form(request, inbound_url(self.twilio_url))
+            base_url = self.twilio_url.removesuffix("/").removesuffix("/events/twilio")
+            form = await self._twilio_form(request, f"{base_url}/inbound/twilio")
             sms = twilio.parse_inbound(form)
             if sms is not None and sms.reply is not None:
                 change = opt_out if sms.reply is Reply.STOP else opt_in
@@ -153,10 +223,11 @@ class EventEndpoints:
         return Response("<Response/>", media_type="text/xml")
 
     async def _twilio_form(self, request: Request, url: str) -> dict[str, str]:
-        assert self.twilio is not None
+        verifier = self.twilio
+        assert verifier is not None
         if request.url.query:
             url = f"{url}?{request.url.query}"
-        verifier, signature = self.twilio, self.twilio.check_headers(request.headers)
+        signature = verifier.check_headers(request.headers)
         async with self.bodies.read(request, twilio.NAME, max_bytes=MAX_FORM_BYTES) as body:
             size = len(body) + _BYTES_PER_ESCAPE * body.count(b"%")
             return await run_off_loop(size, lambda: verifier.verify(signature, url, body))
@@ -166,22 +237,11 @@ class EventEndpoints:
         report_skipped(provider, parsed)
 
 
-def inbound_url(callback_url: str) -> str:
-    """The public URL to which Twilio posts SMS from recipients, made from the URL for status callbacks."""
-    return f"{callback_url.removesuffix('/').removesuffix('/events/twilio')}/inbound/twilio"
-
-
 def _twilio(settings: Settings) -> tuple[TwilioVerifier | None, str]:
     own = settings.own.get(twilio.NAME)
     if not isinstance(own, TwilioSettings) or own.callback_url is None or not own.auth_token:
         return None, ""
     return TwilioVerifier((own.auth_token, *own.webhook_secrets)), own.callback_url
-
-
-def _verified(verifier: SendGridVerifier | None, signature: SendGridSignature, body: bytearray) -> ParsedEvents:
-    assert verifier is not None
-    verifier.verify(signature, body)
-    return sendgrid.parse(body)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import orjson
 from starlette.requests import Request
@@ -32,10 +32,8 @@ TEST_WEBHOOK: Final = Operation(
     response_schema="WebhookTest",
     parameters=(path_parameter("webhook_id", dict(WEBHOOK_ID.schema), "The webhook."), TENANT_PARAMETER),
     problems=("not-found", "invalid-parameter"),
+    schemas={"WebhookTest": object_schema({"is_accepted": {"type": "boolean"}, "detail": {"type": "string"}})},
 )
-SCHEMAS: Final[dict[str, Any]] = {
-    "WebhookTest": object_schema({"is_accepted": {"type": "boolean"}, "detail": {"type": "string"}})
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,13 @@ InsertResult = Enqueued | DispatcherError
 """The result for one email. Errors are values, since other emails of the same batch have other results."""
 
 
-class InsertBatcher:
+class InsertBatcher(RequestBatcher[Draft, InsertResult]):
     """Inserts drafts, which are prepared emails, in batches of at most `max_emails`."""
 
     def __init__(self, store: DraftStore, publisher: ImmediatePublisher, max_emails: int) -> None:
-        """`publisher` decides which emails the API publishes itself, and publishes them after the commit."""
         self._store = store
         self._publisher = publisher
-        batcher = RequestBatcher(
+        super().__init__(
             self._insert,
             size_of=_content_bytes,
             most_size=BATCH_OCTETS,
@@ -41,8 +40,6 @@ class InsertBatcher:
             concurrent=CONCURRENT_INSERTS,
             concurrent_parts=CONCURRENT_RETRIES,
         )
-        self.enqueue = batcher.submit
-        self.finish = batcher.finish
 
     async def _insert(self, drafts: list[Draft]) -> list[InsertResult]:
         began_at = time.perf_counter()
@@ -62,7 +59,8 @@ class InsertBatcher:
         metrics.API_EMAILS.add(len(insertion.due_at), "accepted")
         self._publisher.add(drafts, insertion)
         results = [_result_of(draft, insertion) for draft in drafts]
-        metrics.API_EMAILS.add(sum(_was_known(result) for result in results), "known")
+        known = [each for each in results if isinstance(each, Enqueued) and each.acceptance is Acceptance.KNOWN]
+        metrics.API_EMAILS.add(len(known), "known")
         return results
 
 
@@ -80,10 +78,6 @@ def _result_of(draft: Draft, insertion: Insertion) -> InsertResult:
     email_id, payload_hash = holder
     is_same = payload_hash == draft.payload_hash
     return Enqueued(email_id, key, Acceptance.KNOWN if is_same else Acceptance.CONFLICT)
-
-
-def _was_known(result: InsertResult) -> bool:
-    return isinstance(result, Enqueued) and result.acceptance is Acceptance.KNOWN
 
 
 def _content_bytes(draft: Draft) -> int:

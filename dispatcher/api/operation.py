@@ -1,18 +1,19 @@
-"""One operation of the HTTP API as the OpenAPI 3.1 document describes it, and the parts that descriptions share.
-
-`openapi.py` combines all descriptions into one document.
-"""
+"""The OpenAPI 3.1 document of the HTTP API, and what describes an operation in it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
-from dispatcher.api.status_endpoints import TENANT, Parameter
+from dispatcher.api.status_endpoints import TENANT
 from dispatcher.domain.status import Status
+from dispatcher.version import VERSION
 
 _COMMON_PROBLEMS: Final = (
+    "database-unavailable",
     "malformed-request",
     "method-not-allowed",
     "request-timeout",
@@ -28,7 +29,6 @@ _KEY_PROBLEMS: Final = (
     "host-forbidden",
     "rate-limited",
 )
-_STORE_PROBLEMS: Final = ("database-unavailable",)
 BODY_PROBLEMS: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
 
 
@@ -36,11 +36,8 @@ BODY_PROBLEMS: Final = ("malformed-json", "body-too-large", "unsupported-media-t
 class Operation:
     """The description of one operation, which is one method of one path, such as `POST /v1/emails`.
 
-    Attributes:
-        response_schema: The name of the success response's schema; None if the response has no body.
-        problems: The problem codes that this operation can return, except those that every operation can return.
-        request_schema: The name of the request body's schema; None if the request has no body.
-        needs_key: Whether a request needs an API key. A provider's requests are signed instead.
+    `problems`: the codes that not every operation can return. `schemas`: those that this operation adds to the
+    document, by name. Without `needs_key`, requests are signed instead.
     """
 
     name: str
@@ -54,9 +51,9 @@ class Operation:
     parameters: tuple[dict[str, Any], ...] = ()
     headers: dict[str, Any] = field(default_factory=dict)
     needs_key: bool = True
+    schemas: dict[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """The OpenAPI entry."""
         entry: dict[str, Any] = {
             "summary": self.summary,
             "description": self.description,
@@ -79,7 +76,7 @@ class Operation:
             success["headers"] = self.headers
         codes: dict[int, list[str]] = {}
         key_problems = _KEY_PROBLEMS if self.needs_key else ()
-        for code in (*self.problems, *key_problems, *_STORE_PROBLEMS, *_COMMON_PROBLEMS):
+        for code in (*self.problems, *key_problems, *_COMMON_PROBLEMS):
             codes.setdefault(PROBLEM_TYPES[code].status, []).append(code)
         problems = {str(status): _problems(status, codes[status]) for status in sorted(codes)}
         return {str(self.status): success, **problems}
@@ -92,10 +89,6 @@ def reference(name: str) -> dict[str, str]:
 def object_schema(properties: dict[str, Any], *optional: str) -> dict[str, Any]:
     required = [name for name in properties if name not in optional]
     return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
-
-
-def query_parameter(name: str, parameter: Parameter) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": dict(parameter.schema), "description": parameter.description}
 
 
 def path_parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
@@ -118,7 +111,12 @@ def _problems(status: int, codes: list[str]) -> dict[str, Any]:
     return response
 
 
-TENANT_PARAMETER: Final = query_parameter("tenant_id", TENANT)
+TENANT_PARAMETER: Final = {
+    "name": "tenant_id",
+    "in": "query",
+    "schema": dict(TENANT.schema),
+    "description": TENANT.description,
+}
 ID: Final = {"type": "string", "format": "uuid"}
 DECISION_PROBLEMS: Final = ("not-found", *BODY_PROBLEMS, "invalid-body")
 _FIELD_ERROR: Final = {
@@ -131,7 +129,7 @@ _FIELD_ERROR: Final = {
         "detail": {"type": "string"},
     },
 }
-SCHEMAS: Final[dict[str, Any]] = {
+_SCHEMAS: Final[dict[str, Any]] = {
     "Problem": {
         "type": "object",
         "required": ["type", "title", "status", "code"],
@@ -150,3 +148,32 @@ SCHEMAS: Final[dict[str, Any]] = {
         },
     },
 }
+_ABOUT: Final = (
+    "Stores emails durably, one per message key, and reports their status. `dispatcher run` sends them. Every error "
+    "response is a problem document (RFC 9457): `code` identifies the problem, `errors` locates each mistake in the "
+    "request."
+)
+
+
+def openapi(
+    operations: Iterable[tuple[str, str, Operation]], schemas: dict[str, Any], *, needs_key: bool
+) -> dict[str, Any]:
+    """The OpenAPI document of operations, each with its method and path. `schemas`: those that no operation adds."""
+    paths: dict[str, dict[str, Any]] = {}
+    components = _SCHEMAS | schemas
+    for method, path, operation in operations:
+        # A path of Starlette can name a converter, such as `{email_id:uuid}`; a path of OpenAPI cannot.
+        paths.setdefault(re.sub(r":\w+}", "}", path), {})[method.lower()] = operation.document()
+        components |= operation.schemas
+    whole: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Email Dispatcher", "description": _ABOUT, "version": VERSION},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if needs_key:
+        description = "An API key from `dispatcher keys create`, sent as `Authorization: Bearer …`."
+        scheme = {"type": "http", "scheme": "bearer", "description": description}
+        whole["components"]["securitySchemes"] = {"key": scheme}
+        whole["security"] = [{"key": []}]
+    return whole

@@ -2,84 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dispatcher.config import Settings
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import endings_of
-from dispatcher.domain.sms import Sms, SmsRules
+from dispatcher.domain.sms import Sms
 from dispatcher.errors import InvalidEmail
 
 
-@dataclass(frozen=True, slots=True)
 class Policy:
-    """The limits that the settings DISPATCHER_API_* set.
+    """The limits that the settings DISPATCHER_API_* set, and the providers' headers that they allow."""
 
-    Attributes:
-        attachment_bytes: The most bytes of all attachments together, decoded.
-        denied_extensions: Filename extensions that no attachment may have, in lower case, without the dot.
-        headers: Names of headers that an email may set, in lower case.
-        header_prefixes: An email may also set headers whose names begin with one of these prefixes.
-        allowed_headers: Headers that control a provider, such as X-MC-Tags, and that an email may set nevertheless.
-    """
-
-    recipients: int
-    attachments: int
-    attachment_bytes: int
-    denied_extensions: frozenset[str]
-    headers: frozenset[str]
-    header_prefixes: tuple[str, ...]
-    allowed_headers: tuple[str, ...]
-    sms: SmsRules
-
-    @classmethod
-    def of(cls, settings: Settings) -> Policy:
-        """The limits in the settings."""
+    def __init__(self, settings: Settings) -> None:
         allowed = [name.lower() for name in settings.api_allowed_headers]
-        return cls(
-            recipients=settings.api_max_recipients,
-            attachments=settings.api_max_attachments,
-            attachment_bytes=settings.api_max_attachment_bytes,
-            denied_extensions=frozenset(extension.lower().lstrip(".") for extension in settings.api_denied_extensions),
-            headers=frozenset(name for name in allowed if not name.endswith("*")),
-            header_prefixes=tuple(name[:-1] for name in allowed if name.endswith("*")),
-            allowed_headers=settings.allowed_provider_headers,
-            sms=settings.sms_rules,
-        )
+        self.settings = settings
+        self._denied_extensions = frozenset(each.lower().lstrip(".") for each in settings.api_denied_extensions)
+        self._headers = frozenset(name for name in allowed if not name.endswith("*"))
+        self._sms = settings.sms_rules
+        self._prefixes = tuple(name[:-1] for name in allowed if name.endswith("*"))
 
     def check(self, email: Message) -> None:
-        """Checks that an email is allowed.
-
-        Raises:
-            InvalidEmail: a field is not allowed; reports the first such field.
-        """
+        """Raises InvalidEmail for the first field that is not allowed."""
         recipients = len(email.to) + len(email.cc) + len(email.bcc)
-        if recipients > self.recipients:
-            detail = f"together with cc and bcc has {recipients:,} recipients; this API allows {self.recipients:,}"
+        if recipients > (allowed := self.settings.api_max_recipients):
+            detail = f"together with cc and bcc has {recipients:,} recipients; this API allows {allowed:,}"
             raise InvalidEmail("to", detail)
         for name in email.headers:
             lowered = name.lower()
-            if lowered not in self.headers and not lowered.startswith(self.header_prefixes):
+            if lowered not in self._headers and not lowered.startswith(self._prefixes):
                 raise InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
-        if email.attachments:
-            self._check_attachments(email)
-        if isinstance(email, Sms) and (fault := self.sms.fault(email.to[0], email.text)):
+        if isinstance(email, Sms) and (fault := self._sms.fault(email.to[0], email.text)):
             raise fault
-
-    def _check_attachments(self, email: Message) -> None:
-        if len(email.attachments) > self.attachments:
-            raise InvalidEmail(
-                "attachments", f"has {len(email.attachments):,} entries; this API allows {self.attachments:,}"
-            )
+        if len(email.attachments) > (allowed := self.settings.api_max_attachments):
+            raise InvalidEmail("attachments", f"has {len(email.attachments):,} entries; this API allows {allowed:,}")
         size = 0
         for index, file in enumerate(email.attachments):
             size += len(file.content)
-            if size > self.attachment_bytes:
+            if size > (allowed := self.settings.api_max_attachment_bytes):
                 field = f"attachments[{index}].content"
-                raise InvalidEmail(field, f"makes the attachments exceed {self.attachment_bytes:,} bytes in total")
+                raise InvalidEmail(field, f"makes the attachments exceed {allowed:,} bytes in total")
             extensions = endings_of(file.filename)
             # If a file's name is `a.{CLSID}`, Windows opens the file with the program that the CLSID identifies.
-            if not self.denied_extensions.isdisjoint(extensions) or any(each.startswith("{") for each in extensions):
+            if not self._denied_extensions.isdisjoint(extensions) or any(each.startswith("{") for each in extensions):
                 raise InvalidEmail(f"attachments[{index}].filename", "has an extension that this API does not allow")
             if file.content_type.lower() in _PROGRAMS:
                 raise InvalidEmail(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
 import orjson
@@ -22,8 +22,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 _TYPE: Final = "urn:email-dispatcher:problem:"
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemType:
+class ProblemType(NamedTuple):
     """The HTTP status of a problem type, and its title, which is the same for every request."""
 
     status: int
@@ -80,33 +79,22 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One mistake in a request.
+    """One mistake in a request: an entry of the problem document's `errors`."""
 
-    Attributes:
-        location: `pointer` (a JSON pointer into the body), `header` or `parameter`.
-        name: The pointer, or the name of the header or parameter.
-        detail: A predicate such as `must be a list`. It never repeats the value.
-    """
-
-    location: str
-    name: str
-    detail: str
+    location: str  # `pointer` (a JSON pointer into the body), `header` or `parameter`
+    name: str  # the pointer, or the name of the header or parameter
+    detail: str  # a predicate such as `must be a list`, which never repeats the value
 
     def document(self) -> dict[str, str]:
-        """This mistake as an entry of the problem document's `errors`."""
         return {self.location: self.name, "detail": self.detail}
 
 
 class Problem(Exception):
     """Raised for a request that the API refuses or cannot serve.
 
-    Attributes:
-        code: A key of `PROBLEM_TYPES`.
-        detail: A sentence about this request; None if the title says enough.
-        errors: The mistakes in the request.
-        retry_after: Seconds after which the same request can succeed.
-        email_status: The status of the email that the request is about; None if the status is not the cause.
-        closes: Whether the API closes the connection after the response, because part of the request is unread.
+    `detail` is a sentence about this request; None if the title says enough. After `retry_after` seconds, the same
+    request can succeed. `email_status` is set if the email's status is the cause. If `closes`, the API closes the
+    connection after the response, because part of the request is unread.
     """
 
     def __init__(
@@ -131,7 +119,6 @@ class Problem(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status."""
         return PROBLEM_TYPES[self.code].status
 
     def without_traceback(self) -> Self:
@@ -173,9 +160,7 @@ _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 def pointer_of(field: str, prefix: str = "") -> str:
     """The JSON pointer to a field of an email, as a URI fragment.
 
-    Args:
-        field: The field as `InvalidEmail` names it, such as `to[1]`.
-        prefix: The pointer to the email in the body, such as `/emails/3`.
+    `field` is as `InvalidEmail` names it, such as `to[1]`; `prefix` points to the email in the body: `/emails/3`.
     """
     if field == "email":  # `InvalidEmail` uses this name for the whole document
         return f"#{prefix}"
@@ -183,9 +168,5 @@ def pointer_of(field: str, prefix: str = "") -> str:
         steps = ["headers", field.removeprefix("headers.")]
     else:
         steps = [name or index for name, index in _STEP.findall(field)]
-    return "#" + prefix + "".join(f"/{_escape(step)}" for step in steps)
-
-
-def _escape(step: str) -> str:
-    """Escapes one part of a JSON pointer (RFC 6901, section 3), and percent-encodes it for a URL fragment."""
-    return quote(step.replace("~", "~0").replace("/", "~1"), safe="!$&'()*+,;=:@?-._~")
+    escaped = (step.replace("~", "~0").replace("/", "~1") for step in steps)  # RFC 6901, section 3
+    return "#" + prefix + "".join("/" + quote(step, safe="!$&'()*+,;=:@?-._~") for step in escaped)

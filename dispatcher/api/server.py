@@ -223,7 +223,7 @@ async def serve(
         enqueueing = EnqueueEndpoints(
             access,
             BodyReader(slots, memory, max_bytes=settings.api_max_body_bytes),
-            EmailValidator(Policy.of(settings), capabilities_of(settings.providers), settings.lanes),
+            EmailValidator(Policy(settings), capabilities_of(settings.providers), settings.lanes),
             batcher,
             drafts,
             refusals,

@@ -11,6 +11,10 @@ from dispatcher.domain.event import EventKind
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.waiting import WaitReason
 
+_SCHEMAS: Final[dict[str, Any]] = row_schemas([EmailStatus])
+_SCHEMAS["Attempt"]["properties"]["outcome"]["enum"] = [kind.__name__.lower() for kind in get_args(Outcome)]
+_SCHEMAS["ProviderEvent"]["properties"]["kind"]["enum"] = list(EventKind)
+_SCHEMAS["WaitStatus"]["properties"]["reason"]["enum"] = list(WaitReason)
 GET: Final = Operation(
     name="get_email",
     summary="Get an email's status",
@@ -18,6 +22,7 @@ GET: Final = Operation(
     response_schema="EmailStatus",
     parameters=(path_parameter("email_id", {"type": "string", "format": "uuid"}, "The email's id."), TENANT_PARAMETER),
     problems=("not-found", "invalid-parameter"),
+    schemas=_SCHEMAS,
 )
 GET_BY_KEY: Final = Operation(
     name="get_email_by_key",
@@ -30,7 +35,3 @@ GET_BY_KEY: Final = Operation(
     ),
     problems=("not-found", "invalid-parameter"),
 )
-SCHEMAS: Final[dict[str, Any]] = row_schemas([EmailStatus])
-SCHEMAS["Attempt"]["properties"]["outcome"]["enum"] = [kind.__name__.lower() for kind in get_args(Outcome)]
-SCHEMAS["ProviderEvent"]["properties"]["kind"]["enum"] = list(EventKind)
-SCHEMAS["WaitStatus"]["properties"]["reason"]["enum"] = list(WaitReason)

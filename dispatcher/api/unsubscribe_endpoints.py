@@ -45,7 +45,6 @@ class UnsubscribeEndpoints:
     _hasher: AddressHasher | None = None
 
     async def ask(self, request: Request) -> Response:
-        """Returns a page with a button to unsubscribe. Changes nothing."""
         with self.access.slot(CALLER):
             await self._check(request.path_params["token"])
         return HTMLResponse(_QUESTION, headers=HEADERS)
@@ -60,7 +59,6 @@ class UnsubscribeEndpoints:
         return HTMLResponse(_DONE, headers=HEADERS)
 
     async def _check(self, token: str) -> None:
-        """Raises the problem `not-found` if the token is malformed or forged."""
         if is_unsubscribe_token(token):
             if self._hasher is None:
                 self._hasher = await AddressHasher.open(self.pool)

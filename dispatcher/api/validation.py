@@ -34,18 +34,10 @@ KEY_PATTERN: Final = (
     rf'^(?:"{_CHARACTER}(?:(?: |{_CHARACTER}){_BETWEEN}{_CHARACTER})?"|[!#-~](?:[ -~]{_BETWEEN}[!-~])?)$'
 )
 _KEY: Final = re.compile(KEY_PATTERN)
-_NO_KEY: Final = (
-    f"Set the header {KEY_HEADER}, or message_key in the body, to your unique name for the email, "
-    "such as order-17-receipt."
-)
 
 
 def idempotency_key(request: Request) -> str | None:
-    """The email's key from the Idempotency-Key header; None without the header.
-
-    Raises:
-        Problem: `idempotency-key-invalid`: the header is repeated, or is not a valid key.
-    """
+    """The email's key from the Idempotency-Key header; None without the header. A repeated header is invalid."""
     given = request.headers.getlist(KEY_HEADER)
     if not given or given == [""]:
         return None
@@ -60,22 +52,20 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def require_key(document: object, key: str | None) -> None:
-    """Checks that the header or the body has a message key.
-
-    Raises:
-        Problem: `idempotency-key-missing`.
-    """
+    """Checks that the header or the body has a message key."""
     if key is None and isinstance(document, dict) and document.get("message_key") is None:
-        raise Problem("idempotency-key-missing", _NO_KEY)
+        detail = (
+            f"Set the header {KEY_HEADER}, or message_key in the body, to your unique name for the email, "
+            "such as order-17-receipt."
+        )
+        raise Problem("idempotency-key-missing", detail)
 
 
 @dataclass(frozen=True, slots=True)
 class EmailValidator:
     """Builds emails from JSON, and checks what this API, the key and the configured providers allow.
 
-    Attributes:
-        configured: The capabilities of the configured providers; empty if this process does not know the providers.
-        lanes: The lanes of DISPATCHER_LANES.
+    `configured`: the capabilities of the configured providers; empty if this process does not know the providers.
     """
 
     policy: Policy
@@ -83,14 +73,9 @@ class EmailValidator:
     lanes: tuple[str, ...] = DEFAULT_LANES
 
     def email(self, document: object, caller: Caller, *, key: str | None = None, prefix: str = "") -> Email | Sms:
-        """Builds a valid email from a JSON value; an SMS if its `channel` is `sms`.
+        """Builds a valid email from a JSON value; an SMS if its `channel` is `sms`. Raises the problem of a mistake.
 
-        Args:
-            key: The message key from the header, if it has one. The JSON value may contain the same key.
-            prefix: The JSON pointer to the value in the body.
-
-        Raises:
-            Problem: the email is invalid, or the API, the key or the providers do not allow it.
+        `key`: the message key from the header. `prefix`: the JSON pointer to the value in the body.
         """
         if isinstance(document, dict):
             tenant, own_key = document.get("tenant_id"), document.get("message_key")
@@ -103,7 +88,7 @@ class EmailValidator:
                     raise _refusal(InvalidEmail("message_key", reason), prefix)
                 document["message_key"] = key
         try:
-            email = message_from_json(document, allowed_headers=self.policy.allowed_headers)
+            email = message_from_json(document, allowed_headers=self.policy.settings.allowed_provider_headers)
         except InvalidEmail as error:
             raise _refusal(error, prefix) from None
         caller.check_sender(email.sender, prefix)
@@ -128,11 +113,7 @@ def _refusal(error: InvalidEmail, prefix: str, code: str = "invalid-email") -> P
 
 
 def batch_items(document: object) -> Sequence[object]:
-    """The entries of a batch's `emails`, not yet validated.
-
-    Raises:
-        Problem: `invalid-body`.
-    """
+    """The entries of a batch's `emails`, not yet validated."""
     emails = document.get("emails") if isinstance(document, dict) else None
     if not isinstance(document, dict):
         where, wrong = "#", "must be an object"
@@ -151,12 +132,7 @@ def batch_items(document: object) -> Sequence[object]:
 def require_enqueued(answer: InsertResult, prefix: str = "") -> Enqueued:
     """Returns the email that this request, or an earlier request with the same key and content, has enqueued.
 
-    Args:
-        answer: The result of this request's insert.
-        prefix: The JSON pointer to the email in the body.
-
-    Raises:
-        Problem: the email was not enqueued, or an earlier email with the same key has different content.
+    Raises a problem if there is none. `prefix`: the JSON pointer to the email in the body.
     """
     match answer:
         case Enqueued(acceptance=Acceptance.ACCEPTED | Acceptance.KNOWN):

@@ -157,7 +157,11 @@ class Consumer:
         if self._refused:
             for tag in self._refused.keys() & done:
                 done.remove(tag)
-                self._nack(tag)
+                requeue = self._refused.pop(tag)
+                del self._outstanding[tag]
+                if self._session is not None:
+                    with suppress(exceptions.AMQPError):  # ignored for the same reason as below
+                        self._session.channel.raw.basic_nack(delivery_tag=tag, requeue=requeue)
         prefix = list(takewhile(done.__contains__, self._outstanding))
         for tag in done:
             del self._outstanding[tag]
@@ -203,7 +207,8 @@ class Consumer:
     async def _update_lanes(self) -> None:
         """Starts and cancels consumers, so that exactly the lanes without a pause are consumed."""
         if self._session is not None:
-            # Ignore a lost connection: `run` opens a new connection, and consumes exactly the lanes without a pause.
+            # Ignore a lost connection: without it, no deliveries arrive. Unless `run` is stopping, it opens a new
+            # connection, and consumes exactly the lanes without a pause.
             with suppress(BrokerUnavailable):
                 await self._consume_lanes(self._session)
 
@@ -253,10 +258,7 @@ class Consumer:
         """Stops the deliveries, and stops reconnecting. Current deliveries can still be acked. Idempotent. After this
         method returns, `on_delivery` is not called again."""
         self._stopping.set()
-        if self._session is not None:
-            # Ignore a lost connection: without the connection, no more deliveries arrive, either.
-            with suppress(BrokerUnavailable):
-                await self._consume_lanes(self._session)
+        await self._update_lanes()
 
     async def close(self) -> None:
         """Stops consuming, and closes the connection. Idempotent. When this method returns, earlier acks have reached
@@ -349,13 +351,6 @@ class Consumer:
         if self._is_open(delivery):
             self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)
             self.ack([delivery])
-
-    def _nack(self, tag: int) -> None:
-        requeue = self._refused.pop(tag)
-        del self._outstanding[tag]
-        if self._session is not None:
-            with suppress(exceptions.AMQPError):  # ignored for the same reason as in `ack`
-                self._session.channel.raw.basic_nack(delivery_tag=tag, requeue=requeue)
 
     def _void(self) -> None:
         """Makes all current deliveries void: from now on, calls of `ack`, `reject` and `requeue` ignore them."""

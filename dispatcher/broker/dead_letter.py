@@ -40,15 +40,20 @@ def encode(dead_letter: DeadLetter) -> bytes:
 def decode(body: bytes) -> DeadLetter:
     """The dead letter in a message. Raises InvalidPointer, which quotes nothing from the message."""
     fields = decode_fields(body)
+    status, attempts = fields.get("status"), fields.get("attempts")
+    if status not in (Status.FAILED, Status.HELD):
+        raise InvalidPointer('"status" must be failed or held.')
+    if type(attempts) is not int or not 0 <= attempts <= MAX_ATTEMPT_COUNT:
+        raise InvalidPointer(f'"attempts" is missing or is not a whole number from 0 to {MAX_ATTEMPT_COUNT}.')
     return DeadLetter(
         email_id=email_id(fields),
         tenant_id=_text(fields, "tenant_id"),
         message_key=message_key(fields),
         correlation_id=_optional_text(fields, "correlation_id"),
-        status=_status(fields),
+        status=Status(status),
         error_type=_optional_text(fields, "error_type"),
         error=_optional_text(fields, "error"),
-        attempts=_count(fields, "attempts"),
+        attempts=attempts,
         provider=_optional_text(fields, "provider"),
         created_at=_instant(fields, "created_at"),
         failed_at=_instant(fields, "failed_at"),
@@ -64,20 +69,6 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if type(value) is not str:
         raise InvalidPointer(f'"{name}" is missing or is not a string.')
-    return value
-
-
-def _status(fields: Mapping[str, Any]) -> Status:
-    value = fields.get("status")
-    if value not in (Status.FAILED, Status.HELD):
-        raise InvalidPointer('"status" must be failed or held.')
-    return Status(value)
-
-
-def _count(fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if type(value) is not int or not 0 <= value <= MAX_ATTEMPT_COUNT:
-        raise InvalidPointer(f'"{name}" is missing or is not a whole number from 0 to {MAX_ATTEMPT_COUNT}.')
     return value
 
 

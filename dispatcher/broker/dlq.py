@@ -74,11 +74,14 @@ class DeadLetterQueue:
             finally:
                 unread = scan.depth - sum(window.received for window in scan.windows)
                 expected = max(0, unread)
-                # Close one channel after the other. If two channels returned their messages at the same time, the order
-                # of the messages would be lost.
+                # Close one channel after the other, and wait: RabbitMQ returns a channel's messages with a delay. If
+                # two channels returned their messages at the same time, the order of the messages would be lost.
                 for window in scan.windows:
                     expected += await window.close()
-                    await _wait_until_returned(expected, depth_now)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_REQUEUE_SECONDS):
+                            while await depth_now() < expected:  # noqa: ASYNC110 - RabbitMQ does not signal their return
+                                await asyncio.sleep(_POLL_SECONDS)
 
     @asynccontextmanager
     async def _depth_query(self) -> AsyncIterator[Callable[[], Awaitable[int]]]:
@@ -180,29 +183,18 @@ class _ScanWindow:
         if self.removed:
             # Cancel the consumer first. Otherwise, RabbitMQ would deliver another message after each ack.
             await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._tag)
-            await self._ack()
+            # Ack all messages before the first kept message with one frame, the others a few at a time.
+            first_kept = next(tag for tag in count(1) if tag not in self.removed)
+            if first_kept > 1:
+                self.channel.raw.basic_ack(first_kept - 1, multiple=True)
+            others = sorted(tag for tag in self.removed if tag > first_kept)
+            for at in range(0, len(others), _ACKS_AT_ONCE):
+                for tag in others[at : at + _ACKS_AT_ONCE]:
+                    self.channel.raw.basic_ack(tag)
+                # RabbitMQ passes at most 32 commands of a channel to a quorum queue at a time, and drops all further
+                # commands if the channel closes meanwhile. So after a few acks, send a command that changes nothing,
+                # and wait for the answer.
+                await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
+                await asyncio.sleep(_PAUSE_SECONDS)
         await self.channel.close()
         return self.received - len(self.removed)
-
-    async def _ack(self) -> None:
-        """Acks the removed messages: all before the first kept message with one frame, the others a few at a time."""
-        first_kept = next(tag for tag in count(1) if tag not in self.removed)
-        if first_kept > 1:
-            self.channel.raw.basic_ack(first_kept - 1, multiple=True)
-        others = sorted(tag for tag in self.removed if tag > first_kept)
-        for at in range(0, len(others), _ACKS_AT_ONCE):
-            for tag in others[at : at + _ACKS_AT_ONCE]:
-                self.channel.raw.basic_ack(tag)
-            # RabbitMQ passes at most 32 commands of a channel to a quorum queue at a time, and drops all further
-            # commands if the channel closes meanwhile. So after a few acks, send a command that changes nothing, and
-            # wait for the answer.
-            await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
-            await asyncio.sleep(_PAUSE_SECONDS)
-
-
-async def _wait_until_returned(expected: int, depth_now: Callable[[], Awaitable[int]]) -> None:
-    """Waits until this many messages are on the queue: RabbitMQ returns those of a closed channel with a delay."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_REQUEUE_SECONDS):
-            while await depth_now() < expected:  # noqa: ASYNC110 - RabbitMQ does not signal their return
-                await asyncio.sleep(_POLL_SECONDS)

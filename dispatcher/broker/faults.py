@@ -65,10 +65,7 @@ REMEDIES: Final = {
 """How to fix a refused login, by reason. Neither waiting nor a restart of RabbitMQ helps in these cases."""
 
 _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...]] = (
-    (
-        (exceptions.ProbableAuthenticationError, exceptions.AuthenticationError),
-        _REFUSED_LOGIN,
-    ),
+    ((exceptions.ProbableAuthenticationError, exceptions.AuthenticationError), _REFUSED_LOGIN),
     (exceptions.ProbableAccessDeniedError, _REFUSED_VHOST),
     (exceptions.IncompatibleProtocolError, "the server does not speak AMQP 0-9-1"),
     (exceptions.AMQPHeartbeatTimeout, "the server stopped sending heartbeats"),

@@ -66,15 +66,26 @@ class _QueueReport:
         """How to remove the effect of what sets the key: an argument, policies, or a default of RabbitMQ."""
         if key not in self.policy:
             return _REMOVE if f"x-{key}" in self.arguments else _REDECLARE
-        # Only the policy with the highest priority applies to a queue; the same for operator policies.
+        # Only the policy with the highest priority applies to a queue; the same for operator policies. So the remedy
+        # applies a harmless policy to our queues, in place of the policy that applies to them now.
         kinds = {"policy": "set_policy", "operator_policy": "set_operator_policy"}
-        commands = [_exclusion(topology, vhost, command) for kind, command in kinds.items() if self.fields.get(kind)]
+        words = ["-p", vhost, "--apply-to", "queues", "--priority", "999", "email-dispatcher"]
+        words += [exactly(*topology.queues), json.dumps({"delivery-limit": DELIVERY_LIMIT})]
+        commands = [
+            shlex.join(["rabbitmqctl", command, *words]) for kind, command in kinds.items() if self.fields.get(kind)
+        ]
         return f"{_REMOVE} If other queues need the policy, exclude ours: {' and '.join(commands)}"
 
 
 async def find_faults(management: Management, topology: Topology) -> list[TopologyError]:
     """Every fault of the exchange, queues, bindings and policies, each with its remedy."""
-    faults = [*_exchange_faults(await management.exchange(topology.exchange), topology)]
+    faults = []
+    exchange, subject = await management.exchange(topology.exchange), f"The exchange {topology.exchange}"
+    if exchange is None:
+        faults.append(TopologyError(f"{subject} does not exist.", remedy=_INIT))
+    elif exchange.get("type") != "direct" or not exchange.get("durable") or exchange.get("auto_delete"):
+        remedy = "Delete the exchange and run `dispatcher init`, or set a different name in DISPATCHER_EXCHANGE."
+        faults.append(TopologyError(f"{subject} must be direct, durable and not auto-delete.", remedy=remedy))
     default = None if (await management.version()).startswith("3.") else DEFAULT_DELIVERY_LIMIT
     for name in topology.queues:
         fields = await management.queue(name)
@@ -141,15 +152,6 @@ def delivery_limit_in(fields: Mapping[str, Any], default: int | None) -> int | N
     return min((limit for limit in found if limit >= 0), default=None if found else default)
 
 
-def _exchange_faults(fields: Mapping[str, Any] | None, topology: Topology) -> Iterator[TopologyError]:
-    subject = f"The exchange {topology.exchange}"
-    if fields is None:
-        yield TopologyError(f"{subject} does not exist.", remedy=_INIT)
-    elif fields.get("type") != "direct" or not fields.get("durable") or fields.get("auto_delete"):
-        remedy = "Delete the exchange and run `dispatcher init`, or set a different name in DISPATCHER_EXCHANGE."
-        yield TopologyError(f"{subject} must be direct, durable and not auto-delete.", remedy=remedy)
-
-
 def _queue_faults(
     queue: _QueueReport, topology: Topology, vhost: str, default_limit: int | None
 ) -> Iterator[TopologyError]:
@@ -185,13 +187,6 @@ def _loss_faults(queue: _QueueReport, topology: Topology, vhost: str) -> Iterato
         for source in queue.sources(key):
             words = f"The queue {queue.name} drops its oldest messages when it is full: {source}."
             yield TopologyError(words, remedy=queue.remedy(key, topology, vhost))
-
-
-def _exclusion(topology: Topology, vhost: str, command: str) -> str:
-    """A command that applies a harmless policy to our queues, in place of the policy that applies to them now."""
-    words = [command, "-p", vhost, "--apply-to", "queues", "--priority", "999", "email-dispatcher"]
-    definition = json.dumps({"delivery-limit": DELIVERY_LIMIT})
-    return shlex.join(["rabbitmqctl", *words, exactly(*topology.queues), definition])
 
 
 def _shown(value: object) -> str:

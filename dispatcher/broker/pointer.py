@@ -71,7 +71,12 @@ def decode(body: bytes) -> list[Pointer]:
     if version == VERSION:
         return [Pointer(email_id(fields), message_key(fields))]
     if version == BUNDLE_VERSION:
-        return [Pointer(email_id(each), message_key(each)) for each in _bundled(fields)]
+        emails = fields.get("emails")
+        if type(emails) is not list or not 1 <= len(emails) <= MAX_BUNDLE_EMAILS:
+            raise InvalidPointer(f'"emails" is missing or is not a list of 1 to {MAX_BUNDLE_EMAILS} entries.')
+        if not all(type(each) is dict for each in emails):
+            raise InvalidPointer('"emails" contains a value that is not a JSON object.')
+        return [Pointer(email_id(each), message_key(each)) for each in emails]
     raise InvalidPointer(f'The version "v" must be {VERSION} or {BUNDLE_VERSION}.')
 
 
@@ -100,15 +105,6 @@ def _version(fields: Mapping[str, Any]) -> int | None:
     return version if type(version) is int else None
 
 
-def _bundled(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    emails = fields.get("emails")
-    if type(emails) is not list or not 1 <= len(emails) <= MAX_BUNDLE_EMAILS:
-        raise InvalidPointer(f'"emails" is missing or is not a list of 1 to {MAX_BUNDLE_EMAILS} entries.')
-    if not all(type(each) is dict for each in emails):
-        raise InvalidPointer('"emails" contains a value that is not a JSON object.')
-    return emails
-
-
 def email_id(fields: Mapping[str, Any]) -> UUID:
     text = fields.get("email_id")
     if type(text) is not str or not _UUID.fullmatch(text):
@@ -123,12 +119,11 @@ def email_id(fields: Mapping[str, Any]) -> UUID:
 def message_key(fields: Mapping[str, Any]) -> str:
     text = fields.get("message_key")
     if (
-        type(text) is not str
-        or not 1 <= len(text) <= MAX_KEY_CHARACTERS
-        or (not text.isprintable() and _CONTROLS.search(text))
+        type(text) is str
+        and 1 <= len(text) <= MAX_KEY_CHARACTERS
+        and (text.isprintable() or not _CONTROLS.search(text))
     ):
-        raise InvalidPointer(
-            f'"message_key" is missing, is not 1 to {MAX_KEY_CHARACTERS} characters long, or contains control '
-            "characters."
-        )
-    return text
+        return text
+    raise InvalidPointer(
+        f'"message_key" is missing, is not 1 to {MAX_KEY_CHARACTERS} characters long, or contains control characters.'
+    )

@@ -76,7 +76,11 @@ class Publisher:
                 await stream.write(messages, batch, self._exchange)
                 fault = await batch.done
                 if messages and stream.is_refused(messages[0].queue, batch.published):
-                    self._abandon(stream)
+                    # Drop this connection; the next message opens a new one. Callers publish unconfirmed messages
+                    # again.
+                    if self._stream is stream:
+                        self._stream = None
+                    stream.connection.abort()
         except TimeoutError:
             fault = self._timeout_fault(batch)
         if fault is not None and not any(batch.published):
@@ -96,7 +100,7 @@ class Publisher:
     @property
     def has_unanswered(self) -> bool:
         """Whether RabbitMQ has not answered a message, even if its call of `publish` has timed out."""
-        return self._stream is not None and self._stream.has_unanswered
+        return self._stream is not None and bool(self._stream.unanswered)
 
     async def open(self) -> None:
         """Connects, unless a connection is open."""
@@ -137,12 +141,6 @@ class Publisher:
                     raise
                 self._stream = stream
             return self._stream
-
-    def _abandon(self, stream: _Stream) -> None:
-        """Drops this connection; the next message opens a new one. Callers publish unconfirmed messages again."""
-        if self._stream is stream:
-            self._stream = None
-        stream.connection.abort()
 
     def _timeout_fault(self, batch: _Batch) -> BrokerUnavailable:
         stream = self._stream
@@ -196,16 +194,12 @@ class _Stream:
         self.channel = channel
         self._window = window
         self._written = 0
-        self._unanswered: dict[int, tuple[_Batch, int, tuple[str, str]]] = {}
+        self.unanswered: dict[int, tuple[_Batch, int, tuple[str, str]]] = {}
         self._returned: Counter[tuple[str, str]] = Counter()
         self._refused_since: dict[str, float] = {}
         self._room = asyncio.Event()
         channel.raw.add_on_return_callback(self._on_return)
         channel.closed.add_done_callback(self._on_closed)
-
-    @property
-    def has_unanswered(self) -> bool:
-        return bool(self._unanswered)
 
     async def write(self, messages: Sequence[Outgoing], batch: _Batch, exchange: str) -> None:
         """Writes all messages as soon as the window and RabbitMQ allow it. `batch.done` reports the result."""
@@ -214,7 +208,7 @@ class _Stream:
         await self.connection.unblocked()
         number, most = self.channel.raw.channel_number, self.channel.most_body_octets
         for index, message in enumerate(messages):
-            while len(self._unanswered) >= self._window and not self.channel.closed.done():
+            while len(self.unanswered) >= self._window and not self.channel.closed.done():
                 self._room.clear()
                 await self._room.wait()
                 await self.connection.unblocked()
@@ -224,7 +218,7 @@ class _Stream:
                 resolve(batch.done, self.channel.fault(error))
                 return
             self._written += 1
-            self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
+            self.unanswered[self._written] = batch, index, (message.queue, message.message_id)
 
     def is_refused(self, queue: str, answers: PublishResults) -> bool:
         """Notes the answers to a `publish`. Returns whether the queue has refused all messages for REFUSED_SECONDS."""
@@ -244,24 +238,21 @@ class _Stream:
         if method.multiple:
             # The numbers of the unanswered messages ascend, but they have gaps, because a quorum queue confirms in any
             # order. So take the numbers that exist.
-            numbers = list(takewhile(lambda number: number <= method.delivery_tag, self._unanswered))
+            numbers = list(takewhile(lambda number: number <= method.delivery_tag, self.unanswered))
         else:
             numbers = [method.delivery_tag]
         for number in numbers:
-            self._settle(number, confirmed=confirmed)
-        if len(self._unanswered) <= self._window // 2:
+            batch, index, name = self.unanswered.pop(number)
+            returned = self._returned[name] > 0 if self._returned else False
+            if returned:
+                self._returned -= Counter((name,))
+                batch.published.returned += 1
+            batch.answer(index, published=confirmed and not returned)
+        if len(self.unanswered) <= self._window // 2:
             self._room.set()
 
-    def _settle(self, number: int, *, confirmed: bool) -> None:
-        batch, index, name = self._unanswered.pop(number)
-        returned = self._returned[name] > 0 if self._returned else False
-        if returned:
-            self._returned -= Counter((name,))
-            batch.published.returned += 1
-        batch.answer(index, published=confirmed and not returned)
-
     def _on_closed(self, closed: asyncio.Future[BrokerUnavailable]) -> None:
-        unanswered, self._unanswered = self._unanswered, {}
+        unanswered, self.unanswered = self.unanswered, {}
         for batch, _, _ in unanswered.values():
             resolve(batch.done, closed.result())
         self._room.set()

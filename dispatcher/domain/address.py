@@ -79,8 +79,11 @@ def parse_address(text: str) -> Address:
         local, domain = _split_spec(spec)
     else:
         name, (local, domain) = "", plain.groups()
-    _check_domain_end(domain)
-    _check_lengths(local, domain)
+    if domain.rpartition(".")[2].isdigit():
+        raise ValueError("has a domain that ends in a number; use a domain name, not an IP address")
+    local_octets = len(local) if local.isascii() else len(local.encode())
+    if local_octets + 1 + len(ascii_host(domain)) > MAX_ADDRESS_OCTETS:
+        raise ValueError(f"is longer than {MAX_ADDRESS_OCTETS} bytes without its display name")
     return Address(name, local, domain)
 
 
@@ -185,7 +188,10 @@ def _check_label(label: str) -> None:
         raise ValueError("has a dot at the start or end of its domain, or two dots in a row")
     if label.startswith("-") or label.endswith("-"):
         raise ValueError("has a hyphen at the start or end of a part of its domain")
-    if not all(_is_allowed_in_host(character) for character in label) or not _is_composed(label):
+    # A label may not start with a combining mark, or contain a compatibility character such as the ligature `ﬁ`.
+    is_composed = unicodedata.normalize("NFKC", label) == unicodedata.normalize("NFC", label)
+    is_allowed = is_composed and unicodedata.category(label[0])[0] != "M" and all(map(_is_allowed_in_host, label))
+    if not is_allowed:
         raise ValueError("has a character after the @ that domain names do not allow")
     # Check the label's length before the encoding, which takes quadratic time: a very long label would cost much CPU.
     # The Punycode of a label is never shorter than the label.
@@ -197,23 +203,6 @@ def _is_allowed_in_host(character: str) -> bool:
     if character.isascii():
         return character.isalnum() or character == "-"
     return unicodedata.category(character) in _HOST_CATEGORIES or character in _HOST_EXCEPTIONS
-
-
-def _is_composed(label: str) -> bool:
-    """False if a label starts with a combining mark, or contains a compatibility character such as the ligature `ﬁ`."""
-    composed = unicodedata.normalize("NFC", label)
-    return unicodedata.category(label[0])[0] != "M" and unicodedata.normalize("NFKC", label) == composed
-
-
-def _check_domain_end(domain: str) -> None:
-    if domain.rpartition(".")[2].isdigit():
-        raise ValueError("has a domain that ends in a number; use a domain name, not an IP address")
-
-
-def _check_lengths(local: str, domain: str) -> None:
-    local_octets = len(local) if local.isascii() else len(local.encode())
-    if local_octets + 1 + len(ascii_host(domain)) > MAX_ADDRESS_OCTETS:
-        raise ValueError(f"is longer than {MAX_ADDRESS_OCTETS} bytes without its display name")
 
 
 def ascii_host(domain: str) -> str:

@@ -126,11 +126,8 @@ class Channel(Protocol):
         ...
 
     async def send(self, notice: Notice) -> str:
-        """Sends a notice, or fails within seconds. Returns the result, such as `the receiver answered 204`.
-
-        Raises:
-            NotDelivered: The notice was not accepted, or the result is unknown.
-        """
+        """Sends a notice, or fails within seconds. Returns the result, such as `the receiver answered 204`. Raises
+        NotDelivered if the notice was not accepted, or the result is unknown."""
         ...
 
 

@@ -71,25 +71,19 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the HTTP API, as operators see it: without its hash.
-
-    Attributes:
-        tenant_id: The tenant that the key acts for; None if it acts for every tenant.
-        from_domains: Domains that the key may send from. If these and `from_addresses` are None, it may send from any.
-        lane: The lane of emails that do not name a lane.
-        allowed_lanes: The lanes that an email may name, besides `lane`.
-    """
+    """A key of the HTTP API, as operators see it: without its hash."""
 
     key_id: str
     name: str
-    tenant_id: str | None
+    tenant_id: str | None  # the tenant that the key acts for; None if it acts for every tenant
     scopes: Sequence[str]
+    # Domains that the key may send from. If these and `from_addresses` are None, it may send from any.
     from_domains: Sequence[str] | None
     from_addresses: Sequence[str] | None
     per_second: float | None
     recipients_per_day: int | None
-    lane: str | None
-    allowed_lanes: Sequence[str]
+    lane: str | None  # the lane of emails that do not name a lane
+    allowed_lanes: Sequence[str]  # the lanes that an email may name, besides `lane`
     created_at: datetime
     revoked_at: datetime | None
 

@@ -51,21 +51,15 @@ def login_of(actor: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause that an operator began.
-
-    Attributes:
-        name: The name of the lane, tenant or provider; empty if the scope is `all`.
-        until: When the pause ends by itself, by PostgreSQL's clock; None if an operator must end the pause.
-        actor: Who began the pause, such as `ann@host`.
-        began_at: When the pause began, by PostgreSQL's clock.
-    """
+    """A pause that an operator began."""
 
     scope: PauseScope
-    name: str
+    name: str  # the name of the lane, tenant or provider; empty if the scope is `all`
+    # when the pause ends by itself, by PostgreSQL's clock; None if an operator must end the pause
     until: datetime | None
     reason: str
-    actor: str
-    began_at: datetime
+    actor: str  # who began the pause, such as `ann@host`
+    began_at: datetime  # when the pause began, by PostgreSQL's clock
 
     @property
     def subject(self) -> str:
@@ -95,21 +89,15 @@ def seen_by(pauses: Sequence[Pause], tenant_id: str | None) -> list[Pause]:
 
 @dataclass(frozen=True, slots=True)
 class LanePolicy:
-    """What an operator set for a lane. None means that the host's setting applies.
-
-    Attributes:
-        weight: The lane's weight, relative to the other lanes that have emails. Lanes share the workers and the
-            providers' rates by their weights.
-        on_uncertain: The policy for the lane's emails that have no policy of their own.
-        max_attempts: The most attempts before an email fails or waits for a redelivery.
-        redeliver_seconds: For how many seconds an email may be redelivered, counted from when it became due or was last
-            replayed; 0: never.
-    """
+    """What an operator set for a lane. None means that the host's setting applies."""
 
     lane: str
+    # The lane's weight, relative to the other lanes that have emails. Lanes share the workers and the providers'
+    # rates by their weights.
     weight: float
-    on_uncertain: OnUncertain | None = None
-    max_attempts: int | None = None
+    on_uncertain: OnUncertain | None = None  # the policy for the lane's emails that have no policy of their own
+    max_attempts: int | None = None  # the most attempts before an email fails or waits for a redelivery
+    # for how many seconds an email may be redelivered, counted from when it became due or was last replayed; 0: never
     redeliver_seconds: float | None = None
 
     def describe(self) -> str:
@@ -126,17 +114,11 @@ class LanePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Lane(LanePolicy):
-    """A lane, and what is in force for it. If operators set nothing, the policy contains only the default weight.
+    """A lane, and what is in force for it. If operators set nothing, the policy contains only the default weight."""
 
-    Attributes:
-        share: The lane's part of the workers and rates while all lanes have emails, from 0 to 1.
-        queue: The name of the lane's send queue.
-        senders: The senders whose emails are in this lane (see `LaneRule`).
-    """
-
-    share: float = 0.0
-    queue: str = ""
-    senders: tuple[str, ...] = ()
+    share: float = 0.0  # the lane's part of the workers and rates while all lanes have emails, from 0 to 1
+    queue: str = ""  # the name of the lane's send queue
+    senders: tuple[str, ...] = ()  # the senders whose emails are in this lane (see `LaneRule`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,27 +131,19 @@ class DeletedLane:
 
 @dataclass(frozen=True, slots=True)
 class LaneRule:
-    """Assigns a sender's emails to a lane. If an email or its API key names a lane, that lane is used instead.
+    """Assigns a sender's emails to a lane. If an email or its API key names a lane, that lane is used instead."""
 
-    Attributes:
-        sender: An address, or a domain in the form `@example.com`; in lower case.
-    """
-
-    sender: str
+    sender: str  # an address, or a domain in the form `@example.com`; in lower case
     lane: str
 
 
 @dataclass(frozen=True, slots=True)
 class TenantLimit:
-    """What an operator set for a tenant.
-
-    Attributes:
-        weight: The tenant's weight within a lane, relative to the other tenants that have due emails.
-        per_second: The tenant's ceiling: the most emails per second, all hosts together; None: no limit.
-    """
+    """What an operator set for a tenant."""
 
     tenant_id: str
-    weight: float = 1.0
+    weight: float = 1.0  # the tenant's weight within a lane, relative to the other tenants that have due emails
+    # the tenant's ceiling: the most emails per second, all hosts together; None: no limit
     per_second: float | None = None
 
     def describe(self) -> str:
@@ -185,18 +159,13 @@ MIN_SECONDS: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class DomainLimit:
-    """What an operator set for a recipient domain. Limits only attempts through the provider `smtp`.
+    """What an operator set for a recipient domain. Limits only attempts through the provider `smtp`."""
 
-    Attributes:
-        domain: In lower case; an internationalized domain as A-labels (`xn--…`). Its subdomains are not limited.
-        per_second: The most emails per second, all hosts together; None: no limit.
-        concurrent: The most attempts at the same time, all hosts together; None: no limit.
-        attempt_seconds: The mean length of the latest attempts, which workers measure; None until the first one.
-    """
-
+    # In lower case; an internationalized domain as A-labels (`xn--…`). Its subdomains are not limited.
     domain: str
-    per_second: float | None = None
-    concurrent: int | None = None
+    per_second: float | None = None  # the most emails per second, all hosts together; None: no limit
+    concurrent: int | None = None  # the most attempts at the same time, all hosts together; None: no limit
+    # the mean length of the latest attempts, which workers measure; None until the first one
     attempt_seconds: float | None = None
 
     @property
@@ -216,13 +185,9 @@ class DomainLimit:
 
 @dataclass(frozen=True, slots=True)
 class LimitedDomain(DomainLimit):
-    """A domain that has ceilings, and the emails that wait for them.
+    """A domain that has ceilings, and the emails that wait for them."""
 
-    Attributes:
-        waiting: The number of emails that wait for these ceilings, counted up to `MOST_WAITING`.
-    """
-
-    waiting: int = 0
+    waiting: int = 0  # the number of emails that wait for these ceilings, counted up to `MOST_WAITING`
 
     def describe(self) -> str:
         """A sentence such as `12 emails wait: example.org may get 5 emails per second.`"""
@@ -237,15 +202,12 @@ def _s(count: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """Everything that operators set, as read at one moment. Contains no pause that has ended.
-
-    Attributes:
-        lanes: The policies that operators set, by lane.
-        tenants: The limits that operators set, by tenant id.
-    """
+    """Everything that operators set, as read at one moment. Contains no pause that has ended."""
 
     pauses: tuple[Pause, ...] = ()
+    # the policies that operators set, by lane
     lanes: Mapping[str, LanePolicy] = field(default_factory=lambda: MappingProxyType({}))
+    # the limits that operators set, by tenant id
     tenants: Mapping[str, TenantLimit] = field(default_factory=lambda: MappingProxyType({}))
     domains: Mapping[str, DomainLimit] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -35,10 +35,8 @@ class Ticks:
         self._latest = 0
 
     def next(self, nanoseconds: int) -> int:
-        """The tick of an instant, or the tick after the last returned tick, whichever is later.
-
-        If the clock was set back by a second or more, always returns the tick of the instant.
-        """
+        """The tick of an instant, or the tick after the last returned tick, whichever is later. If the clock was set
+        back by a second or more, always the tick of the instant."""
         now = nanoseconds * _TICKS_PER_MILLISECOND // 1_000_000
         if now <= self._latest < now + _FORGIVEN_TICKS:
             now = self._latest + 1
@@ -65,11 +63,8 @@ def new_email_ids(count: int) -> list[UUID]:
 
 
 def time_of(email_id: UUID) -> datetime:
-    """The creation time of an id, in UTC, to the millisecond.
-
-    Raises:
-        ValueError: The id is not a UUIDv7, or its time is after the year 9999.
-    """
+    """The creation time of an id, in UTC, to the millisecond. Raises ValueError if the id is not a UUIDv7, or its time
+    is after the year 9999."""
     millisecond = email_id.int >> 80
     if email_id.version != 7 or millisecond > _LATEST_MILLISECOND:
         raise ValueError("is not an email id")
@@ -78,10 +73,7 @@ def time_of(email_id: UUID) -> datetime:
 
 def lowest_id_at(instant: datetime) -> UUID:
     """The smallest id that contains the instant's millisecond. Such ids are the bounds of partitions and time ranges.
-
-    Raises:
-        ValueError: The instant has no time zone, or is before 1970.
-    """
+    Raises ValueError if the instant has no time zone, or is before 1970."""
     if instant.tzinfo is None:
         raise ValueError("the instant has no time zone")
     millisecond = (instant - _EPOCH) // _MILLISECOND

@@ -77,9 +77,7 @@ class ProviderEvent:
         """16 bytes that identify the event within its email, so that a repeated event is stored once.
 
         The key does not contain the provider's event id, because providers may repeat an event with a new id.
-
-        Args:
-            address_hash: The hash of `recipient`; None if the event has no recipient.
+        `address_hash`: that of `recipient`; None if the event has no recipient.
         """
         instant = f"{self.happened_at.timestamp():.3f}" if self.is_dated else ""
         parts = (self.provider, self.kind, (address_hash or b"").hex(), instant, self.distinction)
@@ -88,60 +86,45 @@ class ProviderEvent:
 
 @dataclass(frozen=True, slots=True)
 class ReportedEvent:
-    """What a provider reported about an email, without the recipient, as operators see it.
-
-    Attributes:
-        event_key: Hexadecimal octets.
-        happened_at: When the event happened, by the provider's clock.
-        doubt: What the event does not prove (docs/events.md); None if it proves what it says.
-    """
+    """What a provider reported about an email, without the recipient, as operators see it."""
 
     received_at: datetime
     email_id: UUID
-    event_key: str
-    happened_at: datetime
+    event_key: str  # hexadecimal octets
+    happened_at: datetime  # when the event happened, by the provider's clock
     provider: str
     kind: str
     bounce: str | None
     code: str | None
     detail: str | None
-    doubt: str | None
+    doubt: str | None  # what the event does not prove (docs/events.md); None if it proves what it says
     tenant_id: str
     message_key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The properties by which we find a held message in a provider's list of messages. They must not be logged.
-
-    Attributes:
-        sender: The sender; empty if the message was sent with the provider's default sender.
-        accepted_from: The earliest time at which the provider can have accepted the message. This time and
-            `accepted_until` allow for a difference between our clock and the provider's.
-        accepted_until: The latest time at which the provider can have accepted the message.
-        other_ids: The provider's ids of other messages to the same recipient. The message has none of these ids.
-    """
+    """The properties by which we find a held message in a provider's list of messages. They must not be logged."""
 
     recipient: str = field(repr=False)
-    sender: str = field(repr=False)
+    sender: str = field(repr=False)  # the sender; empty if the message was sent with the provider's default sender
     text: str = field(repr=False)
+    # The earliest time at which the provider can have accepted the message. This time and `accepted_until` allow for
+    # a difference between our clock and the provider's.
     accepted_from: datetime
-    accepted_until: datetime
+    accepted_until: datetime  # the latest time at which the provider can have accepted the message
+    # The provider's ids of other messages to the same recipient. The message has none of these ids.
     other_ids: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenMessage:
-    """A message about which we ask the provider: it was accepted but no final event arrived, or it is held.
-
-    Attributes:
-        message_id: The provider's id; None for a held message, because it is unknown whether the provider accepted it.
-        traits: The properties to search for; None if there is a `message_id`.
-    """
+    """A message about which we ask the provider: it was accepted but no final event arrived, or it is held."""
 
     email_id: UUID
+    # the provider's id; None for a held message, because it is unknown whether the provider accepted it
     message_id: str | None
-    traits: Traits | None = None
+    traits: Traits | None = None  # the properties to search for; None if there is a `message_id`
 
 
 class OutgoingKind(StrEnum):

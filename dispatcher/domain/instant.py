@@ -14,11 +14,8 @@ _LENGTH: Final = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)([smhdw])", re.ASCII)
 
 
 def parse_length(text: str) -> float:
-    """A length of time such as `90s`, `15m`, `2h`, `3d`, `1w`, in seconds.
-
-    Raises:
-        ValueError: The text is not such a length. The error is a predicate, such as `is not a length of time`.
-    """
+    """A length of time such as `90s`, `15m`, `2h`, `3d`, `1w`, in seconds. Raises ValueError with a predicate, such as
+    `is not a length of time`."""
     found = _LENGTH.fullmatch(text.strip())
     if found is None:
         raise ValueError("is not a length of time. For example, write 90s, 15m, 2h, 3d or 1w")
@@ -29,12 +26,9 @@ def parse_length(text: str) -> float:
 
 
 def read_instant(text: str) -> datetime:
-    """Parses a time in ISO 8601. A time without a zone counts as UTC.
+    """Parses a time in ISO 8601. A time without a zone counts as UTC. Raises ValueError with a predicate.
 
     The result is not converted to UTC. In UTC, its year may be outside Python's range of 1 to 9999.
-
-    Raises:
-        ValueError: The text is not such a time. The error is a predicate, such as `must be a time in ISO 8601`.
     """
     try:
         found = datetime.fromisoformat(text.upper())
@@ -44,12 +38,8 @@ def read_instant(text: str) -> datetime:
 
 
 def parse_instant(text: str) -> datetime:
-    """Parses a time in ISO 8601 and converts it to UTC. A time without a zone counts as UTC.
-
-    Raises:
-        ValueError: The text is not such a time, or its year in UTC is outside 1 to 9999. PostgreSQL could store such a
-            time, but Python could not read it back.
-    """
+    """Like `read_instant`, but converts the time to UTC. Raises ValueError also if its year in UTC is outside 1 to
+    9999: PostgreSQL could store such a time, but Python could not read it back."""
     try:
         return read_instant(text).astimezone(UTC)
     except OverflowError:

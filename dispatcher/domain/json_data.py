@@ -58,11 +58,8 @@ MAX_INTEGER: Final = 2**53 - 1
 
 
 def checked_data(_field: str, value: object) -> Mapping[str, object]:
-    """The validated data; the top level is read-only.
-
-    Raises:
-        InvalidEmail: The value is not an object, or contains a value that JSON or PostgreSQL cannot represent.
-    """
+    """The validated data; the top level is read-only. Raises InvalidEmail if the value is not an object, or contains a
+    value that JSON or PostgreSQL cannot represent."""
     if not isinstance(value, Mapping):
         raise InvalidEmail("template_data", "must be a JSON object")
     if not value:
@@ -110,7 +107,4 @@ def _check_scalar(value: object) -> None:
             if value != value or value in (float("inf"), float("-inf")):
                 raise InvalidEmail("template_data", "contains NaN or an infinite number, which JSON does not allow")
         case _:
-            raise InvalidEmail(
-                "template_data",
-                "contains a value that JSON cannot represent",
-            )
+            raise InvalidEmail("template_data", "contains a value that JSON cannot represent")

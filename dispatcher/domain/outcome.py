@@ -97,33 +97,24 @@ class Concern(Enum):
 
 @value
 class AccountFault:
-    """A possible cause of a refusal: our account, host or sender at the provider.
+    """A possible cause of a refusal: our account, host or sender at the provider."""
 
-    Attributes:
-        remedy: What an operator can do.
-        seconds: After how many seconds the fault ends by itself; None: an operator must correct something.
-        in_a_row: This many refusals in a row, of different emails, show that the provider refuses all emails.
-        by_sender: Whether the refusal concerns the sender. If so, senders count, and not the recipients' domains.
-    """
-
-    remedy: str
+    remedy: str  # what an operator can do
+    # after how many seconds the fault ends by itself; None: an operator must correct something
     seconds: float | None = None
-    in_a_row: int = 3
+    in_a_row: int = 3  # this many refusals in a row, of different emails, show that the provider refuses all emails
+    # Whether the refusal concerns the sender. If so, senders count, and not the recipients' domains.
     by_sender: bool = False
 
 
 @value
 class PartialDelivery:
-    """The recipients of an email who need no further attempt, although others do.
+    """The recipients of an email who need no further attempt, although others do."""
 
-    Attributes:
-        codes: By position from 1 over To, Cc and Bcc: None if the provider accepted the email for this recipient;
-            otherwise the code with which the provider refused this recipient for good.
-        has_progress: Whether the provider accepted the email for at least one recipient in this attempt.
-    """
-
+    # by position from 1 over To, Cc and Bcc: None if the provider accepted the email for this recipient; otherwise
+    # the code with which the provider refused this recipient for good
     codes: Mapping[int, str | None]
-    has_progress: bool = True
+    has_progress: bool = True  # whether the provider accepted the email for at least one recipient in this attempt
 
 
 @value
@@ -221,25 +212,16 @@ Outcome = Accepted | Deferred | Rejected | Uncertain
 
 
 def left_out(detail: str | None) -> str | None:
-    """The refused recipients of an accepted email, as positions and codes: `2 (550 5.1.1), 3 (451)`.
-
-    None if the provider accepted all recipients.
-
-    Args:
-        detail: The `detail` of the acceptance.
-    """
+    """The refused recipients of an accepted email, by the detail of the acceptance, as positions and codes: `2 (550
+    5.1.1), 3 (451)`. None if the provider accepted all recipients."""
     if detail is None or not detail.startswith(SOME_REFUSED):
         return None
     return detail.removeprefix(SOME_REFUSED).partition("; ")[0]
 
 
 def refused_recipients(codes: Mapping[int, str], more: int = 0) -> str:
-    """The refused recipients by position and code: `refused recipients: 2 (550 5.1.1), 101-150 (452 4.5.3)`.
-
-    Args:
-        codes: The code of each refused recipient, by position from 1.
-        more: The number of further refused recipients, whose positions are unknown.
-    """
+    """The refused recipients by position, from 1, and code: `refused recipients: 2 (550 5.1.1), 101-150 (452 4.5.3)`.
+    `more`: the number of further refused recipients, whose positions are unknown."""
     runs = _runs(codes)
     shown = [f"{positions} ({code})" for positions, _, code in runs[:MAX_RANGES]]
     left = more + sum(count for _, count, _ in runs[MAX_RANGES:])
@@ -247,12 +229,8 @@ def refused_recipients(codes: Mapping[int, str], more: int = 0) -> str:
 
 
 def delivered_recipients(status: str, outcomes: Mapping[str, str | None] | None) -> str | None:
-    """The recipients who have an email that was delivered in part, as positions: `1-2, 5`. None for other emails.
-
-    Args:
-        status: The email's status. A `sent` email was delivered to everyone who was not refused.
-        outcomes: The value of `email_log.recipient_outcomes`.
-    """
+    """The recipients who have an email that was delivered in part, as positions: `1-2, 5`. None for other emails: a
+    `sent` email was delivered to everyone who was not refused. `outcomes`: `email_log.recipient_outcomes`."""
     codes = outcomes if isinstance(outcomes, Mapping) else {}  # the row may be damaged
     accepted = {int(position): "" for position, code in codes.items() if code is None and position.isdecimal()}
     return ", ".join(positions for positions, _, _ in _runs(accepted)) if accepted and status != "sent" else None
@@ -283,13 +261,10 @@ def of_whole_email(
     refuses all others for good, returns an acceptance, because no recipient needs a further attempt. If the email is in
     doubt, returns no acceptance: the refusal does not show that the others have no copy.
 
-    Args:
-        outcome: Its positions count only the recipients of the attempt. Positions in the result count all recipients of
-            the email as it was enqueued.
-        recipients: The number of recipients of the email as it was enqueued; 0 if its content was deleted.
-        suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued.
-        earlier: The recipients who needed no attempt any more; see `PartialDelivery.codes`.
-        is_in_doubt: Whether an earlier attempt for the others may have been accepted (see `domain.outcome`).
+    Positions in `outcome` count only the recipients of the attempt; all others count the `recipients` of the email as
+    it was enqueued (0 if its content was deleted). `suppressed`: why each suppressed recipient was left out. `earlier`:
+    the recipients who needed no attempt any more; see `PartialDelivery.codes`. `is_in_doubt`: whether an earlier
+    attempt for the others may have been accepted.
     """
     absent = {**{position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}, **earlier}
     if earlier and not is_in_doubt and isinstance(outcome, Rejected) and outcome.reason in _BLAMES_RECIPIENTS:
@@ -346,12 +321,7 @@ def outcome_name(outcome: Outcome) -> str:
 
 
 class Pin(NamedTuple):
-    """The only provider that may be tried again, because it may have accepted the email under an idempotency key.
-
-    Attributes:
-        provider: The provider's name.
-        since: When the first uncertain attempt began, by `clock.steady_clock`.
-    """
+    """The only provider that may be tried again, because it may have accepted the email under an idempotency key."""
 
     provider: str
-    since: float
+    since: float  # when the first uncertain attempt began, by `clock.steady_clock`

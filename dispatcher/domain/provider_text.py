@@ -136,7 +136,11 @@ def cause_of(words: str, enhanced: str = "") -> Cause | AccountFault | None:
     """The cause of a refusal, by the provider's text and its enhanced code (or empty); None if no rule matches."""
     words = _LEFT_OUT.sub("", words[:1000])
     found = _CODES.get(enhanced) or _CODES.get(enhanced.partition(".")[2]) or _by_words(words, enhanced)
-    return replace(found, seconds=_named_seconds(words)) if found == QUOTA else found
+    if not isinstance(found, AccountFault) or found != QUOTA:
+        return found
+    # The time that the words name, at most QUOTA_SECONDS.
+    named = [float(count or 1) * _SECONDS[unit.lower()] for count, unit in _NAMED.findall(words)]
+    return replace(found, seconds=min([QUOTA_SECONDS, *(seconds for seconds in named if seconds >= 1)]))
 
 
 def _by_words(words: str, enhanced: str) -> Cause | AccountFault | None:
@@ -148,12 +152,6 @@ def _by_words(words: str, enhanced: str) -> Cause | AccountFault | None:
         if re.search(pattern, words, re.IGNORECASE):
             return cause
     return None
-
-
-def _named_seconds(words: str) -> float:
-    """The time that the words name, at most QUOTA_SECONDS."""
-    named = [float(count or 1) * _SECONDS[unit.lower()] for count, unit in _NAMED.findall(words)]
-    return min([QUOTA_SECONDS, *(seconds for seconds in named if seconds >= 1)])
 
 
 PRIVATE_WORD: Final = "<private>"
@@ -183,17 +181,11 @@ def without_echo(outcome: Outcome, email: OutgoingEmail) -> Outcome:
     # Fast path: acceptances are common and rarely repeat anything, so only names and the subject are searched.
     if isinstance(outcome, Accepted) and not _names_recipient_or_subject(outcome.detail.casefold(), email):
         return outcome
-    ours, theirs = _split_detail(outcome.detail)
-    words = ours + words_without_echo(theirs, email)
+    # Keep our list of refused recipients, which has positions and codes only, before the provider's text.
+    is_listed = outcome.detail.startswith(SOME_REFUSED)
+    ours, separator, theirs = outcome.detail.partition("; ") if is_listed else ("", "", outcome.detail)
+    words = ours + separator + words_without_echo(theirs, email)
     return outcome if words == outcome.detail else replace(outcome, detail=words)
-
-
-def _split_detail(detail: str) -> tuple[str, str]:
-    """Splits the text into our list of refused recipients (positions and codes only) and the provider's text."""
-    if not detail.startswith(SOME_REFUSED):
-        return "", detail
-    ours, separator, theirs = detail.partition("; ")
-    return ours + separator, theirs
 
 
 def _names_recipient_or_subject(folded: str, email: OutgoingEmail) -> bool:
@@ -216,7 +208,9 @@ def words_without_echo(words: str, email: OutgoingEmail) -> str:
     folded = words.casefold()
     for name in [each for each in _names(email) if len(each) >= NAME_CHARACTERS and each.casefold() in folded]:
         words = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", PRIVATE_WORD, words, flags=re.IGNORECASE)
-    return _without_quotes(words, "\n".join(_plain(part) for part in _parts(email)))
+    # The words of the email, case-folded, without line breaks and punctuation.
+    plain = (" ".join(_WORD.findall(part.casefold())) for part in _parts(email))
+    return _without_quotes(words, "\n".join(f" {part} " for part in plain))
 
 
 def _names(email: OutgoingEmail) -> Iterator[str]:
@@ -261,11 +255,6 @@ def _texts(value: object) -> Iterator[str]:
         yield str(value)
 
 
-def _plain(text: str) -> str:
-    """The words of a text, case-folded, without line breaks and punctuation."""
-    return f" {' '.join(_WORD.findall(text.casefold()))} "
-
-
 def _without_quotes(words: str, email_words: str) -> str:
     found = list(_WORD.finditer(words))
     plain = [match[0].casefold() for match in found]
@@ -287,10 +276,7 @@ def _quoted_length(plain: list[str], at: int, email_words: str) -> int:
     length -= 1
     if length >= QUOTED_WORDS and len(" ".join(plain[at : at + length])) >= QUOTED_CHARACTERS:
         return length
-    return int(_looks_like_code(plain[at]) and f" {plain[at]} " in email_words)
-
-
-def _looks_like_code(word: str) -> bool:
-    if len(word) < CODE_CHARACTERS:
-        return False
-    return len(word) >= TOKEN_CHARACTERS or any(character.isdigit() for character in word)
+    word = plain[at]
+    has_digit = any(character.isdigit() for character in word)
+    is_code = len(word) >= TOKEN_CHARACTERS or (len(word) >= CODE_CHARACTERS and has_digit)
+    return int(is_code and f" {word} " in email_words)

@@ -116,11 +116,9 @@ class RetryPolicy:
             return None
         first = 2 if next_attempt - failovers <= 2 else next_attempt
         last = min(next_attempt + failovers, self.max_attempts)
-        longest = sum(self._longest_wait_before(attempt) for attempt in range(first, last + 1))
+        doublings = (min(attempt - 2, _MAX_DOUBLINGS) for attempt in range(first, last + 1))
+        longest = sum(min(self.cap_seconds, self.base_seconds * 2.0**count) for count in doublings)
         return min(self.cap_seconds, max(0.0, asked) + longest * (0.5 + 0.5 * random()))
-
-    def _longest_wait_before(self, attempt: int) -> float:
-        return min(self.cap_seconds, self.base_seconds * 2.0 ** min(attempt - 2, _MAX_DOUBLINGS))
 
     def limited(self, limits: RetryLimits | None) -> RetryPolicy:
         """This policy with the `max_attempts` that `limits` sets; this policy unchanged if `limits` sets none."""

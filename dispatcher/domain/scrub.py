@@ -135,7 +135,9 @@ def scrub(words: str) -> str:
         words = _UNPRINTABLE.sub(" ", words)
     if "=?" in words:
         words = _ENCODED.sub(ENCODED_WORD, words)
-    if _may_have_credential(words):
+    # `_CREDENTIAL` ignores case, so its `s` also matches a long s (U+017F), but a search for the parts would not find a
+    # credential with a long s. So search any text that is not ASCII.
+    if not words.isascii() or contains_any(words.lower(), _CREDENTIAL_PARTS):
         words = _CREDENTIAL.sub(CREDENTIAL_WORD, words)
     if _AT.search(words):
         words = _WORD.sub(_without_address, words)
@@ -143,14 +145,6 @@ def scrub(words: str) -> str:
         words = _SPACES.sub(" ", words)
     words = words.strip(" ")
     return words if len(words) <= MAX_CHARACTERS else words[: MAX_CHARACTERS - 1] + "…"
-
-
-def _may_have_credential(words: str) -> bool:
-    # `_CREDENTIAL` ignores case, so its `s` also matches a long s (U+017F), but the search below would not find a
-    # credential with a long s. So return True for any text that is not ASCII.
-    if not words.isascii():
-        return True
-    return contains_any(words.lower(), _CREDENTIAL_PARTS)
 
 
 def _without_address(word: re.Match[str]) -> str:

@@ -37,23 +37,16 @@ class SuppressionReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """An address, a phone number or a whole domain that is or may be suppressed. Must not be logged.
+    """An address, a phone number or a whole domain that is or may be suppressed. Must not be logged."""
 
-    Attributes:
-        text: The address without a display name, the number in E.164, or the domain.
-    """
-
-    text: str
+    text: str  # the address without a display name, the number in E.164, or the domain
     is_domain: bool
 
     @classmethod
     def parse(cls, text: str) -> Recipient:
-        """Parses an address, a domain or a phone number.
+        """Parses an address, a domain or a phone number. Raises InvalidEmail, which never repeats the text.
 
         Examples: `ann@example.org`, `Ann <ann@example.org>`, `example.org`, `@example.org`, `+49 151 12345678`.
-
-        Raises:
-            InvalidEmail: The text is neither an address nor a number nor a domain. The error never repeats the text.
         """
         # Imported here, because the settings import this module and need no addresses.
         from dispatcher.domain.address import parse_address
@@ -81,20 +74,16 @@ class Recipient:
 
 @dataclass(frozen=True, slots=True)
 class Suppression:
-    """A suppressed address or domain of a tenant. An address is masked.
-
-    Attributes:
-        recipient: `j•••@example.com`, or the domain.
-        source_email_id: The email whose event suppressed the recipient; None if no event did: an operator, an
-            application or an import added the entry.
-    """
+    """A suppressed address or domain of a tenant. An address is masked."""
 
     id: int
-    recipient: str
+    recipient: str  # `j•••@example.com`, or the domain
     is_domain: bool
     kind: SuppressionReason
     created_at: datetime
     expires_at: datetime | None
+    # the email whose event suppressed the recipient; None if no event did: an operator, an application or an import
+    # added the entry
     source_email_id: UUID | None
     note: str | None
     tenant_id: str
@@ -119,15 +108,11 @@ def _recipients(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RemovedSuppressions:
-    """How many entries were removed, and the failed emails that they had stopped.
-
-    Attributes:
-        stopped_email_ids: The oldest 1,000, in the order of their ids.
-    """
+    """How many entries were removed, and the failed emails that they had stopped."""
 
     removed: int
     stopped_count: int
-    stopped_email_ids: list[UUID]
+    stopped_email_ids: list[UUID]  # the oldest 1,000, in the order of their ids
 
 
 AUTOMATIC: Final = (SuppressionReason.HARD_BOUNCE, SuppressionReason.COMPLAINT, SuppressionReason.UNSUBSCRIBE)
@@ -136,19 +121,14 @@ AUTOMATIC: Final = (SuppressionReason.HARD_BOUNCE, SuppressionReason.COMPLAINT, 
 
 @dataclass(frozen=True, slots=True)
 class SuppressionRules:
-    """Which events of providers suppress a recipient.
+    """Which events of providers suppress a recipient."""
 
-    Attributes:
-        reasons: A single event with one of these reasons suppresses its recipient.
-        days: How many days an automatic entry lasts; 0: for ever.
-        soft_bounces: An address is suppressed after soft bounces of this many emails; 0: soft bounces suppress nothing.
-        soft_bounce_days: Only the soft bounces of the last `soft_bounce_days` days count.
-    """
-
+    # a single event with one of these reasons suppresses its recipient
     reasons: frozenset[SuppressionReason] = frozenset(AUTOMATIC)
-    days: int = 0
+    days: int = 0  # how many days an automatic entry lasts; 0: for ever
+    # an address is suppressed after soft bounces of this many emails; 0: soft bounces suppress nothing
     soft_bounces: int = 0
-    soft_bounce_days: int = 7
+    soft_bounce_days: int = 7  # only the soft bounces of the last `soft_bounce_days` days count
 
 
 _LANGUAGES: Final = (

@@ -131,9 +131,8 @@ def explain_wait(
     `providers` is empty if the caller does not know them. `holders`: sessions that may hold a lock on the row.
     """
     if holders:
-        return WaitExplanation(
-            WaitReason.LOCKED, f"Another transaction holds a lock on the email's row: {'; '.join(holders)}."
-        )
+        words = f"Another transaction holds a lock on the email's row: {'; '.join(holders)}."
+        return WaitExplanation(WaitReason.LOCKED, words)
     if facts.pauses and facts.status is Status.PENDING:
         first = facts.pauses[0]
         return WaitExplanation(WaitReason.PAUSED, first.describe(), first.until)
@@ -163,11 +162,8 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
     if not facts.has_owner:
         latest = datetime.max.replace(tzinfo=facts.locked_until.tzinfo)
         settled_at = facts.locked_until + min(timedelta(seconds=recovery_seconds), latest - facts.locked_until)
-        return WaitExplanation(
-            WaitReason.WORKER_LOST,
-            "The worker that leased the email has ended; a relay will recover the email.",
-            settled_at,
-        )
+        words = "The worker that leased the email has ended; a relay will recover the email."
+        return WaitExplanation(WaitReason.WORKER_LOST, words, settled_at)
     words = f"A worker has leased the email. It sends the email, or waits to try it again.{_last(facts)}{_also(facts)}"
     return WaitExplanation(WaitReason.LEASED, words, facts.locked_until)
 
@@ -233,17 +229,11 @@ def problems_with_pauses(
 ) -> list[ProviderProblem]:
     """The providers' problems, with the operators' pauses of providers added. A provider's pause replaces any other
     problem of the provider."""
-    paused = [
-        ProviderProblem(
-            pause.name,
-            OPERATOR,
-            workers,
-            pause.describe(),
-            (pause.until - now).total_seconds() if pause.until else None,
-        )
-        for pause in pauses
-        if pause.scope is PauseScope.PROVIDER
-    ]
+    paused = []
+    for pause in pauses:
+        if pause.scope is PauseScope.PROVIDER:
+            seconds = (pause.until - now).total_seconds() if pause.until else None
+            paused.append(ProviderProblem(pause.name, OPERATOR, workers, pause.describe(), seconds))
     names = {problem.provider for problem in paused}
     return [*(problem for problem in problems if problem.provider not in names), *paused]
 
@@ -253,14 +243,10 @@ def _wait_reason(problem: ProviderProblem) -> WaitReason:
         return WaitReason.PAUSED
     if problem.state == "paused":
         return WaitReason.PROVIDER_PAUSED
-    return WaitReason.PROVIDER_FAILS if _is_failure(problem.reason) else WaitReason.PROVIDER_REFUSES
-
-
-def _is_failure(words: str | None) -> bool:
-    """Whether these words are a reason of ours, or say that the provider cannot be reached or answers with errors."""
-    if words is None or words in _REASONS:
-        return True
-    return words.partition(":")[0].partition(" (")[0] in _FAILURES
+    # The words are a reason of ours, or say that the provider cannot be reached or answers with errors.
+    words = problem.reason
+    is_failure = words is None or words in _REASONS or words.partition(":")[0].partition(" (")[0] in _FAILURES
+    return WaitReason.PROVIDER_FAILS if is_failure else WaitReason.PROVIDER_REFUSES
 
 
 def describe_problem(problem: ProviderProblem) -> str:

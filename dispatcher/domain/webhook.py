@@ -49,33 +49,24 @@ class WebhookState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """A webhook, as operators see it.
-
-    Attributes:
-        tenant_id: The tenant whose events the webhook gets; None for all tenants.
-        events: The types of the events that the webhook gets, such as `email.sent`.
-        recipients: Whether the events contain recipients' addresses.
-        failing_since: The time since which the receiver has accepted no event; None if the receiver accepts events.
-        lag_seconds: The age of the oldest event that was neither delivered nor stored for a retry; None if there is no
-            such event.
-        retries: The number of refused events that wait for another attempt.
-        given_up: The number of events that the receiver refused at every attempt, while it accepted other events.
-    """
+    """A webhook, as operators see it."""
 
     id: int
     url: str
-    tenant_id: str | None
-    events: Sequence[str]
-    recipients: bool
+    tenant_id: str | None  # the tenant whose events the webhook gets; None for all tenants
+    events: Sequence[str]  # the types of the events that the webhook gets, such as `email.sent`
+    recipients: bool  # whether the events contain recipients' addresses
     state: WebhookState
+    # the time since which the receiver has accepted no event; None if the receiver accepts events
     failing_since: datetime | None
     next_attempt_at: datetime
     last_error: str | None
     delivered_at: datetime | None
     created_at: datetime
+    # the age of the oldest event that was neither delivered nor stored for a retry; None if there is no such event
     lag_seconds: float | None
-    retries: int
-    given_up: int
+    retries: int  # the number of refused events that wait for another attempt
+    given_up: int  # the number of events that the receiver refused at every attempt, while it accepted other events
 
     def describe(self) -> str:
         """The webhook in words."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -26,12 +25,6 @@ RETRY_SECONDS: Final = 60.0
 MAX_MESSAGES: Final = 50
 """The most messages per round. This and `maildir.MAX_OCTETS` limit the memory that a round needs."""
 _END_OF_HEADER: Final = re.compile(rb"\r?\n\r?\n")
-
-
-@dataclass(frozen=True, slots=True)
-class _Reported:
-    name: str
-    events: Sequence[ProviderEvent]
 
 
 class BounceMailbox:
@@ -75,12 +68,17 @@ class BounceMailbox:
         ids = await asyncio.to_thread(lambda: {each.name: self._email_id_in(each) for each in messages})
         ours = [each for each in messages if ids[each.name] and each.octets]
         recipients = await find_recipients(self._pool, {found for found in ids.values() if found}) if ours else {}
-        reported = await asyncio.to_thread(_report, ours, ids, recipients)
-        stored = await self._store([each for each in reported if each.events])
-        unreadable = [each.name for each in reported if not each.events]
+        reported = await asyncio.to_thread(_events_by_name, ours, ids, recipients)
+        locked: Collection[UUID] = ()
+        try:
+            await self._intake.store([event for events in reported.values() for event in events])
+        except EmailsLocked as error:
+            locked = error.email_ids
+        stored = [name for name, events in reported.items() if events and events[0].email_id not in locked]
+        unreadable = [name for name, events in reported.items() if not events]
         unreadable += [each.name for each in messages if each.octets is None]
         forged = [each.name for each in messages if each.octets is not None and not ids[each.name]]
-        await asyncio.to_thread(_each, self._maildir.put_away, [each.name for each in stored])
+        await asyncio.to_thread(_each, self._maildir.put_away, stored)
         await asyncio.to_thread(_each, self._maildir.set_aside, [*forged, *unreadable])
         metrics.EVENTS.add(len(forged), BOUNCE_PROVIDER, "unknown", "forged", "unknown")
         metrics.EVENTS.add(len(unreadable), BOUNCE_PROVIDER, "unknown", "malformed", "unknown")
@@ -98,28 +96,20 @@ class BounceMailbox:
         header = _END_OF_HEADER.split(octets, maxsplit=1)[0]
         return self._address.find(header.decode("latin-1")) or self._address.find(octets.decode("latin-1"))
 
-    async def _store(self, reported: Sequence[_Reported]) -> Sequence[_Reported]:
-        """Stores the events. Returns the messages whose events are committed."""
-        try:
-            await self._intake.store([event for each in reported for event in each.events])
-        except EmailsLocked as locked:
-            return [each for each in reported if each.events[0].email_id not in locked.email_ids]
-        return reported
 
-
-def _report(
+def _events_by_name(
     messages: Iterable[NewMessage], ids: Mapping[str, UUID | None], recipients: Mapping[UUID, Sequence[str]]
-) -> list[_Reported]:
+) -> dict[str, list[ProviderEvent]]:
     """The events of each message; no events if the message cannot be parsed."""
-    reported = []
+    reported = {}
     for message in messages:
         email_id = ids[message.name]
         assert email_id is not None
+        known = recipients.get(email_id, ())
         try:
-            events = events_of(message.octets or b"", email_id, recipients.get(email_id, ()), message.received_at)
+            reported[message.name] = events_of(message.octets or b"", email_id, known, message.received_at)
         except Exception:  # noqa: BLE001 - the standard library's parser may raise anything, and one message must not stop the others
-            events = []
-        reported.append(_Reported(message.name, events))
+            reported[message.name] = []
     return reported
 
 

@@ -158,6 +158,10 @@ def _findings(message: Message, known: Known) -> Iterator[_Finding]:
 
 
 def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetime, day: str) -> ProviderEvent:
+    # The code is the first enhanced status code of the words and the notice, rather a clear one; or an SMTP reply code.
+    codes = [*ENHANCED.findall(finding.words), *([finding.status] if finding.status else [])]
+    replies = REPLY.findall(finding.words) if finding.kind in (EventKind.BOUNCED, EventKind.DEFERRED) else []
+    code = next((each for each in codes if not is_vague(each)), None) or next(iter((*codes, *replies)), None)
     bounce = None
     if finding.kind is EventKind.BOUNCED:
         bounce = classify(finding.status, finding.words, after_data=finding.after_data)
@@ -170,18 +174,11 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
         happened_at=happened_at,
         recipient=finding.recipient,
         bounce=bounce,
-        code=_code(finding),
+        code=code,
         detail=_detail(finding.words, known) or None,
         distinction=f"{day} {bounce or ''}",
         is_dated=False,
     )
-
-
-def _code(finding: _Finding) -> str | None:
-    """The first enhanced status code of the words and the notice, rather a clear one; or an SMTP reply code."""
-    codes = [*ENHANCED.findall(finding.words), *([finding.status] if finding.status else [])]
-    replies = REPLY.findall(finding.words) if finding.kind in (EventKind.BOUNCED, EventKind.DEFERRED) else []
-    return next((code for code in codes if not is_vague(code)), None) or next(iter((*codes, *replies)), None)
 
 
 def _detail(words: str, known: Known) -> str:
@@ -229,8 +226,12 @@ def _status_blocks(part: Message) -> Iterator[Message]:
         yield from blocks
         for block in blocks:
             if body := decoded(block).strip():
-                encoding = field(part, "Content-Transfer-Encoding").lower()
-                yield from _groups(_from_base64(body) if encoding == "base64" else body)
+                if field(part, "Content-Transfer-Encoding").lower() == "base64":
+                    try:
+                        body = with_newlines(base64.b64decode(body)).decode("utf-8", "replace")
+                    except binascii.Error:
+                        continue
+                yield from _groups(body)
     elif is_text(part) and "final-recipient:" in (text := decoded(part)).lower():
         yield from _groups(text)
 
@@ -239,34 +240,20 @@ def _groups(text: str) -> Iterator[Message]:
     return map(HeaderParser(policy=_FIELDS).parsestr, BLANK_LINES.split(text))
 
 
-def _from_base64(text: str) -> str:
-    try:
-        return with_newlines(base64.b64decode(text)).decode("utf-8", "replace")
-    except binascii.Error:
-        return ""
-
-
 def _of_block(block: Message, explanation: Explanation, known: Known, *, is_only: bool) -> _Finding:
     found = ENHANCED.search(field(block, "Status"))
     status = found[1] if found else None
     words = _DIAGNOSTIC_TYPE.sub("", field(block, "Diagnostic-Code"))
     action = _WORD.match(field(block, "Action").lower())
     kind = _ACTIONS.get(action[0] if action else (status or "5")[0], EventKind.BOUNCED)
-    recipient, is_sent_to = _recipient_of(block, known)
-    if kind is EventKind.BOUNCED and not words and (not status or is_vague(status)):
-        final = _address_in(field(block, "Final-Recipient"), known)
-        words = explanation.about(final) or (explanation.text if is_only else "")
-    return _Finding(kind, recipient, is_sent_to, status, words, explanation.is_after_data)
-
-
-def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
-    """The recipient that a block is about, or None, and `is_sent_to` (see `_Finding`)."""
     # If a block's original and final address differ, a server has forwarded the email, and the block reports what
     # became of it there.
     original, final = (_address_in(field(block, f"{name}-Recipient"), known) for name in ("Original", "Final"))
-    if final in known:
-        return final, original in ("", final)
-    return (original, not final) if original in known else (None, False)
+    recipient = next((each for each in (final, original) if each in known), None)
+    is_sent_to = original in ("", final) if recipient == final else recipient is not None and not final
+    if kind is EventKind.BOUNCED and not words and (not status or is_vague(status)):
+        words = explanation.about(final) or (explanation.text if is_only else "")
+    return _Finding(kind, recipient, is_sent_to, status, words, explanation.is_after_data)
 
 
 def _address_in(value: str, known: Known) -> str:

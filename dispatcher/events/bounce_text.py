@@ -59,25 +59,19 @@ _TAG: Final = any_of(r"<!?/?[a-z][^<>]*>")
 
 def kind_of_notice(message: Message, explanation: Explanation, *, names_recipient: bool) -> EventKind | None:
     """BOUNCED if a mail server's message reports a failure; DEFERRED if it reports a delay; otherwise None."""
-    if not _is_from_server(message):
+    # A mail server wrote the message, and not, for example, the recipient's auto-reply.
+    if any(name in message for name in _REPLY_FIELDS) or message.get_content_subtype() == "disposition-notification":
         return None
     if "X-Failed-Recipients" in message:
         return EventKind.BOUNCED
+    if not _SERVER.search(sender := field(message, "From")):
+        return None
     words = f"{field(message, 'Subject')}\n{explanation.text}"
-    is_from_daemon = "mailer-daemon" in field(message, "From").lower()
+    is_from_daemon = "mailer-daemon" in sender.lower()
     if _FAILURE.search(words) or (names_recipient and (says_why(explanation.text) or is_from_daemon)):
         is_late = _DELAY.search(words) and not _GIVEN_UP.search(explanation.text)
         return EventKind.DEFERRED if is_late else EventKind.BOUNCED
     return None
-
-
-def _is_from_server(message: Message) -> bool:
-    """Whether a mail server wrote the message, and not, for example, the recipient's auto-reply."""
-    if any(name in message for name in _REPLY_FIELDS) or message.get_content_subtype() == "disposition-notification":
-        return False
-    if "X-Failed-Recipients" in message:
-        return True
-    return bool(_SERVER.search(field(message, "From")))
 
 
 class Explanation:

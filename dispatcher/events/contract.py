@@ -8,7 +8,7 @@ after the events are committed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -70,11 +70,15 @@ class ParsedEvents:
     events: list[ProviderEvent] = field(default_factory=list)
     skipped: Counter[Skipped] = field(default_factory=Counter)
 
-    def add(self, found: Sequence[ProviderEvent] | Skipped) -> None:
-        if isinstance(found, Skipped):
-            self.skipped[found] += 1
-        else:
-            self.events.extend(found)
+    @classmethod
+    def of(cls, found: Iterable[Sequence[ProviderEvent] | Skipped]) -> ParsedEvents:
+        parsed = cls()
+        for each in found:
+            if isinstance(each, Skipped):
+                parsed.skipped[each] += 1
+            else:
+                parsed.events.extend(each)
+        return parsed
 
 
 class EventSink(Protocol):

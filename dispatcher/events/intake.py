@@ -124,12 +124,14 @@ class EventIntake:
         assert self._hasher is not None
         emails = {row.email_id for row in rows if row.may_suppress}
         recipients = await find_recipient_hashes(self._pool, emails, self._hasher)
-        return [
-            row._replace(doubt="recipient")
-            if row.may_suppress and not _proves_recipient(row, recipients.get(row.email_id, ()))
-            else row
-            for row in rows
-        ]
+
+        def is_proven(row: EventRow) -> bool:
+            # Each of several recipients can send a bounce to the bounce mailbox, and name another recipient in it.
+            known = recipients.get(row.email_id, ())
+            is_certain = row.provider != BOUNCE_PROVIDER or len(known) == 1
+            return is_certain and (row.address_hash or b"")[:RECIPIENT_OCTETS] in known
+
+        return [row._replace(doubt="recipient") if row.may_suppress and not is_proven(row) else row for row in rows]
 
     async def _settle(self, email_ids: Collection[UUID]) -> int:
         """Settles emails now, and returns how many. On failure, the leading relay settles them later."""
@@ -138,12 +140,6 @@ class EventIntake:
             report_settled(settled := outcome.rows())
             return len(settled)
         return 0
-
-
-def _proves_recipient(row: EventRow, recipients: Collection[bytes]) -> bool:
-    # Each of several recipients can send a bounce to the bounce mailbox, and name another recipient in it.
-    is_certain = row.provider != BOUNCE_PROVIDER or len(recipients) == 1
-    return is_certain and (row.address_hash or b"")[:RECIPIENT_OCTETS] in recipients
 
 
 def report_settled(settled: Iterable[SettledEmail]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -68,15 +67,10 @@ def _read(folder: int, name: str) -> NewMessage | None:
     except OSError:  # the entry is a link, or a file of another user
         return NewMessage(name, None, datetime.now(UTC))
     try:
-        found = os.fstat(file)
-        octets = b"".join(_octets(file)) if stat.S_ISREG(found.st_mode) else None
+        found, octets = os.fstat(file), None
+        if stat.S_ISREG(found.st_mode):
+            with os.fdopen(file, "rb", closefd=False) as content:
+                octets = content.read(MAX_OCTETS)
         return NewMessage(name, octets, datetime.fromtimestamp(found.st_mtime, UTC))
     finally:
         os.close(file)
-
-
-def _octets(file: int) -> Iterator[bytes]:
-    left = MAX_OCTETS
-    while left and (octets := os.read(file, left)):
-        left -= len(octets)
-        yield octets

@@ -20,6 +20,7 @@ import base64
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
@@ -89,14 +90,11 @@ class SendGridVerifier:
         digest = sha256(given.timestamp)
         digest.update(body)
         for key in self._keys:
-            try:
+            with suppress(InvalidSignature):
                 key.verify(given.signature, digest.digest(), _ALGORITHM)
-            except InvalidSignature:
-                continue
-            return
-        raise EventsRefused(
-            Refusal.SIGNATURE, "The request is not signed with a key in DISPATCHER_SENDGRID_EVENTS_KEYS."
-        )
+                return
+        detail = "The request is not signed with a key in DISPATCHER_SENDGRID_EVENTS_KEYS."
+        raise EventsRefused(Refusal.SIGNATURE, detail)
 
 
 def _key_of(text: str) -> EllipticCurvePublicKey:
@@ -112,18 +110,15 @@ def _key_of(text: str) -> EllipticCurvePublicKey:
 
 def parse(body: bytes | bytearray) -> ParsedEvents:
     found = fields.load_json(body)
-    parsed = ParsedEvents()
-    for each in found if isinstance(found, list) else [found]:
-        parsed.add(_event(each) if isinstance(each, dict) else Skipped.MALFORMED)
-    return parsed
+    listed = found if isinstance(found, list) else [found]
+    return ParsedEvents.of(_event(each) if isinstance(each, dict) else Skipped.MALFORMED for each in listed)
 
 
 def _event(given: Mapping[str, Any]) -> tuple[ProviderEvent] | Skipped:
     name = given.get("event")
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        if not isinstance(name, str):
-            return Skipped.MALFORMED
+    if not isinstance(name, str):
+        return Skipped.MALFORMED
+    if (kind := _KINDS.get(name)) is None:
         return Skipped.IGNORED if name in _IGNORED else Skipped.UNKNOWN_KIND
     email_id, happened_at = fields.email_id(given.get("email_id")), fields.epoch(given.get("timestamp"))
     if email_id is None:  # not our email: another program may use an argument with this name

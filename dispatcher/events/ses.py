@@ -58,15 +58,14 @@ def events_of_message(text: str, topics: Collection[str] = ()) -> ParsedEvents:
     try:
         document = fields.mapping(fields.load_json(text))
     except EventsUnreadable:
-        return _skipped(Skipped.MALFORMED)
+        return ParsedEvents.of([Skipped.MALFORMED])
     is_of_sns = document.get("Type") == "Notification" and isinstance(document.get("Message"), str)
-    if topics and not (is_of_sns and document.get("TopicArn") in topics):
-        return _skipped(Skipped.FOREIGN)
-    if is_of_sns:
+    is_allowed = not topics or (is_of_sns and document.get("TopicArn") in topics)
+    if is_of_sns and is_allowed:
         return parse_text(document["Message"])
-    if "detail-type" in document:
-        return parse(document.get("detail")) if document.get("source") == "aws.ses" else _skipped(Skipped.FOREIGN)
-    return parse(document)
+    if not is_allowed or ("detail-type" in document and document.get("source") != "aws.ses"):
+        return ParsedEvents.of([Skipped.FOREIGN])
+    return parse(document.get("detail") if "detail-type" in document else document)
 
 
 def parse_text(text: str) -> ParsedEvents:
@@ -74,19 +73,11 @@ def parse_text(text: str) -> ParsedEvents:
     try:
         return parse(fields.load_json(text))
     except EventsUnreadable:
-        return _skipped(Skipped.MALFORMED if text.lstrip().startswith("{") else Skipped.IGNORED)
+        return ParsedEvents.of([Skipped.MALFORMED if text.lstrip().startswith("{") else Skipped.IGNORED])
 
 
 def parse(document: object) -> ParsedEvents:
-    parsed = ParsedEvents()
-    parsed.add(_events(fields.mapping(document)))
-    return parsed
-
-
-def _skipped(why: Skipped) -> ParsedEvents:
-    parsed = ParsedEvents()
-    parsed.add(why)
-    return parsed
+    return ParsedEvents.of([_events(fields.mapping(document))])
 
 
 def _events(document: Mapping[str, Any]) -> list[ProviderEvent] | Skipped:
@@ -100,7 +91,8 @@ def _events(document: Mapping[str, Any]) -> list[ProviderEvent] | Skipped:
     field, read = _READERS[name]
     mail = fields.mapping(document.get("mail"))
     notice = _Notice(mail, fields.mapping(document.get(field)))
-    email_id = _email_id(mail)
+    ids = fields.mapping(mail.get("tags")).get(EMAIL_ID_TAG)
+    email_id = fields.email_id(ids[0] if isinstance(ids, list) and len(ids) == 1 else ids)
     if email_id is None:
         return Skipped.FOREIGN
     # Notices of some kinds have no time of their own. SES sends them while it processes the email, so the email's time
@@ -111,47 +103,27 @@ def _events(document: Mapping[str, Any]) -> list[ProviderEvent] | Skipped:
     return read(notice, partial(ProviderEvent, email_id=email_id, provider=NAME, happened_at=happened_at))
 
 
-def _email_id(mail: Mapping[str, Any]) -> Any:
-    values = fields.mapping(mail.get("tags")).get(EMAIL_ID_TAG)
-    return fields.email_id(values[0] if isinstance(values, list) and len(values) == 1 else values)
-
-
 _Make = Callable[..., ProviderEvent]
 _Read = Callable[[_Notice, _Make], "list[ProviderEvent] | Skipped"]
 
 
-def _delivered(notice: _Notice, make: _Make) -> list[ProviderEvent]:
-    reply = notice.facts.get("smtpResponse")
-    code, detail = fields.code(reply), fields.detail(reply)
-    return [
-        make(kind=EventKind.DELIVERED, recipient=recipient.address, code=code, detail=detail)
-        for recipient in _recipients(notice, "recipients")
-    ]
+def _of_recipients(kind: EventKind, field: str, *texts: str) -> _Read:
+    """Reads notices about some recipients, whom a field names: one event for each, with the fields `texts` as the
+    detail."""
 
+    def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
+        said = [notice.facts.get(text) for text in texts]
+        code, bounce = fields.code(notice.facts.get("smtpResponse")), None
+        if kind is EventKind.BOUNCED:
+            # `Transient` may be an out-of-office reply, and `Undetermined` may be anything. So neither type may
+            # suppress an address.
+            bounce = Bounce.HARD if notice.facts.get("bounceType") == "Permanent" else Bounce.SOFT
+        return [
+            make(kind, bounce, recipient=each.address, code=each.code or code, detail=fields.detail(*said, each.detail))
+            for each in _recipients(notice, field)
+        ]
 
-def _deferred(notice: _Notice, make: _Make) -> list[ProviderEvent]:
-    why = notice.facts.get("delayType")
-    return [
-        make(kind=EventKind.DEFERRED, recipient=each.address, code=each.code, detail=fields.detail(why, each.detail))
-        for each in _recipients(notice, "delayedRecipients")
-    ]
-
-
-def _bounced(notice: _Notice, make: _Make) -> list[ProviderEvent]:
-    kind, cause = notice.facts.get("bounceType"), notice.facts.get("bounceSubType")
-    # `Transient` may be an out-of-office reply, and `Undetermined` may be anything. So neither type may suppress an
-    # address.
-    bounce = Bounce.HARD if kind == "Permanent" else Bounce.SOFT
-    return [
-        make(
-            kind=EventKind.BOUNCED,
-            bounce=bounce,
-            recipient=each.address,
-            code=each.code,
-            detail=fields.detail(kind, cause, each.detail),
-        )
-        for each in _recipients(notice, "bouncedRecipients")
-    ]
+    return read
 
 
 def _complained(notice: _Notice, make: _Make) -> list[ProviderEvent] | Skipped:
@@ -192,9 +164,9 @@ def _of_reader(kind: EventKind) -> _Read:
 
 _READERS: Final[Mapping[str, tuple[str, _Read]]] = {
     "Send": ("send", _of_destinations(EventKind.ACCEPTED)),
-    "Delivery": ("delivery", _delivered),
-    "DeliveryDelay": ("deliveryDelay", _deferred),
-    "Bounce": ("bounce", _bounced),
+    "Delivery": ("delivery", _of_recipients(EventKind.DELIVERED, "recipients", "smtpResponse")),
+    "DeliveryDelay": ("deliveryDelay", _of_recipients(EventKind.DEFERRED, "delayedRecipients", "delayType")),
+    "Bounce": ("bounce", _of_recipients(EventKind.BOUNCED, "bouncedRecipients", "bounceType", "bounceSubType")),
     "Complaint": ("complaint", _complained),
     "Reject": ("reject", _of_destinations(EventKind.REJECTED, "reason")),
     "Rendering Failure": ("failure", _of_destinations(EventKind.REJECTED, "templateName", "errorMessage")),
@@ -207,17 +179,13 @@ _READERS: Final[Mapping[str, tuple[str, _Read]]] = {
 
 def _recipients(notice: _Notice, field: str) -> list[_Recipient]:
     """The recipients in a field; if it names none, the email's only recipient, or one without an address."""
-    found = [_recipient(each) for each in fields.items(notice.facts.get(field))]
+    found = []
+    for each in fields.items(notice.facts.get(field)):
+        known = each if isinstance(each, dict) else {"emailAddress": each}
+        diagnosis = known.get("diagnosticCode")
+        code = fields.code(known.get("status"), diagnosis)
+        found.append(_Recipient(fields.address(known.get("emailAddress")), code, fields.text(diagnosis)))
     return found or [_Recipient(_only_destination(notice))]
-
-
-def _recipient(given: object) -> _Recipient:
-    if not isinstance(given, dict):
-        return _Recipient(fields.address(given))
-    diagnosis = given.get("diagnosticCode")
-    return _Recipient(
-        fields.address(given.get("emailAddress")), fields.code(given.get("status"), diagnosis), fields.text(diagnosis)
-    )
 
 
 def _only_destination(notice: _Notice) -> str | None:

@@ -111,7 +111,9 @@ class SnsVerifier:
         if topic not in self._endpoints:
             detail = "The topic is not allowed. Add its ARN to DISPATCHER_SES_EVENTS_TOPICS, or unsubscribe."
             raise EventsRefused(Refusal.TOPIC, detail)
-        if not _is_certificate_url(given["SigningCertURL"], self._endpoints[topic]):
+        # The certificate may be of any region of the topic's partition.
+        url, partition = _CERTIFICATE_URL.fullmatch(given["SigningCertURL"]), self._endpoints[topic].split(".", 2)[2]
+        if url is None or not url[2] == dns_suffix_of(url[1]) == partition:
             raise EventsRefused(Refusal.SIGNATURE, "The certificate's URL is not a URL of Amazon SNS.")
         signed_at = fields.instant(given["Timestamp"])
         if signed_at is None:
@@ -150,20 +152,13 @@ def endpoint_of(topic: str) -> str:
     return f"https://sns.{region}.{suffix}"
 
 
-def _is_certificate_url(url: str, endpoint: str) -> bool:
-    """Whether a URL is that of a certificate of SNS, in any region of the partition of an endpoint."""
-    found = _CERTIFICATE_URL.fullmatch(url)
-    return found is not None and found[2] == dns_suffix_of(found[1]) == endpoint.split(".", 2)[2]
-
-
 def _envelope(body: bytes | bytearray) -> dict[str, Any]:
     """The message in a request body, with all required fields. Its signature is not verified yet."""
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError:
         raise EventsUnreadable("The request is not JSON.") from None
-    required = ["Type", "TopicArn", "SigningCertURL", "Timestamp", "Signature", "SignatureVersion", "Message"]
-    required += ["MessageId"]
+    required = ["TopicArn", "SigningCertURL", "Timestamp", "Signature", "SignatureVersion", "Message", "MessageId"]
     if not isinstance(given, dict) or given.get("Type") not in tuple(MessageType):
         detail = "The request is not an SNS message. Turn off raw message delivery of the subscription."
         raise EventsRefused(Refusal.SIGNATURE, detail)

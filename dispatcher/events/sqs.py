@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from dispatcher.config import Settings
@@ -42,7 +42,6 @@ _CALL_SECONDS: Final = 10
 FIRST_WAIT_SECONDS: Final = 1.0
 _LONGEST_WAIT_SECONDS: Final = 60.0
 
-T = TypeVar("T")
 Message = Mapping[str, Any]
 
 
@@ -58,20 +57,13 @@ class Queue:
 
     def receive(self) -> Sequence[Message]:
         """Receives up to MAX_MESSAGES messages. Waits up to `wait_seconds` for the first message."""
-        call = partial(
-            self._opened().receive_message, MaxNumberOfMessages=MAX_MESSAGES, WaitTimeSeconds=self._wait_seconds
-        )
-        found: Sequence[Message] = self._answer(call).get("Messages", [])
+        limits = {"MaxNumberOfMessages": MAX_MESSAGES, "WaitTimeSeconds": self._wait_seconds}
+        found: Sequence[Message] = self._call("receive_message", **limits).get("Messages", [])
         return found
 
     def delete(self, messages: Sequence[Message]) -> None:
         entries = [{"Id": str(at), "ReceiptHandle": each["ReceiptHandle"]} for at, each in enumerate(messages)]
-        self._answer(partial(self._opened().delete_message_batch, Entries=entries))
-
-    def _opened(self) -> Any:
-        if self._client is None:
-            self._client = self._answer_of(self._open)
-        return self._client
+        self._call("delete_message_batch", Entries=entries)
 
     def _open(self) -> Any:
         import boto3.session  # imported here, because it takes 200 ms and 20 MB, and few hosts need it
@@ -89,20 +81,20 @@ class Queue:
             config=timeouts,
         )
 
-    def _answer(self, call: Callable[..., Mapping[str, Any]]) -> Mapping[str, Any]:
-        return self._answer_of(partial(call, QueueUrl=self._url))
-
-    def _answer_of(self, call: Callable[[], T]) -> T:
+    def _call(self, name: str, **arguments: Any) -> Mapping[str, Any]:
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            return call()
+            if self._client is None:
+                self._client = self._open()
+            found: Mapping[str, Any] = getattr(self._client, name)(QueueUrl=self._url, **arguments)
         except ClientError as error:
             self._client = None  # the next call searches for credentials again: these may have ended
             words = error.response.get("Error", {}).get("Code", "no code")
             raise SourceUnavailable(f"Amazon SQS refuses the call: {words}.") from error
         except (BotoCoreError, ValueError) as error:
             raise SourceUnavailable(f"Amazon SQS cannot be used: {type(error).__name__}.") from error
+        return found
 
 
 class QueuePoller:
@@ -130,10 +122,8 @@ class QueuePoller:
                 await self.run_once()
             except SourceUnavailable as error:
                 seconds = self._backoff.next_wait(lambda: 1.0)
-                reason = error.message
-                get_log().warning(
-                    "events.source_unavailable", provider=ses.NAME, reason=reason, retry_in_seconds=seconds
-                )
+                fields = {"provider": ses.NAME, "reason": error.message, "retry_in_seconds": seconds}
+                get_log().warning("events.source_unavailable", **fields)
                 await asyncio.sleep(seconds)
             else:
                 self._backoff.reset()
@@ -178,8 +168,7 @@ class QueuePolling:
         self._settings = settings
 
     async def run(self) -> None:
-        settings = self._settings
-        name = "dispatcher events"
+        settings, name = self._settings, "dispatcher events"
         pool = make_pool(settings.database_url, name=name, size=SESSIONS, lock_seconds=BATCH_LOCK_SECONDS)
         await pool.open()
         try:

@@ -57,7 +57,11 @@ class TwilioVerifier:
         given = headers.get(SIGNATURE_HEADER, "")
         if not given:
             raise EventsRefused(Refusal.SIGNATURE, "The request has no signature.")
-        octets, (algorithm, length) = decode(given), _algorithm(headers.get(SETTINGS_HEADER, ""))
+        octets, settings = decode(given), headers.get(SETTINGS_HEADER, "").replace(" ", "")
+        named = dict(part.partition("=")[::2] for part in settings.split(","))
+        algorithm, length = _ALGORITHMS.get(named.get("algorithm", "").upper() or "HMAC_SHA1", ("", 0))
+        if not algorithm:
+            raise EventsRefused(Refusal.SIGNATURE, "The signature's algorithm is not known.")
         if len(octets) != length:
             raise EventsRefused(Refusal.SIGNATURE, "The signature has the wrong length for its algorithm.")
         return TwilioSignature(octets, algorithm)
@@ -85,14 +89,6 @@ def sign(secret: str, url: str, form: Mapping[str, str], algorithm: str = "sha1"
     return b64encode(hmac.digest(secret.encode(), text.encode(), algorithm)).decode()
 
 
-def _algorithm(settings: str) -> tuple[str, int]:
-    named = dict(part.partition("=")[::2] for part in settings.replace(" ", "").split(","))
-    try:
-        return _ALGORITHMS[named.get("algorithm", "").upper() or "HMAC_SHA1"]
-    except KeyError:
-        raise EventsRefused(Refusal.SIGNATURE, "The signature's algorithm is not known.") from None
-
-
 def _form(body: bytes | bytearray) -> list[tuple[str, str]]:
     with suppress(ValueError):
         if not _BROKEN_ESCAPE.search(body):  # `parse_qsl` would accept it, but take five times as long
@@ -111,9 +107,7 @@ def _with_and_without_port(url: str) -> list[str]:
 
 def parse_status(email_id: str, form: Mapping[str, str], *, clock: datetime | None = None) -> ParsedEvents:
     """The event of a status callback, which contains no time. Twilio's signature covers the email's id in the URL."""
-    parsed = ParsedEvents()
-    parsed.add(_event(email_id, form, clock or datetime.now(UTC)))
-    return parsed
+    return ParsedEvents.of([_event(email_id, form, clock or datetime.now(UTC))])
 
 
 def _event(email_id: str, form: Mapping[str, str], now: datetime) -> tuple[ProviderEvent] | Skipped:

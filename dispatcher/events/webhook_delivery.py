@@ -15,12 +15,14 @@ A slow or failing receiver delays only its own webhook.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -69,6 +71,7 @@ REFUSALS_IN_A_ROW: Final = 10
 SLOW_DOWN_SECONDS: Final = 5.0
 _BUSY: Final = frozenset({429, 502, 503, 504})
 _GONE: Final = 410
+_utc_now: Final = partial(datetime.now, UTC)
 
 
 class Reaction(Enum):
@@ -96,31 +99,23 @@ class PostResult:
     retry_after_seconds: float = 0.0
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class WebhookDelivery:
-    """Delivers the feed's events to all webhooks, if this monitor holds the lock LOCK_NAME in PostgreSQL."""
+    """Delivers the feed's events to all webhooks, if this monitor holds the lock LOCK_NAME in PostgreSQL.
+    `allow_private`: whether events may be posted to addresses that are not public, such as 10.0.0.1. `retry_seconds`:
+    the wait after a round that failed."""
 
-    def __init__(
-        self,
-        database_url: str,
-        *,
-        allow_private: bool,
-        context: ssl.SSLContext,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        poll_seconds: float = POLL_SECONDS,
-        post_seconds: float = POST_SECONDS,
-        retry_seconds: float = STANDBY_SECONDS,
-        resolver: Resolve = resolve,
-    ) -> None:
-        """`allow_private`: whether events may be posted to addresses that are not public, such as 10.0.0.1.
-        `retry_seconds`: the wait after a round that failed."""
-        self._database_url = database_url
-        self._private_setting = None if allow_private else PRIVATE_SETTING
-        self._context = context
-        self._now = now
-        self._poll_seconds = poll_seconds
-        self._post_seconds = post_seconds
-        self._retry_seconds = retry_seconds
-        self._resolver = resolver
+    database_url: str
+    _: dataclasses.KW_ONLY
+    allow_private: bool
+    context: ssl.SSLContext
+    now: Callable[[], datetime] = _utc_now
+    poll_seconds: float = POLL_SECONDS
+    post_seconds: float = POST_SECONDS
+    retry_seconds: float = STANDBY_SECONDS
+    resolver: Resolve = resolve
+
+    def __post_init__(self) -> None:
         self._rounds: dict[int, asyncio.Task[None]] = {}
         self._concurrency: dict[int, int] = {}
         self._hasher: AddressHasher | None = None
@@ -132,7 +127,7 @@ class WebhookDelivery:
         while True:
             try:
                 async with await connect_async(
-                    self._database_url, name="dispatcher webhooks", idle_seconds=IDLE_SECONDS
+                    self.database_url, name="dispatcher webhooks", idle_seconds=IDLE_SECONDS
                 ) as session:
                     while not await acquire(session, LOCK_NAME):  # noqa: ASYNC110
                         await asyncio.sleep(STANDBY_SECONDS)  # PostgreSQL does not notify when a lock is released
@@ -150,7 +145,7 @@ class WebhookDelivery:
                 self._wake.clear()
                 await self.start_rounds(session)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds_to_tick(self._poll_seconds)):
+                    async with asyncio.timeout(seconds_to_tick(self.poll_seconds)):
                         await self._wake.wait()
         finally:
             await self.stop()
@@ -158,7 +153,7 @@ class WebhookDelivery:
     async def start_rounds(self, session: AsyncSession) -> list[asyncio.Task[None]]:
         """Starts a round for each webhook that has something to deliver and no round in progress."""
         started = []
-        for webhook in await find_due_webhooks(session, now=self._now(), busy=list(self._rounds)):
+        for webhook in await find_due_webhooks(session, now=self.now(), busy=list(self._rounds)):
             task = asyncio.create_task(self._run_round(session, webhook))
             self._rounds[webhook.webhook_id] = task
             started.append(task)
@@ -179,33 +174,32 @@ class WebhookDelivery:
             # Nothing was saved, so the next round posts the same events again. Wait before that round. Otherwise, while
             # PostgreSQL can be read but not written (for example because its disk is full), the receiver would get
             # these events without end.
-            self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=self._retry_seconds)
-            await asyncio.sleep(self._retry_seconds)
+            self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=self.retry_seconds)
+            await asyncio.sleep(self.retry_seconds)
         except Exception as error:  # noqa: BLE001 - one webhook must not delay the others
-            where = f"webhook {webhook.webhook_id}"
-            self._log.error("error.unexpected", where=where, error=type(error).__name__)
-            await asyncio.sleep(self._retry_seconds)
+            self._log.error("error.unexpected", where=f"webhook {webhook.webhook_id}", error=type(error).__name__)
+            await asyncio.sleep(self.retry_seconds)
         finally:
             del self._rounds[webhook.webhook_id]
 
     async def _round(self, session: AsyncSession, webhook: DueWebhook) -> None:
         is_failing = webhook.failing_since is not None
         limit = REFUSALS_IN_A_ROW if is_failing else BATCH_EVENTS
-        retries = await find_due_retries(session, webhook.webhook_id, now=self._now(), limit=limit)
+        retries = await find_due_retries(session, webhook.webhook_id, now=self.now(), limit=limit)
         part = await read_slice(session, webhook.position, tenant=webhook.tenant_id, kinds=webhook.kinds, limit=limit)
         posts = [EventPost(event, failed_at=failed_at) for failed_at, event in retries]
         posts += [EventPost(event, position) for position, event in part.events]
         poster = SignedPoster(
             webhook.url,
-            private_setting=self._private_setting,
-            context=self._context,
-            total_seconds=self._post_seconds,
-            resolver=self._resolver,
+            private_setting=None if self.allow_private else PRIVATE_SETTING,
+            context=self.context,
+            total_seconds=self.post_seconds,
+            resolver=self.resolver,
         )
         bodies = await self._bodies(session, webhook, [post.event for post in posts])
         concurrency = 1 if is_failing else self._concurrency.get(webhook.webhook_id, CONCURRENT_POSTS)
         results = await _post_all(poster, webhook.secrets, posts, bodies, concurrency)
-        deliveries = settle(webhook, posts, results, end=part.end, now=self._now(), draw=random.random)
+        deliveries = settle(webhook, posts, results, end=part.end, now=self.now(), draw=random.random)
         if await save_deliveries(session, webhook, deliveries):
             self._report(webhook, results, deliveries)
 
@@ -240,20 +234,12 @@ class WebhookDelivery:
             self._log.info("webhook.recovered", webhook=webhook.webhook_id)
         for each in deliveries.refused:
             if each.due_at is None:
-                self._log.warning(
-                    "webhook.event_given_up",
-                    webhook=webhook.webhook_id,
-                    event_id=str(each.event_id),
-                    reason=each.error,
-                )
+                fields = {"webhook": webhook.webhook_id, "event_id": str(each.event_id), "reason": each.error}
+                self._log.warning("webhook.event_given_up", **fields)
 
 
 async def _post_all(
-    poster: SignedPoster,
-    secrets: list[str],
-    posts: Sequence[EventPost],
-    bodies: dict[UUID, bytes],
-    concurrency: int,
+    poster: SignedPoster, secrets: list[str], posts: Sequence[EventPost], bodies: dict[UUID, bytes], concurrency: int
 ) -> list[PostResult]:
     """Posts events, several at once, those of one email in order, until all are posted or the receiver fails."""
     # Returns one result per posted event, in the order of `posts`; the last events are missing if the receiver fails.
@@ -290,14 +276,12 @@ async def _post(poster: SignedPoster, secrets: list[str], post: EventPost, body:
         answer = await poster.post(str(post.event.event_id), secrets, body)
     except NoAnswer as error:
         return PostResult(post, Reaction.UNAVAILABLE, scrub(error.reason))
-    words = f"the receiver answered {answer.status}"
     if answer.is_success:
         return PostResult(post, Reaction.DELIVERED)
-    if answer.status == _GONE:
-        return PostResult(post, Reaction.GONE, words)
+    words = f"the receiver answered {answer.status}"
     if answer.status in _BUSY:
         return PostResult(post, Reaction.UNAVAILABLE, words, answer.retry_after_seconds)
-    return PostResult(post, Reaction.REFUSED, words)
+    return PostResult(post, Reaction.GONE if answer.status == _GONE else Reaction.REFUSED, words)
 
 
 def settle(
@@ -338,8 +322,17 @@ def settle(
         # The receiver refused one of these events for the first time about 27 hours ago, and has accepted nothing
         # since. So disable the webhook.
         state = WebhookState.DISABLED
+    # The cursor passes refused events, which are stored for a retry, if the receiver works. Otherwise it stops before
+    # the first event that was not delivered.
+    position = webhook.position
+    for result in results:
+        if result.reaction is not Reaction.DELIVERED and not is_working and result.post.position is not None:
+            break
+        position = result.post.position or position
+    else:
+        position = end if len(results) == len(posts) else position
     return Deliveries(
-        position=_handled(webhook.position, posts, results, end, is_working=is_working),
+        position=position,
         state=state,
         failing_since=failing_since,
         next_attempt_at=next_at,
@@ -355,15 +348,3 @@ def _refused(result: PostResult, now: datetime, draw: float) -> RefusedEvent:
     return RefusedEvent(
         result.post.event.event_id, failed_at, next_attempt(failed_at, now, draw=draw), result.error or ""
     )
-
-
-def _handled(
-    position: Position, posts: Sequence[EventPost], results: Sequence[PostResult], end: Position, *, is_working: bool
-) -> Position:
-    """The webhook's new cursor. It passes refused events, which are stored for a retry, if the receiver works."""
-    # Otherwise it stops before the first event that was not delivered.
-    for result in results:
-        if result.reaction is not Reaction.DELIVERED and not is_working and result.post.position is not None:
-            return position
-        position = result.post.position or position
-    return end if len(results) == len(posts) else position

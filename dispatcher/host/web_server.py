@@ -105,32 +105,21 @@ class WebServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Ignore these errors: they concern only this connection, and no code awaits this task.
         with suppress(OSError, TimeoutError, asyncio.CancelledError):
-            has_slot = self._open < CONNECTIONS or self._end_oldest()
+            oldest = next(iter(self._reading), None)
+            is_busy = self._open >= CONNECTIONS and oldest is None
+            if self._open >= CONNECTIONS and oldest is not None:
+                del self._reading[oldest]
+                oldest.cancel()
             self._open += 1
             try:
-                await self._answer(reader, writer, is_busy=not has_slot)
+                await self._answer(reader, writer, is_busy=is_busy)
             finally:
                 self._open -= 1
-            await _linger(reader)
+            # Wait until the client closes: if the server closed first, a TCP reset could destroy the response.
+            async with asyncio.timeout(LINGER_SECONDS):
+                while await reader.read(_READ_OCTETS):
+                    pass
         writer.close()
-
-    def _end_oldest(self) -> bool:
-        """Ends the oldest connection that has not sent a whole request. Returns whether there was one."""
-        if (oldest := next(iter(self._reading), None)) is None:
-            return False
-        del self._reading[oldest]
-        oldest.cancel()
-        return True
-
-    async def _next_request(self, reader: asyncio.StreamReader) -> h11.Request | None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._reading[task] = None
-        try:
-            async with asyncio.timeout(self._request_seconds):
-                return await _read(reader)
-        finally:
-            self._reading.pop(task, None)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_busy: bool) -> None:
         is_head = False
@@ -138,7 +127,7 @@ class WebServer:
             answer = _plain(HTTPStatus.SERVICE_UNAVAILABLE)
         else:
             try:
-                request = await self._next_request(reader)
+                request = await self._read(reader)
                 if request is None:
                     return
                 is_head = request.method == b"HEAD"
@@ -152,10 +141,28 @@ class WebServer:
             await writer.drain()
             writer.write_eof()
 
+    async def _read(self, reader: asyncio.StreamReader) -> h11.Request | None:
+        """Reads the head of a request; None if the client closed the connection before the end of the head."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._reading[task] = None
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_OCTETS)
+        try:
+            async with asyncio.timeout(self._request_seconds):
+                while (event := connection.next_event()) is h11.NEED_DATA:
+                    octets = await reader.read(_READ_OCTETS)
+                    connection.receive_data(octets)
+                    if not octets:
+                        return None
+        finally:
+            self._reading.pop(task, None)
+        return event if isinstance(event, h11.Request) else None
+
     async def _page(self, request: h11.Request) -> WebResponse:
         if request.method not in (b"GET", b"HEAD"):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
-        if _has_body(request):
+        headers = dict(request.headers)
+        if b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0":
             return _plain(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         page = self._pages.get(request.target.partition(b"?")[0].decode("ascii", "replace"))
         try:
@@ -163,33 +170,6 @@ class WebServer:
         except Exception as error:  # noqa: BLE001 - a failing page must not end the server
             self._log.error("error.unexpected", where="web", error=type(error).__name__)
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-async def _read(reader: asyncio.StreamReader) -> h11.Request | None:
-    """Reads the head of a request; None if the client closed the connection before the end of the head."""
-    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_OCTETS)
-    while True:
-        event = connection.next_event()
-        if isinstance(event, h11.Request):
-            return event
-        if event is not h11.NEED_DATA:
-            return None
-        octets = await reader.read(_READ_OCTETS)
-        connection.receive_data(octets)
-        if not octets:
-            return None
-
-
-async def _linger(reader: asyncio.StreamReader) -> None:
-    """Waits until the client closes: if the server closed first, a TCP reset could destroy the response."""
-    async with asyncio.timeout(LINGER_SECONDS):
-        while await reader.read(_READ_OCTETS):
-            pass
-
-
-def _has_body(request: h11.Request) -> bool:
-    headers = dict(request.headers)
-    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip() != b"0"
 
 
 def _plain(status: HTTPStatus) -> WebResponse:

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from dispatcher.domain.alert import Alert, Kind
-from dispatcher.domain.controls import Pause, PauseScope
+from dispatcher.domain.controls import PauseScope
 from dispatcher.domain.scrub import scrub
-from dispatcher.domain.values import dataclass
+from dispatcher.domain.values import dataclass, replace
 from dispatcher.domain.waiting import describe_problem, explain_wait
 from dispatcher.errors import DispatcherError
 from dispatcher.monitor.alert_state import AlertState
@@ -138,13 +138,10 @@ class AlertChecks:
             for provider, count, email_id in tables.impossible_events
         )
         states[Kind.IMPOSSIBLE_EVENTS] = _State(bool(strange), reason=strange or None)
-        forgotten = [pause.describe() for pause in tables.pauses if self._is_forgotten(pause)]
+        ages = [(pause, (datetime.now(UTC) - pause.began_at).total_seconds()) for pause in tables.pauses]
+        forgotten = [p.describe() for p, seconds in ages if p.until is None and seconds >= self._reminder_seconds]
         states[Kind.PAUSED] = _State(bool(forgotten), reason=scrub(" ".join(forgotten)) or None)
         return states | self._timed_states(tables)
-
-    def _is_forgotten(self, pause: Pause) -> bool:
-        age_seconds = (datetime.now(UTC) - pause.began_at).total_seconds()
-        return pause.until is None and age_seconds >= self._reminder_seconds
 
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
         """The states of the alerts for a condition that lasts. For `NOTHING_SENT`, the time starts again whenever a
@@ -182,11 +179,11 @@ class AlertChecks:
     def _alert(self, kind: Kind, state: _State) -> Alert:
         now = datetime.now(UTC)
         known_at = self._alert_state.raised_at(kind) or self._raised_at.get(kind, now)
-        if not state.is_firing:
+        is_alone, is_firing = self._alert_state.is_alone, bool(state.is_firing)
+        alert = Alert(kind, is_firing, self._queue, known_at, self._host, state.count, is_alone=is_alone)
+        if not is_firing:
             self._raised_at.pop(kind, None)
-            return Alert(
-                kind, False, self._queue, known_at, self._host, state.count, is_alone=self._alert_state.is_alone
-            )
+            return alert
         self._raised_at[kind] = known_at
         age_seconds = state.age_seconds
         if age_seconds is None and kind is Kind.DEAD_LETTERS:
@@ -194,18 +191,7 @@ class AlertChecks:
             age_seconds = max(0.0, (now - known_at).total_seconds())
         # Applications choose the correlation ids, and might put addresses into them. `scrub` removes the addresses.
         named = [scrub(one)[:MAX_CORRELATION_CHARACTERS] for one in self._oldest] if kind in _OF_DEAD_LETTERS else ()
-        return Alert(
-            kind,
-            True,
-            self._queue,
-            known_at,
-            self._host,
-            count=state.count,
-            oldest_age_seconds=age_seconds,
-            correlation_ids=tuple(named),
-            reason=state.reason,
-            is_alone=self._alert_state.is_alone,
-        )
+        return replace(alert, oldest_age_seconds=age_seconds, correlation_ids=tuple(named), reason=state.reason)
 
 
 class StateDurations:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
@@ -25,43 +26,35 @@ TOTAL_SECONDS: Final = 15.0
 _WHOLE_LINES: Final = SMTP.clone(max_line_length=900)
 
 
+@dataclass(eq=False, repr=False)
 class MailChannel:
     """Emails each notice to all configured recipients. Succeeds if the server accepts at least one of them.
 
     Trusts the certificates of `ca_file` instead of the system's. `total_seconds` includes the time to connect.
     """
 
+    server: SmtpServer
+    sender: str
+    recipients: Sequence[str]
+    _: KW_ONLY
+    ca_file: Path | None = None
+    total_seconds: float = TOTAL_SECONDS
     name = "email"
-
-    def __init__(
-        self,
-        server: SmtpServer,
-        sender: str,
-        recipients: Sequence[str],
-        *,
-        ca_file: Path | None = None,
-        total_seconds: float = TOTAL_SECONDS,
-    ) -> None:
-        self._server = server
-        self._sender = sender
-        self._recipients = list(recipients)
-        self._ca_file = ca_file
-        self._total_seconds = total_seconds
 
     async def send(self, notice: Notice) -> str:
         try:
-            async with asyncio.timeout(self._total_seconds):
+            async with asyncio.timeout(self.total_seconds):
                 refused = await self._send(self._message(notice))
         except TimeoutError:
-            raise NotDelivered(f"no answer within {self._total_seconds:g} s") from None
+            raise NotDelivered(f"no answer within {self.total_seconds:g} s") from None
         except (aiosmtplib.SMTPException, OSError, UnicodeError) as error:
             raise NotDelivered(_cause(error)) from error
-        taken = len(self._recipients) - refused
-        return f"the SMTP server accepted the alert for {taken} of {len(self._recipients)} recipients"
+        taken = len(self.recipients) - refused
+        return f"the SMTP server accepted the alert for {taken} of {len(self.recipients)} recipients"
 
     async def _send(self, message: EmailMessage) -> int:
         """Returns the number of refused recipients. If all are refused, raises an SMTPException."""
-        server = self._server
+        server = self.server
         client = aiosmtplib.SMTP(
             hostname=server.host,
             port=server.port,
@@ -69,23 +62,23 @@ class MailChannel:
             password=server.password or None,
             use_tls=server.security == "tls",
             start_tls=server.security == "starttls",
-            tls_context=None if server.security == "none" else client_context(self._ca_file),
-            timeout=self._total_seconds,
+            tls_context=None if server.security == "none" else client_context(self.ca_file),
+            timeout=self.total_seconds,
             # By default, aiosmtplib resolves this host's full name, which blocks the event loop.
             local_hostname=default_ehlo_name("127.0.0.1"),
         )
         async with client:
-            refused, _ = await client.sendmail(self._sender, self._recipients, message.as_bytes())
+            refused, _ = await client.sendmail(self.sender, list(self.recipients), message.as_bytes())
             return len(refused)
 
     def _message(self, notice: Notice) -> EmailMessage:
         message = EmailMessage(_WHOLE_LINES)
-        message["From"] = self._sender
-        message["To"] = ", ".join(self._recipients)
+        message["From"] = self.sender
+        message["To"] = ", ".join(self.recipients)
         message["Subject"] = subject(notice)
         message["Date"] = format_datetime(notice.at)
         # Each retry has the same id, so a mailbox shows the notice once.
-        message["Message-ID"] = f"<{notice.notice_id}@{self._sender.rpartition('@')[2]}>"
+        message["Message-ID"] = f"<{notice.notice_id}@{self.sender.rpartition('@')[2]}>"
         # Prevents automatic replies (RFC 3834).
         message["Auto-Submitted"] = "auto-generated"
         message.set_content(text(notice))

@@ -36,7 +36,8 @@ class DlqSweep:
     """Removes stale dead letters from the DLQ. A service of monitors; one of them sweeps at a time.
 
     It reads the DLQ only if there are more messages than emails that must have a dead letter, and more of these surplus
-    messages than the last sweep left: poison messages, and dead letters of emails that no longer exist.
+    messages than the last sweep left: poison messages, and dead letters of emails that no longer exist. What it left is
+    what it saw: a count of messages is late, and would hide as many stale dead letters from all later sweeps.
     """
 
     def __init__(self, settings: Settings, depth: Depth) -> None:
@@ -46,11 +47,7 @@ class DlqSweep:
         self._surplus = 0
 
     async def run_once(self) -> None:
-        """Sweeps the DLQ if necessary. While RabbitMQ is unreachable, does nothing: an alert says so.
-
-        Raises:
-            StoreUnavailable: PostgreSQL cannot be reached, or the session was lost.
-        """
+        """Sweeps the DLQ if necessary. While RabbitMQ is unreachable, does nothing: an alert says so."""
         settings = self._settings
         async with (
             await connect_async(settings.database_url, name="dispatcher dlq sweep") as session,
@@ -68,32 +65,25 @@ class DlqSweep:
                 try:
                     name = "dispatcher dlq sweep"
                     async with await open_connection(settings.amqp_url, name=name, ca_file=settings.ca_file) as broker:
-                        removed = await sweep(session, DeadLetterQueue(broker, settings.dlq))
+                        swept = await sweep(session, DeadLetterQueue(broker, settings.dlq))
                 except StoreUnavailable:
                     raise
                 except DispatcherError as error:
                     get_log().warning("dlq.not_swept", reason=error.message, remedy=error.remedy)
                     return
-                surplus -= removed
-                if removed:
-                    get_log().info("dlq.swept", count=removed)
+                surplus = swept.surplus
+                if swept.removed:
+                    get_log().info("dlq.swept", count=swept.removed)
             self._surplus = surplus
 
 
 class DlqEntry(NamedTuple):
-    """A message on the DLQ with its decoded dead letter and the email's row.
-
-    Attributes:
-        dead_letter: The dead letter; None if the message is not one of the dispatcher's dead letters.
-        email: The email's row; None if there is no such email, or if its message key is not the dead letter's.
-        is_orphan: Whether the message is a dead letter whose email no longer exists (pruned, or missing in a restored
-            backup).
-    """
+    """A message on the DLQ with its decoded dead letter and the email's row."""
 
     found: DlqMessage
-    dead_letter: DeadLetter | None
-    email: DeadLetterEmail | None
-    is_orphan: bool
+    dead_letter: DeadLetter | None  # None if the message is not one of the dispatcher's dead letters
+    email: DeadLetterEmail | None  # None if there is no such email, or if its message key is not the dead letter's
+    is_orphan: bool  # whether the dead letter's email no longer exists (pruned, or missing in a restored backup)
 
     @property
     def is_poison(self) -> bool:
@@ -116,12 +106,8 @@ def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
 @asynccontextmanager
 async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
     """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second one would not find the
-    messages that the first one is reading.
-
-    Raises:
-        DispatcherError: another process was still reading the DLQ after `LOCK_WAIT_SECONDS`.
-        BrokerUnavailable, TopologyError, StoreUnavailable: a server is unreachable, or the queue does not exist.
-    """
+    messages that the first one is reading. Raises DispatcherError if another process still reads after
+    LOCK_WAIT_SECONDS."""
     async with _exclusively(session, dlq), dlq.scan() as opened:
         yield opened
 
@@ -140,7 +126,12 @@ async def _exclusively(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIter
 
 async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[DlqEntry]:
     """Decodes messages and finds their emails' rows. The entries have the order of the messages."""
-    letters = [_decoded(found) for found in batch]
+    letters: list[DeadLetter | None] = []
+    for message in batch:
+        try:
+            letters.append(decode(message.body))
+        except InvalidPointer:
+            letters.append(None)
     emails = await find_dead_letter_emails(session, {letter.email_id for letter in letters if letter})
     entries = []
     for found, letter in zip(batch, letters, strict=True):
@@ -150,37 +141,47 @@ async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[D
     return entries
 
 
-async def sweep(session: AsyncSession, dlq: DeadLetterQueue) -> int:
-    """Removes stale dead letters from the DLQ; returns how many it removed. Raises the errors of `scan`."""
+class Swept(NamedTuple):
+    """How many messages were removed from the DLQ, and how many of those left belong to no current failure."""
+
+    removed: int
+    surplus: int
+
+
+async def sweep(session: AsyncSession, dlq: DeadLetterQueue) -> Swept:
+    """Removes stale dead letters from the DLQ."""
     return await remove(session, dlq, lambda each: each.is_stale)
 
 
-async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> int:
-    """Removes the messages that `is_selected` selects, and repeats until none is left; returns how many it removed.
-
-    Raises the errors of `scan`.
-    """
+async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> Swept:
+    """Removes the messages that `is_selected` selects, and repeats until none is left."""
     async with _exclusively(session, dlq):
-        first = removed = await _remove(session, dlq, is_selected)
+        first = found = await _remove(session, dlq, is_selected)
         for _ in range(MAX_PASSES):
-            if not removed:
-                return first
-            removed = await _remove(session, dlq, is_selected)
+            if not found.removed:
+                return Swept(first.removed, found.surplus)
+            found = await _remove(session, dlq, is_selected)
     raise BrokerUnavailable(
         f'RabbitMQ still delivers messages that were already removed from the queue "{dlq.queue}".',
         remedy="Try again later.",
     )
 
 
-async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> int:
-    """Removes the selected messages in one pass over the DLQ; returns how many it asked RabbitMQ to remove."""
-    removed = 0
+async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> Swept:
+    """Removes the selected messages in one pass over the DLQ. RabbitMQ may still return some of them."""
+    removed = left = 0
+    current = set()
     async with dlq.scan() as opened:
         async for batch in opened.batches():
-            selected = [each.found for each in await classify(session, batch) if is_selected(each)]
+            entries = await classify(session, batch)
+            selected = [each.found for each in entries if is_selected(each)]
             opened.remove(selected)
             removed += len(selected)
-    return removed
+            left += len(entries) - len(selected)
+            current |= {
+                each.dead_letter.email_id for each in entries if each.email and each.dead_letter and not each.is_stale
+            }
+    return Swept(removed, left - len(current))
 
 
 async def list_dead_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> list[UUID]:
@@ -193,10 +194,3 @@ async def list_dead_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> l
             if each.dead_letter and not each.is_poison and not each.is_stale
         ]
     return list(dict.fromkeys(ids))
-
-
-def _decoded(found: DlqMessage) -> DeadLetter | None:
-    try:
-        return decode(found.body)
-    except InvalidPointer:
-        return None

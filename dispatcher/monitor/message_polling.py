@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 from uuid import UUID
 
@@ -78,7 +78,15 @@ class MessagePolling:
                 return None
             has_more = [await self._ask_all(session, *ages) for ages in pairwise(AGES_SECONDS)]
         except PollRefused as error:
-            return await self._wait_after(error)
+            # Log the first refusal of an outage, and let another host ask: its network may be better.
+            is_first = not self._backoff.failures
+            wait = self._backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
+            seconds = min(max(wait, error.retry_after or 0.0), MOST_WAIT_SECONDS)
+            if is_first:
+                fields = {"provider": self._provider.name, "reason": error.message, "retry_in_seconds": seconds}
+                get_log().warning("events.source_unavailable", **fields)
+            await self.close()
+            return seconds
         except BaseException:
             await self.close()
             raise
@@ -102,14 +110,10 @@ class MessagePolling:
     async def _ask_all(self, session: AsyncSession, age: float, next_age: float) -> bool:
         """Asks about messages between these ages in seconds. Returns whether the next round must ask about more of
         them."""
-        rows = await find_polled(
-            session,
-            self._provider.name,
-            after=self._cursors.get(age),
-            youngest_seconds=age,
-            oldest_seconds=next_age,
-        )
-        asked = _up_to(MAX_REQUESTS, rows)
+        name, after = self._provider.name, self._cursors.get(age)
+        rows = await find_polled(session, name, after=after, youngest_seconds=age, oldest_seconds=next_age)
+        requests = accumulate(row.is_open for row in rows)  # only a row that `is_open` needs one
+        asked = [row for row, count in zip(rows, requests, strict=True) if count <= MAX_REQUESTS]
         events, last, refusal = await self._ask(session, asked)
         if events:
             # StoreBusy: another transaction has locked an email, so the event about this email was not stored. When the
@@ -149,24 +153,3 @@ class MessagePolling:
         if message_id is None and traits is None:
             return None
         return await self._provider.find_event(OpenMessage(row.email_id, message_id, traits))
-
-    async def _wait_after(self, error: PollRefused) -> float:
-        """Logs the first refusal of an outage, and lets another host ask: its network may be better. Returns the
-        seconds to wait."""
-        is_first = not self._backoff.failures
-        wait = self._backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
-        seconds = min(max(wait, error.retry_after or 0.0), MOST_WAIT_SECONDS)
-        if is_first:
-            name, reason = self._provider.name, error.message
-            get_log().warning("events.source_unavailable", provider=name, reason=reason, retry_in_seconds=seconds)
-        await self.close()
-        return seconds
-
-
-def _up_to(requests: int, rows: list[PolledRow]) -> list[PolledRow]:
-    """The first rows that need at most `requests` requests. Only a row that `is_open` needs one."""
-    for at, row in enumerate(rows):
-        if row.is_open and not requests:
-            return rows[:at]
-        requests -= row.is_open
-    return rows

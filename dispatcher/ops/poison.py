@@ -127,10 +127,10 @@ async def _count(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:
 
 
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:
-    removed = await remove(session, dlq, lambda each: each.is_poison and poison_id(each.found.body) == name)
-    if not removed:
+    swept = await remove(session, dlq, lambda each: each.is_poison and poison_id(each.found.body) == name)
+    if not swept.removed:
         raise _unknown(name)
-    return removed
+    return swept.removed
 
 
 def _unknown(name: str) -> DispatcherError:

@@ -91,19 +91,13 @@ def _explained(email: AnyEmail, needs: list[Requirement], configured: Mapping[st
     )
     verb = "needs" if len(needs) == 1 else "need"
     who = f"({', '.join(able)})" if able else "(none is known)"
+    setting = "DISPATCHER_SMS_PROVIDERS" if email.channel == SMS_CHANNEL else "DISPATCHER_PROVIDERS"
     return CapabilityGap(
         field=lacking[0].field,
         message=f"{subjects} {verb} a provider with {features} {who}; configured: {', '.join(configured)}.",
-        remedy=_remedy(email, able, remedy),
+        remedy=f"Add one to {setting}, or {remedy}." if able else f"{remedy.capitalize()}.",
         reason=lacking[0].reason,
     )
-
-
-def _remedy(email: AnyEmail, able: list[str], remedy: str) -> str:
-    if not able:
-        return f"{remedy.capitalize()}."
-    setting = "DISPATCHER_SMS_PROVIDERS" if email.channel == SMS_CHANNEL else "DISPATCHER_PROVIDERS"
-    return f"Add one to {setting}, or {remedy}."
 
 
 class _Shortage(NamedTuple):

@@ -19,20 +19,16 @@ from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.tls_faults import tls_fault
 
 CHECK_SECONDS: Final = 15.0
-"""The time limit of a request for `dispatcher doctor`."""
+"""The time limit of a check for `dispatcher doctor`."""
+FIREWALL: Final = "Check that no firewall blocks the connection."
 
 
 class HttpProvider(ABC):
-    """Makes the attempts of an adapter whose subclass builds the request, and translates the response.
-
-    Attributes:
-        title: The provider's name in sentences, such as `SendGrid`.
-        url_variable: The environment variable that sets the API's URL.
-    """
+    """Makes the attempts of an adapter whose subclass builds the request, and translates the response."""
 
     name: ClassVar[str]
-    title: ClassVar[str]
-    url_variable: ClassVar[str]
+    title: ClassVar[str]  # the provider's name in sentences, such as `SendGrid`
+    url_variable: ClassVar[str]  # the environment variable that sets the API's URL
 
     def __init__(self, transport: HttpTransport, send_url: str) -> None:
         self._transport = transport
@@ -74,12 +70,8 @@ class HttpProvider(ABC):
         try:
             return await self._transport.get(url, headers, deadline)
         except (RequestNotSent, NoResponse) as error:
-            unreached = ProviderFault(
-                self.name,
-                f"{self.title} cannot be reached: {error.detail}.",
-                remedy="Check that no firewall blocks the connection.",
-            )
-            raise self._tls_fault(error) or unreached from error
+            words, remedy = f"{self.title} cannot be reached: {error.detail}.", FIREWALL
+            raise self._tls_fault(error) or ProviderFault(self.name, words, remedy=remedy) from error
 
     def _answered(self, email: OutgoingEmail, result: HttpResponse | NoResponse) -> Outcome:
         return self._outcome(email, result) if isinstance(result, HttpResponse) else result.outcome

@@ -18,6 +18,7 @@ from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.contract import Attempt
+from dispatcher.providers.http_provider import CHECK_SECONDS, FIREWALL
 from dispatcher.transport.mime import RenderedEmail, is_sendable_in_ascii, rendered, rendered_in_ascii
 from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.smtp_connection import NotConnected, SmtpConnection, open_connection
@@ -29,8 +30,6 @@ from dispatcher.transport.smtp_transaction import PipeliningBroken, SmtpTransact
 from dispatcher.transport.tls import client_context
 
 Render = Callable[[OutgoingEmail], Awaitable[RenderedEmail]]
-CHECK_SECONDS: Final = 15.0
-"""The time limit of `SmtpProvider.check`, from connecting to QUIT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +154,12 @@ class SmtpProvider:
             words = f"{error.outcome.detail} ({error.outcome.code})" if error.outcome.code else error.outcome.detail
             raise ProviderFault(NAME, f"{self._address}: {words}.", remedy=error.remedy) from error
         except TimeoutError as error:
-            raise ProviderFault(
-                NAME,
-                f"{self._address} did not answer within {CHECK_SECONDS:g} s.",
-                remedy="Check that no firewall blocks the connection.",
-            ) from error
-        return self._report(connection)
+            words = f"{self._address} did not answer within {CHECK_SECONDS:g} s."
+            raise ProviderFault(NAME, words, remedy=FIREWALL) from error
+        security = {"none": "without TLS", "starttls": "STARTTLS, verified", "tls": "TLS, verified"}
+        login = "logged in" if self._server.username else "no login"
+        size = f"accepts up to {connection.size_limit} octets" if connection.size_limit else "announces no size limit"
+        return f"{self._address} answers: {security[self._server.security]}; {login}; {size}."
 
     async def close(self) -> None:
         await self._pool.close()
@@ -234,13 +233,6 @@ class SmtpProvider:
             connection.protocol.abort()
         self._pool.put_back(connection)
         return outcome
-
-    def _report(self, connection: SmtpConnection) -> str:
-        server = self._server
-        security = {"none": "without TLS", "starttls": "STARTTLS, verified", "tls": "TLS, verified"}[server.security]
-        login = "logged in" if server.username else "no login"
-        size = f"accepts up to {connection.size_limit} octets" if connection.size_limit else "announces no size limit"
-        return f"{self._address} answers: {security}; {login}; {size}."
 
 
 PROVIDER: Final = SmtpProvider

@@ -93,26 +93,23 @@ class PublishLoop:
         outages."""
         try:
             while not self._is_stopping:
-                await self._lead_in_a_session()
+                try:
+                    async with await connect_async(
+                        self._settings.database_url,
+                        name="dispatcher relay",
+                        lock_seconds=BATCH_LOCK_SECONDS,
+                        idle_seconds=IDLE_SECONDS,
+                        keeps_plans=True,
+                    ) as session:
+                        await self._lead(session)
+                except StoreUnavailable as error:
+                    seconds = self._outage.next_wait(random.random)
+                    self._log.warning("store.connection_lost", reason=str(error), retry_in_seconds=round(seconds, 2))
+                    await asyncio.sleep(seconds)
         finally:
             await self._pointers.close()
             for queue in self._queues.values():
                 await queue.close()
-
-    async def _lead_in_a_session(self) -> None:
-        try:
-            async with await connect_async(
-                self._settings.database_url,
-                name="dispatcher relay",
-                lock_seconds=BATCH_LOCK_SECONDS,
-                idle_seconds=IDLE_SECONDS,
-                keeps_plans=True,
-            ) as session:
-                await self._lead(session)
-        except StoreUnavailable as error:
-            seconds = self._outage.next_wait(random.random)
-            self._log.warning("store.connection_lost", reason=str(error), retry_in_seconds=round(seconds, 2))
-            await asyncio.sleep(seconds)
 
     async def _lead(self, session: AsyncSession) -> None:
         """Waits until this relay leads; then publishes until stopped, or until it must give up the lead."""
@@ -232,17 +229,16 @@ async def _run_due(services: Sequence[Periodic]) -> None:
         await service.run_if_due()
 
 
+@dataclass(slots=True, eq=False)
 class _ControlsReader:
     """Applies what operators set: pauses, the tenants' weights and ceilings, and the ceilings of recipient domains."""
 
+    outbox: Outbox
+    shares: Shares
+    domain_waits: DomainWaits
     interval_seconds = READ_SECONDS
 
-    def __init__(self, outbox: Outbox, shares: Shares, domain_waits: DomainWaits) -> None:
-        self._outbox = outbox
-        self._shares = shares
-        self._domain_waits = domain_waits
-
     async def run_once(self) -> None:
-        controls = await self._outbox.read_controls()
-        self._shares.set_controls(controls)
-        self._domain_waits.set_limits(controls.domains)
+        controls = await self.outbox.read_controls()
+        self.shares.set_controls(controls)
+        self.domain_waits.set_limits(controls.domains)

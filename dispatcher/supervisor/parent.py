@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from dispatcher.errors import ConfigurationError
-from dispatcher.supervisor.heartbeat import HangWatch
-from dispatcher.supervisor.process_manager import HANDLED_SIGNALS, ProcessManager
+from dispatcher.supervisor.process_manager import HANDLED_SIGNALS, HangWatch, ProcessManager
 from dispatcher.supervisor.reload import RollingReplacement
 from dispatcher.supervisor.run_dir import lock_run_dir
 from dispatcher.supervisor.supervised import Ending, Role

@@ -12,6 +12,7 @@ import random
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 
 from dispatcher.broker.connection import vhost_of
 from dispatcher.broker.inspection import find_faults
@@ -19,12 +20,7 @@ from dispatcher.broker.management import Management
 from dispatcher.broker.topology import Topology, verify
 from dispatcher.config import Settings
 from dispatcher.domain.retry import Backoff
-from dispatcher.errors import (
-    ConfigurationError,
-    SchemaError,
-    ServerUnavailable,
-    TopologyError,
-)
+from dispatcher.errors import ConfigurationError, SchemaError, ServerUnavailable, TopologyError
 from dispatcher.providers.registry import open_provider
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import verify_schema
@@ -51,7 +47,9 @@ def prepare(settings: Settings) -> None:
     for name in settings.providers:
         asyncio.run(_try_provider(name, settings))
     mistakes = _check("store", lambda: _verify_store(settings))
-    mistakes += _check("broker", lambda: _verify_broker(settings), waits=not mistakes)
+    topology = Topology.of(settings)
+    verifying = partial(verify, settings.amqp_url, topology, ca_file=settings.ca_file)
+    mistakes += _check("broker", lambda: asyncio.run(verifying()), waits=not mistakes)
     if mistakes := mistakes or _inspect_broker(settings):
         raise ConfigurationError(mistakes)
 
@@ -73,10 +71,6 @@ def _verify_store(settings: Settings) -> None:
     with connected(settings.database_url, name="dispatcher run") as connection:
         verify_writable(connection)
         verify_schema(connection)
-
-
-def _verify_broker(settings: Settings) -> None:
-    asyncio.run(verify(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
 
 
 def _inspect_broker(settings: Settings) -> list[str]:

@@ -15,15 +15,8 @@ from typing import Final
 from dispatcher.transport.tls_faults import cause_of_tls
 
 Address = IPv4Address | IPv6Address
-_SPECIAL: Final = tuple(
-    map(
-        ip_network,
-        (
-            *("192.0.0.0/24", "192.88.99.0/24", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"),
-            *("3fff::/20", "5f00::/16", "fec0::/10"),
-        ),
-    )
-)
+_TEXTS: Final = "192.0.0.0/24 192.88.99.0/24 ::/96 ::ffff:0:0:0/96 64:ff9b::/96 64:ff9b:1::/48 3fff::/20 5f00::/16"
+_SPECIAL: Final = tuple(map(ip_network, (*_TEXTS.split(), "fec0::/10")))
 """Networks that are not public, although Python's `is_global` is true for some of their addresses: protocol
 assignments, the anycast addresses of 6to4 relays, IPv4-compatible and IPv4-translated addresses, NAT64, documentation,
 segment routing, site-local addresses."""

@@ -217,11 +217,12 @@ class HttpTransport:
         except TimeoutError:
             if until <= gives_up_at:
                 raise _late("the connection did not open early enough for a response", Concern.PROVIDER) from None
-            raise RequestNotSent(
-                Reason.CONNECTION_FAILED, f"no connection: connecting took longer than {self._connect_seconds:g} s"
-            ) from None
+            words = f"no connection: connecting took longer than {self._connect_seconds:g} s"
+            raise RequestNotSent(Reason.CONNECTION_FAILED, words) from None
         except OSError as error:
-            raise RequestNotSent(Reason.CONNECTION_FAILED, f"no connection: {scrub(_cause_of(error))}") from error
+            why = str(error) if isinstance(error, ProxyRefused) else error.strerror or "the connection was closed"
+            words = cause_of_tls(error) if isinstance(error, ssl.SSLError) else why
+            raise RequestNotSent(Reason.CONNECTION_FAILED, f"no connection: {scrub(words)}") from error
         if not connection.is_usable_when_new:
             connection.abort()
             raise RequestNotSent(Reason.CONNECTION_FAILED, "the server closed the connection right after the handshake")
@@ -234,7 +235,13 @@ class HttpTransport:
             await open_tunnel(self._proxy, connected, target.host, target.port)
         connection = self._kind(self._open.discard)
         if target.is_secure:
-            await self._add_tls(connected, connection, target.host)
+            tls = Tls(self._tls, connection, server_hostname=target.host)
+            transport, _ = await connection.loop.create_connection(lambda: tls, sock=connected)
+            try:
+                await tls.handshake_done
+            except BaseException:
+                transport.abort()
+                raise
         else:
             await connection.loop.create_connection(lambda: connection, sock=connected)
         # Do not add a connection that has already closed. Its `on_end` was already called, so nothing would remove the
@@ -242,15 +249,6 @@ class HttpTransport:
         if connection.is_open:
             self._open.add(connection)
         return connection
-
-    async def _add_tls(self, connected: socket.socket, connection: HttpConnection, host: str) -> None:
-        tls = Tls(self._tls, connection, server_hostname=host)
-        transport, _ = await connection.loop.create_connection(lambda: tls, sock=connected)
-        try:
-            await tls.handshake_done
-        except BaseException:
-            transport.abort()
-            raise
 
     def _put_back(self, connection: HttpConnection) -> None:
         if connection.is_busy:
@@ -371,11 +369,3 @@ def _head(method: str, target: _Target, headers: Mapping[str, str]) -> bytes:
     if any("\r" in line or "\n" in line for line in lines):
         raise ValueError("a header contains a line break")
     return ("\r\n".join(lines) + "\r\nContent-Length: ").encode("latin-1")
-
-
-def _cause_of(error: OSError) -> str:
-    if isinstance(error, ProxyRefused):
-        return str(error)
-    if isinstance(error, ssl.SSLError):
-        return cause_of_tls(error)
-    return error.strerror or "the connection was closed"

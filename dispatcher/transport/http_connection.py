@@ -146,7 +146,9 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_closed()
-        if self.is_busy and exc is None and self._ends_with_connection:
+        # Without a length, the server ends the response by closing the connection (RFC 9112, section 6.3).
+        has_length = bool(self.headers.keys() & {"content-length", "transfer-encoding"})
+        if self.is_busy and exc is None and self.status is not None and not has_length:
             self._complete()
         elif self.is_busy:
             self._fail(_cause_of(exc))
@@ -206,11 +208,6 @@ class HttpConnection(asyncio.Protocol):
         if not self._parser.should_keep_alive() or self._transport.get_write_buffer_size():
             self.abort()
         self._complete()
-
-    @property
-    def _ends_with_connection(self) -> bool:
-        """Whether the server ends the response by closing the connection (RFC 9112, section 6.3)."""
-        return self.status is not None and not self.headers.keys() & {"content-length", "transfer-encoding"}
 
     def _complete(self) -> None:
         self.is_busy = False

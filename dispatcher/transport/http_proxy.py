@@ -43,9 +43,8 @@ def proxy_for(url: str) -> HttpProxy | None:
     variable = f"{target.scheme}_proxy".upper()
     remedy = f"Set a different proxy, or exempt the host: NO_PROXY={target.hostname}."
     if target.scheme != "https":
-        raise ConfigurationError(
-            [f"{variable} sets a proxy for {target.scheme}://, but proxies are supported for https:// only. {remedy}"]
-        )
+        words = f"{variable} sets a proxy for {target.scheme}://, but proxies are supported for https:// only."
+        raise ConfigurationError([f"{words} {remedy}"])
     try:
         proxy = urlsplit(named if "://" in named else f"http://{named.removeprefix('//')}")
         port = proxy.port or 80
@@ -63,12 +62,8 @@ async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, por
         answer = await _asked(proxy, connected, host, port)
         if not (_GRANTED.match(answer) and answer.endswith(_END)):
             line = answer.partition(b"\r\n")[0][:80].decode("ascii", "replace")
-            words = (
-                scrub(f"the proxy answered {line!r}")
-                if answer.endswith(_END)
-                else "the proxy answered with invalid HTTP"
-            )
-            raise ProxyRefused(words)  # noqa: TRY301 - the except clause closes the socket
+            shown = repr(line) if answer.endswith(_END) else "with invalid HTTP"
+            raise ProxyRefused(scrub(f"the proxy answered {shown}"))  # noqa: TRY301 - the except clause closes the socket
     except BaseException:
         connected.close()
         raise

@@ -17,6 +17,8 @@ import orjson
 from dispatcher.domain.outcome import Concern, Deferred, Reason, Uncertain
 from dispatcher.domain.values import field, value
 
+GATEWAYS: Final = frozenset({502, 504})
+"""Statuses of a gateway that got no valid response from the server (RFC 9110, sections 15.6.3 and 15.6.5)."""
 MAX_NAME_CHARACTERS: Final = 128
 """The longest message id that we accept; twice the length of SES's."""
 
@@ -64,6 +66,13 @@ class HttpResponse:
         except orjson.JSONDecodeError:
             return {}
         return document if isinstance(document, dict) else {}
+
+    @property
+    def shown_body(self) -> str:
+        """The body's size and type, without its text, which any server on the way may have written."""
+        if not self.body.strip():
+            return "with an empty body"
+        return f"with {len(self.body)} octets of {self.headers.get('content-type', 'no type')[:60]}"
 
     @property
     def server_time(self) -> float:

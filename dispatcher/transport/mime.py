@@ -28,7 +28,7 @@ from unicodedata import normalize
 from dispatcher.domain.address import Address
 from dispatcher.domain.capabilities import has_ascii_local_part
 from dispatcher.domain.outcome import Reason
-from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail, without_recipients
+from dispatcher.domain.outgoing import OutgoingEmail, without_recipients
 from dispatcher.transport.body import Base64Content, Body
 from dispatcher.transport.mime_headers import (
     FOLD,
@@ -113,10 +113,8 @@ async def rendered_in_ascii(email: OutgoingEmail) -> RenderedEmail:
 def render(email: OutgoingEmail) -> RenderedEmail:
     """Renders an email: returns the MIME message and the envelope. Raises UnrenderableEmail, which quotes no value."""
     if email.template_id is not None:
-        raise UnrenderableEmail(
-            Reason.INVALID_CONTENT,
-            "only providers with templates (resend, sendgrid, ses) take template_id; set text or html",
-        )
+        words = "only providers with templates (resend, sendgrid, ses) take template_id; set text or html"
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, words)
     sender, from_field = _sender(email.sender)
     to = addresses("to", email.to, Reason.REJECTED_RECIPIENT)
     cc = addresses("cc", email.cc, Reason.REJECTED_RECIPIENT)
@@ -130,7 +128,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     positions = _positions(everyone)
     once = everyone if positions is None else [everyone[each[0] - 1] for each in positions]
     mailboxes = {"To": to, "Cc": cc, "Reply-To": reply_to}
-    headers = "".join((from_field, *_address_fields(mailboxes), *_other_fields(email, sender.domain)))
+    headers = "".join((from_field, *_fields(email, mailboxes, sender.domain)))
     return RenderedEmail(
         body=_with_attachments(headers.encode(), _body(email), email),
         sender=ascii_spec(sender),
@@ -158,16 +156,13 @@ def _positions(addresses: Sequence[Address]) -> tuple[tuple[int, ...], ...] | No
     return tuple(map(tuple, found.values())) if 0 < len(found) < len(addresses) else None
 
 
-def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:
+def _fields(email: OutgoingEmail, mailboxes: dict[str, list[Address]], domain: str) -> Iterator[str]:
     for name, listed in mailboxes.items():
         if listed:
             yield address_field(name, listed)
     if not mailboxes["To"] and not mailboxes["Cc"]:
         # RFC 5322, section 3.6.3, allows an empty group, for an email that has only Bcc recipients.
         yield "To: undisclosed-recipients:;\r\n"
-
-
-def _other_fields(email: OutgoingEmail, domain: str) -> Iterator[str]:
     yield text_field("Subject", email.subject)
     created_at = email.created_at if email.created_at.tzinfo else email.created_at.replace(tzinfo=UTC)
     yield f"Date: {_date(int(created_at.timestamp()))}\r\n"
@@ -203,7 +198,11 @@ def _with_attachments(headers: bytes, body: bytes, email: OutgoingEmail) -> Body
     before = headers + mixed.encode() + body
     parts: list[bytes | Base64Content] = []
     for file in email.attachments:
-        head = f"\r\n--{boundary}\r\n{_attachment_head(file)}\r\n"
+        name, filename = _filename(checked_text("an attachment's filename", file.filename))
+        head = (
+            f"\r\n--{boundary}\r\nContent-Type: {type_in_base64(file.content_type)}{name}\r\n"
+            f"Content-Transfer-Encoding: base64\r\nContent-Disposition: attachment{filename}\r\n\r\n"
+        )
         parts += (before + head.encode(), Base64Content(file.content, has_lines=True))
         before = b""
     return Body((*parts, f"\r\n--{boundary}--\r\n".encode()))
@@ -251,16 +250,6 @@ def _encoded(text: str, octets: bytes) -> tuple[str, str, bytes]:
         lines = _CHANGED_BY_SERVERS.sub(lambda first: f"={ord(first[0]):02X}", lines)
         return "utf-8", "quoted-printable", lines.encode()
     return "utf-8", "base64", base64mime.body_encode(octets, eol="\r\n").encode()
-
-
-def _attachment_head(file: OutgoingAttachment) -> str:
-    content_type = type_in_base64(file.content_type)
-    name, filename = _filename(checked_text("an attachment's filename", file.filename))
-    return (
-        f"Content-Type: {content_type}{name}\r\n"
-        "Content-Transfer-Encoding: base64\r\n"
-        f"Content-Disposition: attachment{filename}\r\n"
-    )
 
 
 def _filename(name: str) -> tuple[str, str]:

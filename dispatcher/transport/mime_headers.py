@@ -57,21 +57,23 @@ def checked_text(field: str, text: str) -> str:
 
 def text_field(name: str, text: str) -> str:
     """A header field with free text, such as Subject: encoded if necessary, folded, with its line end."""
-    if not _is_plain_text(checked_text(f"header {name}", text)):
+    checked_text(f"header {name}", text)
+    # The text stays unencoded if folding keeps it, and it does not look encoded.
+    fits = len(text) <= MAX_WORD_CHARACTERS or max(map(len, _WORDS.findall(text))) <= MAX_WORD_CHARACTERS
+    if not (fits and text.isascii() and text == text.strip(" ") and "=?" not in text):
         return f"{name}: {encoded_words(name, text)}\r\n"
     return f"{name}: {text}\r\n" if len(name) + 2 + len(text) <= LINE_CHARACTERS else _folded_words(name, text)
 
 
 def header_field(name: str, value: str) -> str:
     """The field of a header that an application sets: encoded as mail software reads it, folded, with its line end."""
+    words = None
     if not _FIELD_NAME.fullmatch(name):
-        raise UnrenderableEmail(
-            Reason.INVALID_CONTENT, "headers contains an invalid name: use 1 to 76 printable ASCII characters, no colon"
-        )
-    if is_reserved(name):
-        raise UnrenderableEmail(
-            Reason.INVALID_CONTENT, f"headers contains {name}, which the dispatcher or mail servers set; remove it"
-        )
+        words = "an invalid name: use 1 to 76 printable ASCII characters, no colon"
+    elif is_reserved(name):
+        words = f"{name}, which the dispatcher or mail servers set; remove it"
+    if words:
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"headers contains {words}")
     if (kind := HEADER_KINDS.get(name.lower())) is None:
         return text_field(name, value)
     try:
@@ -89,9 +91,8 @@ def header_value(name: str, value: str) -> str:
 def checked_type(content_type: str) -> str:
     """Returns an attachment's content type if it is valid; raises UnrenderableEmail if not."""
     if not _CONTENT_TYPE.fullmatch(checked_text("an attachment's content_type", content_type)):
-        raise UnrenderableEmail(
-            Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type such as application/pdf"
-        )
+        words = "an attachment's content_type is not a MIME type such as application/pdf"
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, words)
     return content_type
 
 
@@ -153,12 +154,6 @@ def ascii_domain(domain: str) -> str:
 def quoted(text: str) -> str:
     """The text in double quotes, with escapes if necessary: a quoted-string of RFC 5322, section 3.2.4."""
     return f'"{quote(text)}"'
-
-
-def _is_plain_text(text: str) -> bool:
-    """Whether a header can contain the text unencoded: folding keeps the text, and the text does not look encoded."""
-    fits = len(text) <= MAX_WORD_CHARACTERS or max(map(len, _WORDS.findall(text))) <= MAX_WORD_CHARACTERS
-    return fits and text.isascii() and text == text.strip(" ") and "=?" not in text
 
 
 def encoded_words(name: str, text: str) -> str:

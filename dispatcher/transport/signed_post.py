@@ -13,7 +13,7 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from ipaddress import ip_address
 from pathlib import Path
@@ -61,8 +61,7 @@ def trusting_context(ca_file: Path | None) -> ssl.SSLContext:
     try:
         return http_context(ca_file, None)
     except OSError as error:
-        words = f"DISPATCHER_CA_FILE ({ca_file}) contains no readable PEM certificate."
-        raise ConfigurationError([words]) from error
+        raise ConfigurationError([f"DISPATCHER_CA_FILE ({ca_file}) contains no readable PEM certificate."]) from error
 
 
 class _HeadConnection(HttpConnection):
@@ -70,6 +69,12 @@ class _HeadConnection(HttpConnection):
 
     most_head_octets = MAX_HEAD_OCTETS
     _informational = 0
+
+    def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
+        super().__init__(on_end)
+        # An answer with both Content-Length and Transfer-Encoding counts by its status: the body is not read, and no
+        # other answer follows it.
+        self._parser.set_dangerous_leniencies(lenient_chunked_length=True)
 
     def data_received(self, data: bytes) -> None:
         room = self.most_head_octets - self._octets
@@ -94,13 +99,7 @@ class SignedPoster:
     """Posts signed JSON to one URL. Resolves the host's name only once, so use a new object for each round of posts."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        private_setting: str | None,
-        context: ssl.SSLContext,
-        total_seconds: float,
-        resolver: Resolve,
+        self, url: str, *, private_setting: str | None, context: ssl.SSLContext, total_seconds: float, resolver: Resolve
     ) -> None:
         """`private_setting`: see `addresses_of`; if None, loopback addresses are also allowed over http://.
         `total_seconds`: the longest time for a post, including the time to connect."""
@@ -133,9 +132,7 @@ class SignedPoster:
         deadline = asyncio.get_running_loop().time() + 2 * self._total_seconds
         try:
             async with asyncio.timeout(self._total_seconds):
-                found = await self._find_addresses()
-                self._check_scheme(found)
-                _untried.set(list(found))
+                _untried.set(list(await self._find_addresses()))
                 response = await self._send(headers, body, Deadline(deadline))
         except TimeoutError:
             raise NoAnswer(f"no answer within {self._total_seconds:g} s") from None
@@ -157,20 +154,19 @@ class SignedPoster:
     async def _find_addresses(self) -> Sequence[str]:
         if self._addresses is None:
             url = urlsplit(self._url)
-            found = addresses_of(
+            looked_up = addresses_of(
                 url.hostname or "",
                 url.port or _PORTS.get(url.scheme, 0),
                 private_setting=self._private_setting,
                 resolver=self._resolver,
             )
-            self._addresses = asyncio.create_task(found)
+            self._addresses = asyncio.create_task(looked_up)
         # Without the shield, the first post that times out would end the look-up for all posts.
-        return await asyncio.shield(self._addresses)
-
-    def _check_scheme(self, found: Sequence[str]) -> None:
+        found = await asyncio.shield(self._addresses)
         is_local = all(ip_address(text.partition("%")[0]).is_loopback for text in found)
         if urlsplit(self._url).scheme != "https" and not (self._private_setting is None and is_local):
             raise NoAnswer("the URL must begin with https://")
+        return found
 
     async def _connect(self, host: str, port: int) -> socket.socket:
         """Connects to an untried address. An address may be, for example, of IPv6 on a host without IPv6."""

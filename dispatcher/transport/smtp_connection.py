@@ -77,7 +77,12 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None, *,
         protocol.check()
     except SmtpConnectionLost as broke:
         protocol.abort()
-        raise _lost_while_opening(broke) from broke
+        reason = Reason.SERVER_ERROR if isinstance(broke, InvalidReply) else Reason.CONNECTION_FAILED
+        outcome = Deferred(reason, f"{broke} {SmtpPhase.CONNECTING}")
+        if isinstance(broke, ServerClosing):
+            # The reply's text is left out, because it may repeat our last command, even the password.
+            outcome = replace(_refused_to_open(broke.reply).outcome, detail=outcome.detail)
+        raise NotConnected(outcome) from broke
     except BaseException:
         protocol.abort()
         raise
@@ -137,9 +142,8 @@ def _extensions_of(reply: SmtpReply) -> Mapping[str, str]:
         if keyword.lower().startswith("auth="):  # the form that servers used before RFC 2554
             keyword, parameters = "auth", f"{keyword[5:]} {parameters}"
         keyword = keyword.lower()
-        extensions[keyword] = (
-            f"{extensions['auth']} {parameters}" if keyword == "auth" and "auth" in extensions else parameters
-        )
+        before = f"{extensions['auth']} " if keyword == "auth" and "auth" in extensions else ""
+        extensions[keyword] = before + parameters
     return extensions
 
 
@@ -152,9 +156,8 @@ async def _start_tls(
     protocol: SmtpProtocol, extensions: Mapping[str, str], server: SmtpServer, context: ssl.SSLContext
 ) -> None:
     if "starttls" not in extensions:
-        raise ProviderFault(
-            NAME, "the SMTP server does not offer STARTTLS, which smtp:// requires.", remedy=BAD_SECURITY
-        )
+        words = "the SMTP server does not offer STARTTLS, which smtp:// requires."
+        raise ProviderFault(NAME, words, remedy=BAD_SECURITY)
     reply = await _command(protocol, "STARTTLS")
     if reply.is_permanent:
         raise ProviderFault(NAME, f"the SMTP server refused STARTTLS ({reply.code}).", remedy=BAD_SECURITY)
@@ -170,38 +173,25 @@ async def _log_in(protocol: SmtpProtocol, extensions: Mapping[str, str], server:
     offered = extensions.get("auth", "").lower().split()
     reply = await log_in(partial(_command, protocol), offered, server.username, server.password)
     if reply is None:
-        raise ProviderFault(
-            NAME,
-            "the SMTP server offers no login that we support (AUTH PLAIN, LOGIN or CRAM-MD5).",
-            remedy=NO_PASSWORDS if any("oauth" in method for method in offered) else BAD_SECURITY,
-        )
-    if reply.code != _SIGNED_IN:
-        raise _log_in_failure(reply, server)
-
-
-def _log_in_failure(reply: SmtpReply, server: SmtpServer) -> Exception:
+        remedy = NO_PASSWORDS if any("oauth" in method for method in offered) else BAD_SECURITY
+        words = "the SMTP server offers no login that we support (AUTH PLAIN, LOGIN or CRAM-MD5)."
+        raise ProviderFault(NAME, words, remedy=remedy)
+    if reply.code == _SIGNED_IN:
+        return
     sent = Secrets()
     sent.register("login", (server.password, server.username))  # removes the user name in clear, too
     reply = replace(reply, text=sent.without(reply.text))
     if reply.is_permanent or reply.enhanced == "4.7.12" or "password transition" in reply.text.lower():
-        return setup_fault("refuses the login", reply)
+        raise setup_fault("refuses the login", reply)
     outcome = _refused_to_open(reply).outcome
     words = f"the server temporarily refuses the login: {outcome.detail or 'no reason given'}"
-    return NotConnected(replace(outcome, detail=words) if reply.is_transient else outcome, remedy_for(reply))
+    raise NotConnected(replace(outcome, detail=words) if reply.is_transient else outcome, remedy_for(reply))
 
 
 def _connect_failure(error: OSError) -> Exception:
     words = f"no connection to the server: {scrub(error.strerror or type(error).__name__)}"
     fault = tls_fault(NAME, "the SMTP server", error, url=URL)
     return fault or NotConnected(Deferred(Reason.CONNECTION_FAILED, words))
-
-
-def _lost_while_opening(broke: SmtpConnectionLost) -> NotConnected:
-    if isinstance(broke, ServerClosing):
-        # The reply's text is left out, because it may repeat our last command, even the password.
-        return NotConnected(replace(_refused_to_open(broke.reply).outcome, detail=f"{broke} {SmtpPhase.CONNECTING}"))
-    reason = Reason.SERVER_ERROR if isinstance(broke, InvalidReply) else Reason.CONNECTION_FAILED
-    return NotConnected(Deferred(reason, f"{broke} {SmtpPhase.CONNECTING}"))
 
 
 def _refused_to_open(reply: SmtpReply) -> NotConnected:

@@ -151,13 +151,7 @@ class Attempts:
     provider can make an attempt without a task, and `begin` always returns None."""
 
     def __init__(
-        self,
-        routes: Routes,
-        ledger: Ledger,
-        *,
-        timeout_seconds: float,
-        allowed_headers: Collection[str] = (),
-        sms: SmsRules,
+        self, routes: Routes, ledger: Ledger, *, timeout_seconds: float, allowed_headers: Collection[str], sms: SmsRules
     ) -> None:
         prompt = [provider for provider in routes.providers if isinstance(provider, PromptProvider)]
         self._prompt = {provider.name: provider for provider in prompt}
@@ -322,21 +316,6 @@ class Attempts:
             pin = email.attempt_pin
         return pin, (self._routes.key_seconds(pin.provider) or 0.0) - (steady_clock() - pin.since)
 
-    def _lapse_of(self, pin: Pin) -> str | None:
-        """Why an email that is pinned to a provider may not be tried again; None if it may be tried."""
-        key_seconds = self._routes.key_seconds(pin.provider)
-        if key_seconds is None:
-            return (
-                f"{pin.provider} may have accepted the email, but this host no longer uses idempotency keys of "
-                f"{pin.provider}, so another attempt could send a duplicate."
-            )
-        if steady_clock() - pin.since >= key_seconds:
-            return (
-                f"{pin.provider} may have accepted the email, but the email's idempotency key has expired, so another "
-                "attempt could send a duplicate."
-            )
-        return None
-
     def _attempt(self, email: InFlightEmail, route: Route) -> LedgerAttempt:
         return LedgerAttempt(email, route, self._ledger, self._now, self._timeout_seconds)
 
@@ -351,12 +330,18 @@ class Attempts:
             return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
         if forbidden := self._forbidden(email.content):
             return self._refused(email, *forbidden)
-        if email.pin is not None:
-            email.unable = self._routes.others(email.pin.provider)
-            if why := self._lapse_of(email.pin):
-                email.begin_attempt(email.pin.provider)
-                return Uncertain(why)
-        return None
+        if (pin := email.pin) is None:
+            return None
+        email.unable = self._routes.others(pin.provider)
+        key_seconds = self._routes.key_seconds(pin.provider)
+        if key_seconds is not None and steady_clock() - pin.since < key_seconds:
+            return None
+        email.begin_attempt(pin.provider)
+        lost = "the email's idempotency key has expired"
+        if key_seconds is None:
+            lost = f"this host no longer uses idempotency keys of {pin.provider}"
+        why = f"{pin.provider} may have accepted the email, but {lost}, so another attempt could send a duplicate."
+        return Uncertain(why)
 
     def _forbidden(self, content: OutgoingEmail) -> tuple[Reason, str] | None:
         """Checks headers and SMS again: the enqueuing host may allow more, and rows may be written without our

@@ -108,8 +108,12 @@ class BulkSender:
             asyncio.get_running_loop().call_soon(self._flush_when_idle)
             return
         members, self._collected, self._seen_count = self._collected, [], 0
-        for call in _plan_calls(members, self._limits):
-            self._begin(call)
+        plans: dict[object, _CallPlan] = {}  # by `BulkEntry.key`
+        for member in members:
+            plans.setdefault(member.part.key, _CallPlan(self._limits)).add(member)
+        for plan in plans.values():
+            for call in plan.calls:
+                self._begin(call.members)
 
     def _begin(self, members: list[_Member]) -> None:
         call = asyncio.create_task(self._send_call(members))
@@ -131,7 +135,10 @@ class BulkSender:
         except _CallAborted:
             self._begin(members)
         except ProviderFault as fault:
-            _end_all(members, fault.with_message(_without_echoes(fault.message, members)))
+            words = fault.message
+            for member in members:
+                words = words_without_echo(words, member.email)
+            _end_all(members, fault.with_message(words))
         except BaseException as error:  # noqa: BLE001 - passed on to the attempts, which handle it
             _end_all(members, error)
 
@@ -161,7 +168,16 @@ class _CallAttempt(Attempt):
 
     def mark_on_wire(self) -> None:
         """Marks every email as on the wire, or none: raises _CallAborted if some of them must not be sent."""
-        allowed = [member for member in self._members if _may_leave(member)]
+        allowed = []
+        for member in self._members:
+            if member.outcome.done():
+                continue
+            try:
+                member.attempt.mark_on_wire()
+            except Exception as refusal:  # noqa: BLE001 - passed on to the member's attempt, which handles it
+                member.end(refusal)
+            else:
+                allowed.append(member)
         if len(allowed) < len(self._members):
             for member in allowed:
                 member.attempt.mark_not_sent()
@@ -179,17 +195,6 @@ class _CallAttempt(Attempt):
 def with_bulk_calls(provider: Provider, most_emails: int) -> Provider:
     """Makes a provider send up to `most_emails` emails per call, if it has bulk calls."""
     return BulkSender(provider, most_emails) if most_emails > 1 and isinstance(provider, BulkProvider) else provider
-
-
-def _may_leave(member: _Member) -> bool:
-    if member.outcome.done():
-        return False
-    try:
-        member.attempt.mark_on_wire()
-    except Exception as refusal:  # noqa: BLE001 - passed on to the member's attempt, which handles it
-        member.end(refusal)
-        return False
-    return True
 
 
 def _distribute(members: Sequence[_Member], outcomes: Sequence[Outcome | ProviderFault]) -> None:
@@ -212,12 +217,6 @@ def _distribute(members: Sequence[_Member], outcomes: Sequence[Outcome | Provide
         member.end(outcome)
 
 
-def _without_echoes(words: str, members: Iterable[_Member]) -> str:
-    for member in members:
-        words = words_without_echo(words, member.email)
-    return words
-
-
 def _end_all(members: Iterable[_Member], outcome: BaseException) -> None:
     for member in members:
         member.end(outcome)
@@ -230,14 +229,6 @@ def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[li
         return [*([members[position]] for position in sorted(suspects)), others]
     middle = len(members) // 2
     return [members[:middle], members[middle:]]
-
-
-def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Member]]:
-    """Distributes the emails to calls with one `BulkEntry.key`, in the order of their arrival."""
-    by_key: dict[object, _CallPlan] = {}
-    for member in members:
-        by_key.setdefault(member.part.key, _CallPlan(limits)).add(member)
-    return [call.members for queue in by_key.values() for call in queue.calls]
 
 
 class _PlannedCall:

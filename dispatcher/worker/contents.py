@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
-from uuid import UUID
 
 from dispatcher.errors import AnswerTooLarge, StatementRefused, StoreUnavailable
 from dispatcher.store.leases import LeaseStore
@@ -128,7 +127,10 @@ class ContentLoader:
         cannot read the content. Raises NoMemory."""
         octets = email.lease.octets_apart
         if octets < 0:
-            octets = await self._read_with_retries(lambda: self._find_octets(email.email_id))
+            try:
+                octets = await self._read_with_retries(lambda: self._store.find_content_octets(email.email_id))
+            except StatementRefused:
+                octets = 0  # the content is read below, which reports why that fails
         memory = self._light if octets <= LIGHT_OCTETS else self._heavy
         octets = octets * self._copies + OVERHEAD_OCTETS
         await self._take(email, memory, octets)
@@ -169,9 +171,3 @@ class ContentLoader:
                 raise
             except StoreUnavailable as error:
                 await self._outage.wait(error)
-
-    async def _find_octets(self, email_id: UUID) -> int:
-        try:
-            return await self._store.find_content_octets(email_id)
-        except StatementRefused:
-            return 0  # `loaded` will read the content, and report why that fails

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -45,33 +46,26 @@ class LaneHolder(Protocol):
     def return_held(self) -> None: ...
 
 
+@dataclass(eq=False, repr=False)
 class OperatorControls:
     """Keeps the controls that this worker last read, and applies their changes. Until the first read, `current` is
     empty and the worker leases nothing. The lease stage sets `wanted` for each message before it leases the email."""
 
-    def __init__(
-        self,
-        lanes: Sequence[str],
-        consumer: Consumer,
-        store: LeaseStore,
-        routes: Routes,
-        breakers: BreakerListener,
-        window: Window,
-        send: SendStage,
-    ) -> None:
+    lanes: Sequence[str]
+    consumer: Consumer
+    store: LeaseStore
+    routes: Routes
+    breakers: BreakerListener
+    window: Window
+    send: SendStage
+
+    def __post_init__(self) -> None:
         self.current = Controls()
         self.wanted = asyncio.Event()
-        self._lanes = lanes
-        self._consumer = consumer
-        self._store = store
-        self._routes = routes
-        self._breakers = breakers
-        self._window = window
-        self._send = send
         self._log = get_log()
         self._paused_lanes: frozenset[str] = frozenset()
         self._lanes_changed = asyncio.Event()
-        window.is_held = True
+        self.window.is_held = True
 
     async def run(self, lease: LaneHolder) -> None:
         async with asyncio.TaskGroup() as group:
@@ -86,9 +80,9 @@ class OperatorControls:
         while True:
             self.wanted.clear()
             try:
-                self._apply(await self._store.read_controls(), lease)
+                self._apply(await self.store.read_controls(), lease)
                 await self._release_paused()
-                await self._breakers.apply_resumes(self._routes)
+                await self.breakers.apply_resumes(self.routes)
             except DispatcherError as error:
                 if not is_failing:
                     self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=READ_SECONDS)
@@ -97,19 +91,19 @@ class OperatorControls:
                 is_failing = False
             await asyncio.sleep(seconds_to_tick(READ_SECONDS))
             # A message is outstanding while its email is leased, too, however long that takes.
-            is_used = self.wanted.is_set() or self._consumer.outstanding or self._window.emails
-            is_busy = is_used or self._routes.change_seconds is not None
+            is_used = self.wanted.is_set() or self.consumer.outstanding or self.window.emails
+            is_busy = is_used or self.routes.change_seconds is not None
             if is_busy or is_failing or self.current.pauses:
                 busy_at = loop.time()
             elif loop.time() - busy_at >= IDLE_SECONDS:
-                self._window.is_held = True
+                self.window.is_held = True
                 await self.wanted.wait()
                 busy_at = loop.time()
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
         """Which of these emails belong to a tenant or lane that was paused after the lease statement was sent. All, if
         PostgreSQL does not answer or no email may be leased now."""
-        if self._window.is_held:
+        if self.window.is_held:
             return email_ids
         if self.current.pauses == pauses:
             return NOTHING
@@ -123,8 +117,8 @@ class OperatorControls:
         while True:
             await self._lanes_changed.wait()
             self._lanes_changed.clear()
-            for lane in self._lanes:
-                await (self._consumer.pause_lane if lane in self._paused_lanes else self._consumer.resume_lane)(lane)
+            for lane in self.lanes:
+                await (self.consumer.pause_lane if lane in self._paused_lanes else self.consumer.resume_lane)(lane)
             lease.return_held()
 
     def _apply(self, controls: Controls, lease: LaneHolder) -> None:
@@ -133,27 +127,27 @@ class OperatorControls:
         self.current = controls
         if began or ended:
             self._log.info("controls.changed", paused=", ".join(began), resumed=", ".join(ended))
-        self._routes.weights.update(controls.lanes)
-        self._routes.domains.update(controls.domains)
-        if self._routes.pause({pause.name for pause in controls.pauses if pause.scope is PauseScope.PROVIDER}):
-            self._breakers.note_pauses()
-        paused_lanes = frozenset(lane for lane in self._lanes if controls.pause_of_lane(lane) is not None)
+        self.routes.weights.update(controls.lanes)
+        self.routes.domains.update(controls.domains)
+        if self.routes.pause({pause.name for pause in controls.pauses if pause.scope is PauseScope.PROVIDER}):
+            self.breakers.note_pauses()
+        paused_lanes = frozenset(lane for lane in self.lanes if controls.pause_of_lane(lane) is not None)
         if paused_lanes != self._paused_lanes:
             self._paused_lanes = paused_lanes
             self._lanes_changed.set()
             lease.hold_lanes(paused_lanes)
-        self._window.is_held = paused_lanes.issuperset(self._lanes)
-        self._window.wake()
+        self.window.is_held = paused_lanes.issuperset(self.lanes)
+        self.window.wake()
 
     async def _release_paused(self) -> None:
         if not self.current.pauses:
             return
-        emails = {i: email for i, email in self._window.emails.items() if email.may(EmailEvent.STOP)}
+        emails = {i: email for i, email in self.window.emails.items() if email.may(EmailEvent.STOP)}
         paused = await self._find_paused(emails)
         for email_id, email in emails.items():
-            is_paused = email_id in paused or email.provider in self._routes.paused or self._routes.are_all_paused
+            is_paused = email_id in paused or email.provider in self.routes.paused or self.routes.are_all_paused
             if is_paused and email.may(EmailEvent.STOP):
-                self._send.stop(email)
+                self.send.stop(email)
 
     async def _find_paused(self, email_ids: Collection[UUID]) -> Collection[UUID]:
         pauses = self.current.pauses
@@ -163,4 +157,4 @@ class OperatorControls:
         lanes = [pause.name for pause in pauses if pause.scope is PauseScope.LANE]
         if not email_ids or not (tenants or lanes):
             return NOTHING
-        return await self._store.find_paused(email_ids, tenants, lanes)
+        return await self.store.find_paused(email_ids, tenants, lanes)

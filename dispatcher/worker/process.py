@@ -91,15 +91,17 @@ def run_worker(settings: Settings, context: ChildContext) -> int:
 
 async def _work(settings: Settings, identity: WorkerIdentity, context: ChildContext) -> None:
     stop = stop_event(context)
-    await _verify_database(settings, identity)
+    # A reload may have changed the URL. If this process is a replacement, and PostgreSQL refuses the connection or a
+    # pooler shares sessions, the old worker then keeps running.
+    try:
+        await verify_sessions(settings.database_url, name=identity.worker)
+    except StoreRefused as refusal:
+        raise ConfigurationError([str(refusal)]) from refusal
+    except StoreUnavailable:
+        pass
     quick_log.log.buffer(asyncio.get_running_loop().call_soon)
-    pool = make_pool(
-        settings.database_url,
-        name=identity.worker,
-        size=POOL_SIZE,
-        lock_seconds=BATCH_LOCK_SECONDS,
-        keeps_plans=True,
-    )
+    name, limit = identity.worker, BATCH_LOCK_SECONDS
+    pool = make_pool(settings.database_url, name=name, size=POOL_SIZE, lock_seconds=limit, keeps_plans=True)
     # The ledger has slots for two windows: after a lost channel, emails of the old channel are still on the wire while
     # new emails are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
@@ -109,11 +111,8 @@ async def _work(settings: Settings, identity: WorkerIdentity, context: ChildCont
     domains = DomainGates(
         DomainStore(pool, worker=identity.worker), most_waiting=math.ceil(settings.prefetch * WAITING_SHARE)
     )
-    routes = Routes(
-        [_route(name, settings, breakers, providers, weights) for name in settings.providers],
-        weights=weights,
-        domains=domains,
-    )
+    opened = [_route(each, settings, breakers, providers, weights) for each in settings.providers]
+    routes = Routes(opened, weights=weights, domains=domains)
     await pool.open()
     try:
         store = LeaseStore(pool, worker=identity.worker, slot=identity.slot, redeliver_seconds=settings.redeliver_for)
@@ -125,17 +124,6 @@ async def _work(settings: Settings, identity: WorkerIdentity, context: ChildCont
         await routes.close()
         await pool.close()
     ledger.close()
-
-
-async def _verify_database(settings: Settings, identity: WorkerIdentity) -> None:
-    """Raises ConfigurationError if PostgreSQL refuses the connection or a pooler shares sessions: a reload may have
-    changed the URL. If this process is a replacement, the old worker then keeps running."""
-    try:
-        await verify_sessions(settings.database_url, name=identity.worker)
-    except StoreRefused as refusal:
-        raise ConfigurationError([str(refusal)]) from refusal
-    except StoreUnavailable:
-        pass
 
 
 def _route(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 from uuid import UUID
 
@@ -39,41 +40,35 @@ LEAST_APART: Final = 64
 less work. A second statement and commit cost as much as this saves for 30 emails."""
 
 
+@dataclass(eq=False, repr=False)
 class RecordStage:
     """Keeps every result until the result is committed. Acks an email's message only after the commit."""
 
-    def __init__(
-        self,
-        store: LeaseStore,
-        broker: Consumer,
-        outage: StoreOutage,
-        ledger: Ledger,
-        window: Window,
-        *,
-        inbox: BatchQueue[EndedAttempt],
-        deferred: SendStage,
-    ) -> None:
-        self._store = store
-        self._broker = broker
-        self._outage = outage
-        self._ledger = ledger
-        self._window = window
-        self._inbox = inbox
-        self._deferred = deferred
-        self._log = get_log()
-        self.sent_count = 0
-        self.finished_count = 0
+    store: LeaseStore
+    broker: Consumer
+    outage: StoreOutage
+    ledger: Ledger
+    window: Window
+    _: KW_ONLY
+    inbox: BatchQueue[EndedAttempt]
+    deferred: SendStage
+    sent_count: int = field(default=0, init=False)
+    finished_count: int = field(default=0, init=False)
 
     async def run(self, prefetch: int) -> None:
-        await self._inbox.run(self._record, full=prefetch // FULL_SHARE, is_urgent=self._window.is_scarce)
+        await self.inbox.run(self._record, full=prefetch // FULL_SHARE, is_urgent=self.window.is_scarce)
 
     async def _record(self, batch: list[EndedAttempt]) -> None:
-        with self._outage.committing:
+        with self.outage.committing:
             for ended in batch:
                 if ended.email.state is EmailState.IN_DOUBT:
                     await self._record_or_split([ended])
             certain = [ended for ended in batch if ended.email.state in (EmailState.ANSWERED, EmailState.REFUSED)]
-            for part in _parts(certain):
+            accepted = [ended for ended in certain if ended.result.is_acceptance]
+            parts = [certain]
+            if LEAST_APART <= len(accepted) < len(certain):
+                parts = [accepted, [ended for ended in certain if not ended.result.is_acceptance]]
+            for part in filter(None, parts):
                 await self._record_or_split(part)
 
     async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
@@ -89,14 +84,14 @@ class RecordStage:
             # The email counts as in flight until its result is committed. A drain does not wait for this email, because
             # recovery settles it when its lease expires.
             ended.email.on(EmailEvent.REFUSE)
-            asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._inbox.add, ended)
+            asyncio.get_running_loop().call_later(REFUSED_SECONDS, self.inbox.add, ended)
 
     async def _record_with_retries(self, part: Sequence[EndedAttempt]) -> None:
         """Records results until PostgreSQL answers. Queues those of locked rows for later. Raises StatementRefused."""
         batch, is_busy = list(part), False
         while True:
             try:
-                if batch[0].email.state is EmailState.IN_DOUBT and await self._store.is_recorded(batch[0].result):
+                if batch[0].email.state is EmailState.IN_DOUBT and await self.store.is_recorded(batch[0].result):
                     # Because the reply was lost, the worker does not know which leases it still has. Treat the lease of
                     # a deferred email as lost.
                     self._close(batch, (), 0.0)
@@ -104,7 +99,7 @@ class RecordStage:
                 batch = await self._without_locked(batch, is_busy=is_busy)
                 if batch:
                     began_at, asked_at = time.perf_counter(), steady_clock()
-                    ours = await self._store.record([ended.result for ended in batch])
+                    ours = await self.store.record([ended.result for ended in batch])
                     report_record(batch, time.perf_counter() - began_at)
                     self._report_lost_leases(batch, ours)
                     self._close(batch, ours, asked_at)
@@ -112,7 +107,7 @@ class RecordStage:
             except StoreBusy as error:
                 # Nothing was committed, probably because one row is locked. Treat a second StoreBusy as an outage.
                 if is_busy:
-                    await self._outage.wait(error)
+                    await self.outage.wait(error)
                 is_busy = True
             except SchemaError as error:
                 # A SchemaError here is probably raised by a trigger. Keep the result until it can be recorded.
@@ -120,25 +115,25 @@ class RecordStage:
             except StoreUnavailable as error:
                 for ended in batch:
                     ended.email.on(EmailEvent.LOSE_REPLY)
-                await self._outage.wait(error)
+                await self.outage.wait(error)
 
     async def _without_locked(self, batch: list[EndedAttempt], *, is_busy: bool) -> list[EndedAttempt]:
-        locked = await self._store.locked.find_locked([ended.email.email_id for ended in batch], is_busy=is_busy)
+        locked = await self.store.locked.find_locked([ended.email.email_id for ended in batch], is_busy=is_busy)
         if not locked:
             return batch
         for ended in batch:
             if ended.email.email_id in locked:
-                self._inbox.add_later(ended, LOCKED_SECONDS)
+                self.inbox.add_later(ended, LOCKED_SECONDS)
         return [ended for ended in batch if ended.email.email_id not in locked]
 
     def _close(self, batch: list[EndedAttempt], ours: Collection[UUID], asked_at: float) -> None:
         """Finishes recorded emails. `ours`: those whose leases this worker still had. `asked_at`: by `steady_clock`."""
-        self._outage.end()
+        self.outage.end()
         finished: list[Delivery] = []
         for email, result, retry_seconds in batch:
             email.on(EmailEvent.RECORD)
             if email.ledger_slot is not None:
-                self._ledger.clear(email.ledger_slot)
+                self.ledger.clear(email.ledger_slot)
                 email.ledger_slot = None
             # Ack the message even if the email is retried: this worker keeps the lease, so it no longer needs the
             # message. An unacked message would take a place in the prefetch window.
@@ -147,14 +142,14 @@ class RecordStage:
                 email.on(EmailEvent.FINISH)
                 self.sent_count += result.status is Status.SENT
                 self.finished_count += 1
-                del self._window.emails[email.lease.email_id]
+                del self.window.emails[email.lease.email_id]
             elif email.lease.email_id in ours:
                 email.confirm(asked_at, result.lease_seconds or 0.0)
-                self._deferred.retry(email, retry_seconds)
+                self.deferred.retry(email, retry_seconds)
             else:
-                self._deferred.release(email)
-        self._broker.ack(finished)
-        self._window.wake()
+                self.deferred.release(email)
+        self.broker.ack(finished)
+        self.window.wake()
 
     def _report_lost_leases(self, batch: list[EndedAttempt], ours: set[UUID]) -> None:
         if len(ours) == len(batch):
@@ -162,21 +157,8 @@ class RecordStage:
         for email, result, _ in batch:
             if email.email_id not in ours:
                 metrics.LEASES_LOST.add(1)
-                self._log.error(
-                    "email.lease_lost",
-                    email_id=str(email.email_id),
-                    attempt=result.attempt_number,
-                    outcome=result.outcome,
-                )
+                fields = {"email_id": str(email.email_id), "attempt": result.attempt_number, "outcome": result.outcome}
+                get_log().error("email.lease_lost", **fields)
 
     async def finish(self) -> None:
-        await self._inbox.finish()
-
-
-def _parts(batch: list[EndedAttempt]) -> Iterator[list[EndedAttempt]]:
-    """The acceptances and the other results, each for one statement; few acceptances stay with the others."""
-    accepted = [ended for ended in batch if ended.result.is_acceptance]
-    others = [] if len(accepted) == len(batch) else [ended for ended in batch if not ended.result.is_acceptance]
-    if len(accepted) < LEAST_APART:
-        accepted, others = [], batch
-    yield from filter(None, (accepted, others))
+        await self.inbox.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 from uuid import UUID
 
@@ -20,27 +21,20 @@ LONGEST_DELAY_SECONDS: Final = 240.0
 would publish an email with a later due mark at once."""
 
 
+@dataclass(eq=False, repr=False)
 class ReleaseStage:
     """Makes emails pending and due again, or lets them wait, then acks their messages."""
 
-    def __init__(
-        self,
-        store: LeaseStore,
-        broker: Consumer,
-        outage: StoreOutage,
-        window: Window,
-        *,
-        inbox: BatchQueue[ReleaseRequest],
-    ) -> None:
-        self._store = store
-        self._broker = broker
-        self._outage = outage
-        self._window = window
-        self._inbox = inbox
-        self.released_count = 0
+    store: LeaseStore
+    broker: Consumer
+    outage: StoreOutage
+    window: Window
+    _: KW_ONLY
+    inbox: BatchQueue[ReleaseRequest]
+    released_count: int = field(default=0, init=False)
 
     async def run(self) -> None:
-        await self._inbox.run(self._release)
+        await self.inbox.run(self._release)
 
     async def _release(self, batch: list[ReleaseRequest]) -> None:
         """Releases the leases; the emails are then pending or waiting. They are due later if they were deferred, or
@@ -50,22 +44,22 @@ class ReleaseStage:
         waits = {email.email_id: (email.lease.token, wait) for email, _, wait in batch if wait is not None}
         locked: set[UUID] = set()
         if tokens:
-            locked |= await self._until_answered(lambda: self._store.release_unlocked(tokens, delays))
+            locked |= await self._until_answered(lambda: self.store.release_unlocked(tokens, delays))
         if waits:
-            locked |= await self._until_answered(lambda: self._store.wait_for_domains(waits))
+            locked |= await self._until_answered(lambda: self.store.wait_for_domains(waits))
             metrics.DOMAIN_WAITS.add(len(waits))
         released = []
         for request in batch:
             email = request.email
             if email.email_id in locked:
-                self._inbox.add_later(request, LOCKED_SECONDS)
+                self.inbox.add_later(request, LOCKED_SECONDS)
                 continue
             email.on(EmailEvent.FINISH)
-            del self._window.emails[email.email_id]
+            del self.window.emails[email.email_id]
             released.append(email.delivery)
         self.released_count += len(released)
-        self._broker.ack(released)
-        self._window.wake()
+        self.broker.ack(released)
+        self.window.wake()
 
     async def _until_answered(self, release: Callable[[], Awaitable[set[UUID]]]) -> set[UUID]:
         """Calls `release` until PostgreSQL answers. Returns the emails whose rows are locked."""
@@ -73,10 +67,10 @@ class ReleaseStage:
             try:
                 locked = await release()
             except StoreUnavailable as error:
-                await self._outage.wait(error)
+                await self.outage.wait(error)
             else:
-                self._outage.end()
+                self.outage.end()
                 return locked
 
     async def finish(self) -> None:
-        await self._inbox.finish()
+        await self.inbox.finish()

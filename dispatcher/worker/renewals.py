@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 from uuid import UUID
 
@@ -21,35 +22,26 @@ RENEWALS_PER_LEASE: Final = 3
 before the lease ends, and proves to other hosts that the owner is alive (see `recovery.unrenewed`)."""
 
 
+@dataclass(eq=False, repr=False)
 class Renewals:
     """Renews the leases of emails whose attempt takes long, and of emails that wait for a retry."""
 
-    def __init__(
-        self,
-        store: LeaseStore,
-        outage: StoreOutage,
-        window: Window,
-        send: SendStage,
-        *,
-        inbox: BatchQueue[InFlightEmail],
-        lease_seconds: float,
-    ) -> None:
-        self._store = store
-        self._outage = outage
-        self._window = window
-        self._send = send
-        self._inbox = inbox
-        self._lease_seconds = lease_seconds
-        self._log = get_log()
+    store: LeaseStore
+    outage: StoreOutage
+    window: Window
+    send: SendStage
+    _: KW_ONLY
+    inbox: BatchQueue[InFlightEmail]
+    lease_seconds: float
 
     async def run(self) -> None:
-        seconds = self._lease_seconds / RENEWALS_PER_LEASE
+        seconds = self.lease_seconds / RENEWALS_PER_LEASE
         while True:
             await asyncio.sleep(seconds / 2)
             before = steady_clock() - seconds
             old = {
                 email_id: email.lease.token
-                for email_id, email in self._window.emails.items()
+                for email_id, email in self.window.emails.items()
                 if email.confirmed_at < before and email.state is not EmailState.REFUSED
             }
             if not old:
@@ -57,11 +49,11 @@ class Renewals:
             try:
                 await self._renew(old)
             except DispatcherError as error:
-                self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=seconds / 2)
+                get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=seconds / 2)
 
     async def run_retries(self) -> None:
         """Begins the next attempt of each email whose wait is over, until cancelled."""
-        await self._inbox.run(self._retry)
+        await self.inbox.run(self._retry)
 
     async def _retry(self, batch: list[InFlightEmail]) -> None:
         """Renews the leases, and begins the next attempts; stops emails whose acceptance an event has proven
@@ -70,31 +62,31 @@ class Renewals:
             try:
                 locked = await self._renew({email.email_id: email.lease.token for email in waiting})
             except DispatcherError as error:
-                await self._outage.wait(error)
+                await self.outage.wait(error)
                 continue
-            self._outage.end()
+            self.outage.end()
             for email in waiting:
                 if email.email_id in locked:
-                    self._inbox.add_later(email, LOCKED_SECONDS)
+                    self.inbox.add_later(email, LOCKED_SECONDS)
                 elif email.state is EmailState.WAITING:
-                    self._send.resume(email)
+                    self.send.resume(email)
             return
 
     async def _renew(self, tokens: dict[UUID, int]) -> set[UUID]:
         """Renews these leases, and stops emails whose lease is lost. Returns those to try again later: locked or
         refused."""
         asked_at = steady_clock()
-        emails = {email_id: self._window.emails[email_id] for email_id in tokens}
-        outcome = await self._store.locked.execute_unlocked(
-            tokens, lambda free: self._store.renew({i: tokens[i] for i in free}, self._lease_seconds)
+        emails = {email_id: self.window.emails[email_id] for email_id in tokens}
+        outcome = await self.store.locked.execute_unlocked(
+            tokens, lambda free: self.store.renew({i: tokens[i] for i in free}, self.lease_seconds)
         )
         ours: set[UUID] = set().union(*outcome.answers)
         for email_id in tokens.keys() - outcome.locked - outcome.refused.keys():
             email = emails[email_id]
             if email_id in ours:
-                email.confirm(asked_at, self._lease_seconds)
+                email.confirm(asked_at, self.lease_seconds)
             elif email.may(EmailEvent.STOP):
                 # The email has lost its lease, so stop it. An email whose result was just recorded has no lease,
                 # either, but `may` has excluded that email.
-                self._send.stop(email)
+                self.send.stop(email)
         return outcome.locked

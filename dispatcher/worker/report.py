@@ -46,11 +46,6 @@ def report_attempt(email: InFlightEmail, outcome: Outcome, status: Status, finis
         )
 
 
-def report_lease(emails: int, seconds: float) -> None:
-    metrics.LEASE_EMAILS.observe(emails)
-    metrics.LEASE_SECONDS.observe(seconds)
-
-
 def report_record(batch: Sequence[EndedAttempt], seconds: float) -> None:
     if not metrics.ATTEMPTS.is_bound:
         return

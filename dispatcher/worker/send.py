@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Final
 
 from dispatcher.config import Settings
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.decision import RetryIn, decide
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain, of_whole_email
-from dispatcher.domain.outgoing import without_recipients
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail, without_recipients
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.routing.domain_gates import DomainFull
+from dispatcher.store.address_hashes import AddressHasher, normalised
 from dispatcher.store.leases import DomainWait
 from dispatcher.store.results import result_of
 from dispatcher.worker.attempts import Attempts, BegunAttempt, NoRoute, TryLater
@@ -41,8 +44,10 @@ from dispatcher.worker.in_flight_email import (
 )
 from dispatcher.worker.report import report_attempt
 from dispatcher.worker.suppression import SuppressedRecipients
-from dispatcher.worker.unsubscribe import UnsubscribeHeaders
 from dispatcher.worker.window import Window
+
+LIST_UNSUBSCRIBE: Final = "List-Unsubscribe"
+ONE_CLICK: Final = {"List-Unsubscribe-Post": "List-Unsubscribe=One-Click"}
 
 
 class SendStage:
@@ -199,9 +204,8 @@ class SendStage:
             self._conclude(email, await self._send_to_others(email))
             return
         async with self._contents.loaded(email) as fault:
-            self._conclude(
-                email, self._attempts.unreadable(email, fault) if fault else await self._send_to_others(email)
-            )
+            outcome = self._attempts.unreadable(email, fault) if fault else await self._send_to_others(email)
+            self._conclude(email, outcome)
 
     async def _send_to_others(self, email: InFlightEmail) -> Outcome:
         """Makes one attempt without the suppressed recipients, and those who need no further attempt."""
@@ -254,9 +258,9 @@ class SendStage:
         lease = email.lease
         done = lease.recipient_outcomes
         if email.suppressed or done or isinstance(outcome, Deferred):
-            outcome = of_whole_email(
-                outcome, _recipients_of(email), email.suppressed or {}, done, is_in_doubt=email.pin is not None
-            )
+            suppressed, content = email.suppressed or {}, email.content
+            enqueued = 0 if content is None else recipients_of(content) + len(suppressed) + len(done)
+            outcome = of_whole_email(outcome, enqueued, suppressed, done, is_in_doubt=email.pin is not None)
         ended_at = email.attempted_until
         if email.ledger_slot is not None:
             self._ledger.mark_answered(email.ledger_slot, outcome, finished_at=ended_at)
@@ -296,8 +300,24 @@ class SendStage:
         report_attempt(email, outcome, result.status, ended_at)
 
 
-def _recipients_of(email: InFlightEmail) -> int:
-    """The number of recipients as it was enqueued; 0 if its content was deleted."""
-    if email.content is None:
-        return 0
-    return recipients_of(email.content) + len(email.suppressed or ()) + len(email.lease.recipient_outcomes)
+class UnsubscribeHeaders:
+    """Adds the headers with which recipients can unsubscribe by one click in a mail program (RFC 8058), to emails from
+    the configured senders."""
+
+    def __init__(self, url: str, senders: Collection[str]) -> None:
+        self._prefix = f"{url.rstrip('/')}/v1/unsubscribe/"
+        self._senders = frozenset(normalised(sender) for sender in senders)
+
+    def added_to(self, email: OutgoingEmail, hasher: AddressHasher) -> OutgoingEmail:
+        """The email with the headers. Unchanged if its sender is not one of `senders`, it has or had several
+        recipients, the application has set a List-Unsubscribe header, or it is an SMS."""
+        if email.channel != EMAIL_CHANNEL or email.shown is not None:
+            return email
+        sender = normalised(email.sender)
+        if sender not in self._senders and sender.rpartition("@")[2] not in self._senders:
+            return email
+        if recipients_of(email) != 1 or any(name.lower() == LIST_UNSUBSCRIBE.lower() for name in email.headers):
+            return email
+        (address,) = (*email.to, *email.cc, *email.bcc)
+        url = self._prefix + hasher.unsubscribe_token(email.email_id, address)
+        return replace(email, headers={**email.headers, LIST_UNSUBSCRIBE: f"<{url}>", **ONE_CLICK})

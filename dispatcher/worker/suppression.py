@@ -91,7 +91,7 @@ class SuppressedRecipients:
         self._idle_seconds = idle_seconds
         self._is_asked = False  # whether there was an email since the last read
         self._wanted = asyncio.Event()
-        self._hasher: AddressHasher | None = None
+        self.hasher: AddressHasher | None = None
         self._domain_hash: Callable[[str], bytes] = str.encode
         self._tenants: dict[str, TenantMemory] = {}
         self._recent_count = 0
@@ -105,15 +105,11 @@ class SuppressedRecipients:
             group.create_task(raise_on_stray_cancel(self._refresh))
             group.create_task(raise_on_stray_cancel(self._questions.run, self._answer))
 
-    @property
-    def hasher(self) -> AddressHasher | None:
-        return self._hasher
-
     def may_concern(self, email: OutgoingEmail, tenant_id: str) -> bool:
         """Whether a recipient is perhaps suppressed for this tenant: then call `find`. Nearly always False; needs no
         I/O."""
         self._is_asked = True
-        hasher = self._hasher
+        hasher = self.hasher
         if hasher is None or not self.is_current:
             self._wanted.set()
             return True  # the entries were not read yet, or not lately, so any recipient may be suppressed
@@ -130,22 +126,25 @@ class SuppressedRecipients:
     async def find(self, email: OutgoingEmail) -> Positions:
         """The suppressed recipients and why, by position from 1 over To, Cc and Bcc. Raises StatementRefused."""
         await self._is_read.wait()
-        assert self._hasher is not None
+        assert self.hasher is not None
         hashes = [
             (position, address_hash)
             for position, address in enumerate((*email.to, *email.cc, *email.bcc), 1)
-            for address_hash in (self._hasher.hash(address), self._hasher.hash_domain(address))
+            for address_hash in (self.hasher.hash(address), self.hasher.hash_domain(address))
         ]
         answer: asyncio.Future[Positions] = asyncio.get_running_loop().create_future()
         self._questions.add(Question(email.email_id, hashes, answer))
         found = await answer
-        self._report(found)
+        for reason in found.values():
+            metrics.SUPPRESSED_RECIPIENTS.add(1, reason.value)
+        if count := self._unlogged.due(len(found)):
+            get_log().warning("recipients.suppressed", count=count)
         return found
 
     async def opt_out(self, email: OutgoingEmail) -> None:
         """Suppresses an email's recipients, because the provider reports that they want no more messages. If PostgreSQL
         is unavailable, stores nothing: the provider reports this again for the next message."""
-        if (hasher := self._hasher) is not None:
+        if (hasher := self.hasher) is not None:
             entries = {hasher.hash(address): Recipient(address, is_domain=False).masked for address in email.to}
             try:
                 await self._store.opt_out(email.email_id, entries)
@@ -205,13 +204,13 @@ class SuppressedRecipients:
     async def _read(self) -> None:
         """Reads the entries that have changed since the last read. From time to time, reads all entries instead."""
         now = time.monotonic()
-        if self._hasher is None or now >= self._complete_until or self._recent_count > MAX_RECENT:
-            hasher = self._hasher or await self._store.open_hasher()
+        if self.hasher is None or now >= self._complete_until or self._recent_count > MAX_RECENT:
+            hasher = self.hasher or await self._store.open_hasher()
             found = await self._store.read_all()
             self._tenants = {i: TenantMemory(each.numbers, each.has_domains) for i, each in found.by_tenant.items()}
             self._recent_count = 0
             self._domain_hash = lru_cache(CACHED_DOMAINS)(hasher.hash_domain)
-            self._hasher, self._complete_until = hasher, now + COMPLETE_SECONDS
+            self.hasher, self._complete_until = hasher, now + COMPLETE_SECONDS
         else:
             found = await self._store.read_changed(self._until)
             for tenant_id, each in found.by_tenant.items():
@@ -221,10 +220,3 @@ class SuppressedRecipients:
                 known.has_domains |= each.has_domains
         self._until = found.until
         self._is_read.set()
-
-    def _report(self, found: Positions) -> None:
-        """Counts suppressed recipients, and logs their number at most once an hour."""
-        for reason in found.values():
-            metrics.SUPPRESSED_RECIPIENTS.add(1, reason.value)
-        if count := self._unlogged.due(len(found)):
-            get_log().warning("recipients.suppressed", count=count)

@@ -18,7 +18,7 @@ import jsonschema
 import schemathesis
 from schemathesis import CheckContext, GenerationMode, HookContext, Response
 
-from dispatcher.api.email_schema import SCHEMAS
+from dispatcher.api.enqueue_endpoints import SCHEMAS
 from dispatcher.api.policy import Policy
 from dispatcher.config import load
 from dispatcher.domain.email import Email
@@ -26,7 +26,7 @@ from dispatcher.domain.text import MAX_KEY_CHARACTERS
 from dispatcher.errors import InvalidEmail
 
 HELD: Final = os.environ.get("HELD", "").split(",")
-POLICY: Final = Policy.of(load({}))
+POLICY: Final = Policy(load({}))
 GOOD: Final[dict[str, Any]] = {
     "message_key": "a key",
     "from": "shop@example.com",

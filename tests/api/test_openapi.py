@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from dispatcher.api.email_schema import SCHEMAS
+from dispatcher.api.enqueue_endpoints import SCHEMAS
 from dispatcher.config import Settings
 from dispatcher.domain.email import Email
 from dispatcher.errors import InvalidEmail

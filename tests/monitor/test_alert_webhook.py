@@ -171,6 +171,7 @@ def head_of(octets: int) -> bytes:
         pytest.param([DONE[at : at + 1] for at in range(len(DONE))], id="octet by octet"),
         pytest.param([head_of(MAX_HEAD_OCTETS)], id="the longest head"),
         pytest.param(chain([DONE], repeat(b"x" * 4096)), id="a body without end"),
+        pytest.param([DONE[:-2] + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"], id="two body lengths"),
     ],
 )
 async def test_an_answer_within_the_limits_counts(

@@ -108,9 +108,9 @@ async def test_two_concurrent_sweeps_run_one_after_the_other(
         await connect_async(tables_url, name="second") as other,
         await open_connection(servers.amqp_url, name="second") as connection,
     ):
-        removed = await asyncio.gather(sweep(session, dlq), sweep(other, DeadLetterQueue(connection, dlq.queue)))
+        swept = await asyncio.gather(sweep(session, dlq), sweep(other, DeadLetterQueue(connection, dlq.queue)))
 
-    assert sorted(removed) == [0, 15]
+    assert sorted(each.removed for each in swept) == [0, 15]
     assert len(await bodies(dlq)) == 15
 
 
@@ -168,6 +168,25 @@ async def test_a_count_of_messages_that_is_late_does_not_make_a_monitor_read_the
 
     await until_answer(lambda: has(dlq, 2))
     assert await deliveries(dlq) == before + 1
+
+
+async def test_a_count_of_messages_that_is_late_does_not_hide_stale_dead_letters_from_later_sweeps(
+    settings: Settings, dlq: DeadLetterQueue, dead_emails: DeadEmails
+) -> None:
+    failed, replayed = dead_emails.create(2)
+    await dead_emails.publish_dead_letters([failed, replayed])
+    await until_answer(lambda: has(dlq, 2))
+    depths = iter([300, 2])  # the first count is from before somebody else removed most messages
+
+    async def depth() -> int:
+        return next(depths)
+
+    service = DlqSweep(settings, depth)
+    await service.run_once()
+    await until_answer(lambda: has(dlq, 2))
+    dead_emails.books.change(replayed, status="pending")
+    await service.run_once()
+    await until_answer(lambda: has(dlq, 1))
 
 
 async def deliveries(dlq: DeadLetterQueue) -> int:
@@ -359,7 +378,7 @@ async def test_a_discarded_email_keeps_its_status_and_its_dead_letter_is_removed
     await dead_emails.publish_dead_letters([email_id])
 
     news = [await decide(session, DiscardDead(reason=ACT.reason), email_id) for _ in range(2)]
-    removed = await sweep(session, dlq)
+    removed = (await sweep(session, dlq)).removed
 
     assert news == [["discarded"], ["already_discarded"]]
     assert (removed, dead_emails.books.status(email_id)) == (1, "failed")

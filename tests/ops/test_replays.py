@@ -363,13 +363,12 @@ async def test_a_replay_that_waits_for_a_locked_email_ends_when_it_is_stopped(
     _, email_id = dead_emails.create(2)
     replay = await create(session, REJECTED, ACT, per_second=None)
 
-    async def is_polled() -> bool:
-        (runner,) = dead_emails.books.sessions("operator")
-        return "email_replay_item" in runner["query"] and runner["state"] == "idle"
-
     with lock_holder(tables_url, locks=[email_id]):
-        running = asyncio.create_task(run(session, replay.id, lock_seconds=DEADLINE_SECONDS))
-        await until_answer(is_polled)
+        has_begun = asyncio.Event()
+        running = asyncio.create_task(
+            run(session, replay.id, on_email=lambda *_: has_begun.set(), lock_seconds=DEADLINE_SECONDS)
+        )
+        await has_begun.wait()
         async with await connect_async(tables_url, name="elsewhere") as elsewhere:
             await stop(elsewhere, replay.id)
         async with asyncio.timeout(DEADLINE_SECONDS / 2):

@@ -21,8 +21,8 @@ from dispatcher.store.suppressions import SuppressionReader, SuppressionsRead
 from dispatcher.transport.mime import render
 from dispatcher.worker.bulk_calls import with_bulk_calls
 from dispatcher.worker.outage import StoreOutage
+from dispatcher.worker.send import UnsubscribeHeaders
 from dispatcher.worker.suppression import SuppressedRecipients
-from dispatcher.worker.unsubscribe import UnsubscribeHeaders
 from tests.providers.emails import an_email
 from tests.store.suppressing import hasher_of, suppress, unsuppress
 from tests.waiting import until, until_answer

@@ -21,7 +21,6 @@ from dispatcher.api.ops_page import (
     face,
     keys,
     lanes,
-    openid_sign_in,
     overview,
     pauses,
     poison,
@@ -32,12 +31,27 @@ from dispatcher.api.ops_page import (
     webhooks,
 )
 from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.rendering import serve_static
 from dispatcher.api.ops_page.site import PATH, Site, with_security_headers
-from dispatcher.api.ops_page.static_files import serve_static
+from dispatcher.errors import DispatcherError
+
+
+def _openid_routes(site: Site) -> list[Route]:
+    if site.settings.ops_oidc_issuer is None:
+        return []
+    try:
+        from dispatcher.api.ops_page import openid_sign_in
+    except ModuleNotFoundError as error:
+        raise DispatcherError(
+            f"DISPATCHER_OPS_OIDC_ISSUER needs a package that is not installed: {error.name}.",
+            remedy="Run: pip install 'email-dispatcher[oidc]'",
+        ) from None
+    return openid_sign_in.routes(site)
+
 
 SUBJECTS: Final[Sequence[Callable[[Site], list[Route]]]] = (
     sign_in.routes,
-    openid_sign_in.routes,
+    _openid_routes,
     overview.routes,
     emails.routes,
     dead_letters.routes,
@@ -53,20 +67,14 @@ SUBJECTS: Final[Sequence[Callable[[Site], list[Route]]]] = (
     partial(face.pages, path="/audit", actions=audit.ACTIONS, about=audit.__doc__),
     captured.routes,
 )
-"""The function `routes` of each module that has pages."""
 
 
 def make_ops_app(site: Site, subjects: Sequence[Callable[[Site], list[Route]]] = SUBJECTS) -> Starlette:
-    """Builds the application from the routes of all subjects."""
-
     async def on_http_error(request: Request, error: Any) -> Response:
-        status = error.status_code
-        message = (
-            "There is no page at this address." if status == 404 else "This address does not support this request."
-        )
-        remedy = "Use the navigation." if status == 404 else "Go back, and use the form there."
-        response = await site.error_page(request, PageError(status, message, remedy))
-        return with_security_headers(response)
+        texts = "This address does not support this request.", "Go back, and use the form there."
+        if error.status_code == 404:
+            texts = "There is no page at this address.", "Use the navigation."
+        return with_security_headers(await site.error_page(request, PageError(error.status_code, *texts)))
 
     routes = [route for subject in subjects for route in subject(site)]
     static = Route("/static/{digest}/{name}", serve_static, methods=["GET"])
@@ -82,10 +90,7 @@ class OpsMount:
 
     @property
     def paths(self) -> list[str]:
-        """The paths at which the API mounts the application: /ops, and the path of DISPATCHER_OPS_URL if it differs.
-
-        A proxy either keeps the path that the browser uses, or replaces it with /ops.
-        """
+        """/ops, and the path of DISPATCHER_OPS_URL: a proxy keeps the browser's path, or replaces it with /ops."""
         return list(dict.fromkeys((PATH, self.site.path or PATH)))
 
     @property

@@ -7,10 +7,12 @@ requests. See docs/decisions/0049-openid-connect.md.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from authlib.oauth2.client import OAuth2Client
@@ -22,7 +24,6 @@ from joserfc.jwk import KeySet
 from joserfc.jws import JWSRegistry
 
 from dispatcher.api.ops_page.page_errors import PageError
-from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
 from dispatcher.api.ops_page.plain_text import cut
 from dispatcher.config import Settings
 from dispatcher.errors import ConfigurationError
@@ -37,20 +38,14 @@ SECONDS: Final = 8.0
 METADATA_SECONDS: Final = 300.0
 """How long the issuer's metadata is cached. Keys are read for each sign-in, so a rotated key works immediately."""
 CONCURRENT_SIGN_INS: Final = 8
+MAX_TARGET_CHARACTERS: Final = 1000
+"""The longest target that is kept, because a cookie may have 4,096 characters. Instead of a longer target, the visitor
+gets the first page."""
 LEEWAY_SECONDS: Final = 60
 """How far the clocks of the issuer and of this host may differ."""
 ALGORITHMS: Final = (
-    "RS256",
-    "RS384",
-    "RS512",
-    "PS256",
-    "PS384",
-    "PS512",
-    "ES256",
-    "ES384",
-    "ES512",
-    "EdDSA",
-    "Ed25519",
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA", "Ed25519"),
 )
 """The accepted algorithms of signatures. All need a private key of the issuer. HS256 is not accepted, because an
 attacker could use the issuer's public key as its secret."""
@@ -59,15 +54,26 @@ _TRY_AGAIN: Final = "Try again, or sign in with an API key."
 _SIGN_IN_AGAIN: Final = "Sign in again. If this repeats, the API's log has the reason (ops.sign_in_failed)."
 
 
+@dataclass(frozen=True, slots=True)
+class PendingSignIn:
+    """A sign-in that has begun: what the browser must bring back, and what the ID token must contain."""
+
+    state: str  # random; the issuer returns it with the authorization code. Shows that this browser began the sign-in
+    nonce: str  # random; in the ID token. Shows that the issuer made the token for this sign-in
+    verifier: str  # the secret of PKCE, without which a stolen authorization code is useless
+    target: str  # the page to show afterwards, below `site.path`
+
+    @classmethod
+    def new(cls, target: str) -> Self:
+        is_short = target.isascii() and len(target) <= MAX_TARGET_CHARACTERS
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        return cls(state, nonce, verifier, target if is_short else "/")
+
+
 class OpenIdIssuer:
-    """A client of the OpenID Connect issuer."""
+    """A client of the OpenID Connect issuer, which sends the browser back to `redirect_uri`."""
 
     def __init__(self, settings: Settings, redirect_uri: str, *, seconds: float = SECONDS) -> None:
-        """
-        Args:
-            redirect_uri: The URL to which the issuer sends the browser back.
-            seconds: How long the issuer may take for all answers that one page needs.
-        """
         assert settings.ops_oidc_issuer is not None
         self._issuer = settings.ops_oidc_issuer
         self._settings = settings
@@ -78,11 +84,7 @@ class OpenIdIssuer:
         self._slots = asyncio.Semaphore(CONCURRENT_SIGN_INS)
 
     async def sign_in_url(self, pending: PendingSignIn) -> str:
-        """The URL of the issuer at which the visitor signs in.
-
-        Raises:
-            PageError: the issuer is not available.
-        """
+        """The URL of the issuer at which the visitor signs in. Raises PageError if the issuer is not available."""
         async with self._deadline() as deadline:
             metadata = await self._read_metadata(deadline)
         offered = metadata.get("scopes_supported", ["email"])
@@ -100,13 +102,9 @@ class OpenIdIssuer:
         return url
 
     async def claims(self, code: str, pending: PendingSignIn) -> Mapping[str, Any]:
-        """The claims about the visitor who has signed in.
+        """The claims about the visitor, in exchange for the authorization code that the browser brought.
 
-        Args:
-            code: The authorization code that the browser brought from the issuer.
-
-        Raises:
-            PageError: the issuer is not available, refuses the code, or its ID token is not valid.
+        Raises PageError if the issuer is not available, refuses the code, or its ID token is not valid.
         """
         async with self._deadline() as deadline:
             metadata = await self._read_metadata(deadline)
@@ -231,7 +229,6 @@ class OpenIdIssuer:
         return self._transports[server]
 
     async def close(self) -> None:
-        """Closes all connections. Idempotent."""
         for transport in self._transports.values():
             await transport.close()
 

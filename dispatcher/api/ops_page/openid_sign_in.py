@@ -1,17 +1,26 @@
-"""Signs visitors in with OpenID Connect: sends the browser to the issuer, checks the answer, and begins a session."""
+"""Signs visitors in with OpenID Connect: sends the browser to the issuer, checks the answer, and begins a session.
+
+Needs the extra `oidc`.
+"""
 
 from __future__ import annotations
 
+import hmac
+import time
 from collections.abc import Mapping
-from hmac import compare_digest
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict
+from typing import Any, Final
 
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import OctKey
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from dispatcher.api.ops_page.attempts import AttemptLimiter
-from dispatcher.api.ops_page.origins import client_address
+from dispatcher.api.ops_page.openid import OpenIdIssuer, PendingSignIn
+from dispatcher.api.ops_page.origins import client_address, cookie, is_secure
 from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.api.ops_page.plain_text import cut, visible
 from dispatcher.api.ops_page.sessions import hashed
@@ -21,13 +30,9 @@ from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.config import Settings
 from dispatcher.domain.email_rules import tenant
 from dispatcher.domain.scrub import scrub
-from dispatcher.errors import DispatcherError, InvalidEmail
+from dispatcher.errors import InvalidEmail
 from dispatcher.store import ops_sessions
 from dispatcher.telemetry.log import get_log
-
-if TYPE_CHECKING:
-    from dispatcher.api.ops_page.openid import OpenIdIssuer
-    from dispatcher.api.ops_page.pending_sign_in import PendingCookie, PendingSignIn
 
 START: Final = "/sign-in/openid"
 RETURN: Final = "/sign-in/openid/return"
@@ -35,28 +40,18 @@ ALL_TENANTS: Final = "*"
 MAX_SUBJECT_CHARACTERS: Final = 100
 MAX_ADDRESS_CHARACTERS: Final = 80
 MAX_CODE_CHARACTERS: Final = 4096
+MAX_SECONDS: Final = 600
+"""How long a visitor may take at the issuer."""
+COOKIE: Final = "dispatcher-ops-openid"
+COOKIE_ALGORITHM: Final = "HS256"
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes to the issuer and back; an empty list if no issuer is configured.
-
-    Raises:
-        DispatcherError: the extra `oidc` is not installed.
-    """
-    if site.settings.ops_oidc_issuer is None:
-        return []
-    try:
-        from dispatcher.api.ops_page.openid import OpenIdIssuer
-        from dispatcher.api.ops_page.pending_sign_in import PendingCookie
-    except ModuleNotFoundError as error:
-        raise DispatcherError(
-            f"DISPATCHER_OPS_OIDC_ISSUER needs a package that is not installed: {error.name}.",
-            remedy="Run: pip install 'email-dispatcher[oidc]'",
-        ) from None
+    """The routes to the issuer and back."""
     assert site.settings.ops_url is not None  # `config.rules` requires DISPATCHER_OPS_URL for OpenID Connect
     issuer = OpenIdIssuer(site.settings, site.settings.ops_url.rstrip("/") + RETURN)
     site.resources.push_async_callback(issuer.close)
-    sign_in = _OpenIdSignIn(site, issuer, PendingCookie(site.settings, site.path))
+    sign_in = _OpenIdSignIn(site, issuer)
     # A slow issuer must not delay the pages, so requests to these routes take no turn.
     return [
         Route(START, site.guarded(sign_in.start, takes_turn=False), methods=["GET"]),
@@ -67,18 +62,20 @@ def routes(site: Site) -> list[Route]:
 class _OpenIdSignIn:
     """The handlers of the two requests of a sign-in: before and after the visitor signs in at the issuer.
 
-    Failed sign-ins are counted separately from wrong API keys, so a visitor can still sign in with a key.
+    A cookie keeps the pending sign-in in the browser. It is SameSite=Lax: when the issuer's site redirects to ours,
+    browsers do not send a strict cookie. It is signed with a key that is derived from the client secret, so that every
+    process on every host can check it. Failed sign-ins are counted separately from wrong API keys, so a visitor can
+    still sign in with a key.
     """
 
-    def __init__(self, site: Site, issuer: OpenIdIssuer, cookie: PendingCookie) -> None:
+    def __init__(self, site: Site, issuer: OpenIdIssuer) -> None:
         self._site = site
         self._issuer = issuer
-        self._cookie = cookie
         self._attempts = AttemptLimiter()
+        secret = site.settings.ops_oidc_client_secret.encode()
+        self._key = OctKey.import_key(hmac.digest(secret, b"email-dispatcher pending sign-in", "sha256"))
 
     async def start(self, request: Request) -> Response:
-        from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
-
         target = target_of(request.query_params.get("next", ""))
         if await self._site.visitor(request) is not None:
             return self._site.see_other(target)
@@ -91,7 +88,9 @@ class _OpenIdSignIn:
             self._count_failure(client, error)
             raise
         response = RedirectResponse(url, 303)
-        self._cookie.send(request, response, pending)
+        claims = {**asdict(pending), "exp": int(time.time()) + MAX_SECONDS}
+        text = jwt.encode({"alg": COOKIE_ALGORITHM}, claims, self._key)
+        response.set_cookie(**self._cookie(request), value=text, max_age=MAX_SECONDS, samesite="lax")
         return response
 
     async def finish(self, request: Request) -> Response:
@@ -100,8 +99,8 @@ class _OpenIdSignIn:
         A request without the pending sign-in that it names is not counted: a page of another website could send such
         requests, and so keep the visitor out. All other requests end the pending sign-in.
         """
-        pending = self._cookie.read(request)
-        if pending is None or not compare_digest(
+        pending = self._pending(request)
+        if pending is None or not hmac.compare_digest(
             request.query_params.get("state", "").encode(), pending.state.encode()
         ):
             raise _not_begun()
@@ -115,8 +114,21 @@ class _OpenIdSignIn:
         except PageError as error:
             self._count_failure(client, error)
             response = await self._site.error_page(request, error)
-        self._cookie.delete(request, response)
+        response.delete_cookie(**self._cookie(request), samesite="lax")
         return response
+
+    def _cookie(self, request: Request) -> dict[str, Any]:
+        return cookie(COOKIE, self._site.path, is_https=is_secure(request, self._site.settings.ops_url))
+
+    def _pending(self, request: Request) -> PendingSignIn | None:
+        """The sign-in that this browser has begun; None if the cookie is missing, forged, or older than ten minutes."""
+        text = request.cookies.get(self._cookie(request)["key"], "")
+        try:
+            token = jwt.decode(text, self._key, algorithms=[COOKIE_ALGORITHM])
+            jwt.JWTClaimsRegistry(exp={"essential": True}).validate(token.claims)
+            return PendingSignIn(*(str(token.claims[name]) for name in PendingSignIn.__slots__))
+        except (JoseError, ValueError, KeyError):
+            return None
 
     async def _visitor(self, request: Request, pending: PendingSignIn) -> Visitor:
         given = request.query_params
@@ -127,15 +139,11 @@ class _OpenIdSignIn:
         if "error" in given:
             message = f"The issuer did not sign you in: {cut(given['error'], 100)}."
             raise PageError(403, message, "Sign in again, or ask the administrator of the issuer.")
-        code = given.get("code", "")
+        code, own = given.get("code", ""), self._site.settings.ops_oidc_issuer
         # The answer can name its issuer (RFC 9207). Refuse a code of another issuer.
-        if not code or len(code) > MAX_CODE_CHARACTERS or given.get("iss", self._own) != self._own:
+        if not code or len(code) > MAX_CODE_CHARACTERS or given.get("iss", own) != own:
             raise PageError(403, "The issuer's answer is not valid.", "Sign in again.")
         return visitor_of(await self._issuer.claims(code, pending), self._site.settings)
-
-    @property
-    def _own(self) -> str | None:
-        return self._site.settings.ops_oidc_issuer
 
     def _count_failure(self, client: str, error: PageError) -> None:
         self._attempts.add_failure(client)
@@ -153,8 +161,7 @@ def _not_begun() -> PageError:
 def visitor_of(claims: Mapping[str, Any], settings: Settings) -> Visitor:
     """The visitor that the claims of an ID token describe.
 
-    Raises:
-        PageError: the claims allow the visitor neither to operate nor to read, or do not name exactly one tenant.
+    Raises PageError if the claims allow the visitor neither to operate nor to read, or do not name exactly one tenant.
     """
     values = _values(claims, settings.ops_oidc_claim)
     may_act = not values.isdisjoint(settings.ops_oidc_operate)
@@ -213,12 +220,12 @@ def _tenant(claims: Mapping[str, Any], claim: str | None) -> str | None:
 
 def _name(claims: Mapping[str, Any]) -> str:
     """The visitor's name in the audit log. It begins with the subject, because only the subject never changes."""
-    name = f"openid {_short(claims['sub'], MAX_SUBJECT_CHARACTERS)}"
+
+    def short(text: str, at_most: int) -> str:
+        return visible(text.replace("\n", " ").replace("\t", " "))[:at_most]
+
+    name = f"openid {short(claims['sub'], MAX_SUBJECT_CHARACTERS)}"
     address = claims.get("email")
     if isinstance(address, str) and address and claims.get("email_verified") is not False:
-        name += f" ({_short(address, MAX_ADDRESS_CHARACTERS)})"
+        name += f" ({short(address, MAX_ADDRESS_CHARACTERS)})"
     return name
-
-
-def _short(text: str, at_most: int) -> str:
-    return visible(text.replace("\n", " ").replace("\t", " "))[:at_most]

@@ -1,8 +1,9 @@
-"""Whether a request comes from another website, whether the browser uses HTTPS, and which address the client has."""
+"""Whether a request comes from another website or over HTTPS, its cookies, and which address the client has."""
 
 from __future__ import annotations
 
 from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -14,10 +15,8 @@ def is_cross_site(request: Request, ops_url: str | None) -> bool:
     """Whether another website made the browser send the request, by the rules of Go's `http.CrossOriginProtection`.
 
     Browsers send `Sec-Fetch-Site` over HTTPS and to the loopback. Without this header, `Origin` must name the host of
-    the request. A request that has neither header is not from a browser.
-
-    Args:
-        ops_url: DISPATCHER_OPS_URL. A proxy may replace the Host header, so this URL's host is accepted, too.
+    the request, or of DISPATCHER_OPS_URL: a proxy may replace the Host header. A request that has neither header is not
+    from a browser.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -27,19 +26,25 @@ def is_cross_site(request: Request, ops_url: str | None) -> bool:
         return False
     hosts = {request.headers.get("host", "").lower()}
     if ops_url is not None:
-        parts = urlsplit(ops_url)
-        hosts.add(parts.netloc.lower())
+        hosts.add(urlsplit(ops_url).netloc.lower())
     return urlsplit(origin).netloc.lower() not in hosts
 
 
 def is_secure(request: Request, ops_url: str | None) -> bool:
-    """Whether the browser uses HTTPS.
-
-    A client can forge `X-Forwarded-Proto`, but this affects only the client's own cookie.
-    """
+    """Whether the browser uses HTTPS. A client that forges `X-Forwarded-Proto` affects only its own cookie."""
     if ops_url is not None:
         return urlsplit(ops_url).scheme == "https"
     return request.headers.get("x-forwarded-proto", "").rpartition(",")[2].strip().lower() == "https"
+
+
+def cookie(name: str, path: str, *, is_https: bool) -> dict[str, Any]:
+    """The attributes of a cookie for the pages below `path`, which scripts cannot read.
+
+    Over HTTPS, its name begins with `__Host-`: browsers accept this prefix only from this host, so no other host can
+    set the cookie.
+    """
+    key, path = (f"__Host-{name}", "/") if is_https else (name, path or "/")
+    return {"key": key, "path": path, "secure": is_https, "httponly": True}
 
 
 def is_for_loopback(request: Request) -> bool:

@@ -30,17 +30,11 @@ TITLES: Final = {
     503: "Not available at the moment",
     504: "This took too long",
 }
+_FIND_CAUSE: Final = "Try again. To find the cause, run `dispatcher doctor`."
 
 
 class PageError(Exception):
-    """An error that the visitor gets as a page. Handlers raise it.
-
-    Attributes:
-        status: The HTTP status.
-        message: What happened, in one sentence.
-        remedy: What the visitor can do.
-        retry_after: Seconds after which a second attempt can succeed.
-    """
+    """An error that the visitor gets as a page. `message`: what happened, in one sentence. `remedy`: what to do."""
 
     def __init__(self, status: int, message: str, remedy: str = "", *, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -51,7 +45,6 @@ class PageError(Exception):
 
     @property
     def title(self) -> str:
-        """The page's heading."""
         return TITLES.get(self.status, TITLES[500])
 
 
@@ -78,13 +71,9 @@ def page_error_of(error: Exception) -> PageError:
             return PageError(503, "Another transaction has locked a row that this page needs.", remedy, retry_after=2)
         case StoreUnavailable():
             get_log().warning("store.connection_lost", reason=str(error), retry_in_seconds=2)
-            return PageError(
-                503, "PostgreSQL is not available.", "Try again. To find the cause, run `dispatcher doctor`."
-            )
+            return PageError(503, "PostgreSQL is not available.", _FIND_CAUSE)
         case BrokerUnavailable():
-            return PageError(
-                503, "RabbitMQ is not available.", "Try again. To find the cause, run `dispatcher doctor`."
-            )
+            return PageError(503, "RabbitMQ is not available.", _FIND_CAUSE)
         case InvalidEmail() | ValueRefused():
             return PageError(400, str(error), "Go back, and correct the form.")
         case SchemaError():

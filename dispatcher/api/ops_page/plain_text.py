@@ -56,12 +56,9 @@ def whole(text: str) -> Markup:
 
 
 def plain(value: object, at_most: int = SHORT_CHARACTERS, *, opens: bool = True) -> Markup:
-    """The HTML of a text. The text's reading direction does not affect the text around it.
+    """The HTML of a text, shortened to `at_most` characters. Its reading direction does not affect the text around it.
 
-    Args:
-        at_most: The most characters that are shown. A longer text is shortened.
-        opens: Whether the visitor can open the whole text, with a `<details>` element. Set it to False in links and
-            headings, where HTML does not allow this element.
+    If `opens`, the visitor can open the whole text with a `<details>` element, which links and headings cannot contain.
     """
     text = str(value)
     if len(text) <= at_most:

@@ -1,21 +1,22 @@
-"""Renders the templates. All values are escaped."""
+"""Renders the templates, whose values are all escaped, and serves the static files."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, Final
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
+from starlette.responses import Response
 
-from dispatcher.actions.action import cell, path_of
-from dispatcher.actions.action import label as words
+from dispatcher.actions.action import cell, label, path_of
 from dispatcher.api.ops_page.forms import CSRF_FIELD
 from dispatcher.api.ops_page.plain_text import breakable, plain, visible, whole
-from dispatcher.api.ops_page.static_files import static_files
 from dispatcher.ops.email_history import DOUBTS
 from dispatcher.version import VERSION
 
@@ -31,6 +32,7 @@ _REFRESH: Final = Markup(
     'id="{0}" data-refresh hx-get="{1}" hx-trigger="every {2}s, refresh" hx-select="#{0}" hx-target="this" '
     'hx-swap="outerMorph" hx-select-oob="#paused-band:outerMorph" hx-sync="this:drop"'
 )
+_TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -41,13 +43,9 @@ def rendering(path: str) -> Rendering:
 
 
 class Rendering:
-    """The templates, with the functions and filters that they use."""
+    """The templates for pages whose paths begin with `path`, with the functions and filters that they use."""
 
     def __init__(self, path: str) -> None:
-        """
-        Args:
-            path: The prefix that the paths of all pages have, such as /ops.
-        """
         self._path = path
         self._environment = Environment(
             loader=PackageLoader("dispatcher.api.ops_page"),
@@ -58,20 +56,33 @@ class Rendering:
             auto_reload=False,
         )
         self._environment.filters.update(plain=plain, visible=visible, breakable=breakable, whole=whole)
-        self._environment.globals.update(url=self.url, static=self._static, version=VERSION, doubts=DOUBTS)
-        self._environment.globals.update(label=words, cell=cell, path_of=path_of)
+        self._environment.globals.update(
+            url=self.url,
+            static=lambda name: path + static_files()[name].path,
+            version=VERSION,
+            doubts=DOUBTS,
+            label=label,
+            cell=cell,
+            path_of=path_of,
+        )
         self._environment.filters.update(
-            time=time, age=age, number=number, copy=copyable, duration=duration, bytes=byte_count, label=label
+            time=time,
+            age=age,
+            number=number,
+            copy=lambda value: _COPY.format(value, value, value),
+            duration=duration,
+            bytes=byte_count,
+            label=label,
         )
 
     def render(self, template: str, *, request: Request, csrf_token: str | None, **values: Any) -> str:
-        """The HTML of a template."""
-
         def refresh(name: str) -> Markup:
             if request.method != "GET":
                 # The answer to a form must not refresh itself: a refresh would send the form again.
                 return Markup('id="{}"').format(name)
-            return _REFRESH.format(name, self._url_of(request), REFRESH_SECONDS)
+            query = f"?{request.url.query}" if request.url.query else ""
+            below: str = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+            return _REFRESH.format(name, self._path + below + query, REFRESH_SECONDS)
 
         csrf = Markup() if csrf_token is None else _CSRF.format(CSRF_FIELD, csrf_token)
         values |= {"csrf": csrf, "refresh": refresh, "rendered_at": datetime.now(UTC)}
@@ -81,15 +92,6 @@ class Rendering:
         """A link to a path below the prefix of all pages. Leaves out parameters that are None or empty."""
         given = [(name, value) for name, value in parameters.items() if value is not None and value != ""]
         return self._path + path + (f"?{urlencode(given, doseq=True)}" if given else "")
-
-    def _static(self, name: str) -> str:
-        return self._path + static_files()[name].path
-
-    def _url_of(self, request: Request) -> str:
-        own: str = request.scope["path"]
-        root: str = request.scope.get("root_path", "")
-        query = f"?{request.url.query}" if request.url.query else ""
-        return self._path + own.removeprefix(root) + query
 
 
 def time(at: datetime | None) -> Markup | str:
@@ -149,11 +151,32 @@ def byte_count(value: int | None) -> str:
     return f"{size:,.0f} {unit}" if unit == "B" or size >= 10 else f"{size:,.1f} {unit}"
 
 
-def copyable(value: object) -> Markup:
-    """A text with a button that copies it. Without scripts, only the text is visible."""
-    return _COPY.format(value, value, value)
+class StaticFile(NamedTuple):
+    path: str  # below `site.path`; changes when the content changes, so browsers may keep the file for ever
+    content: bytes
+    media_type: str
 
 
-def label(name: str) -> str:
-    """The label of a field: `address_hash` becomes `Address hash`."""
-    return name.replace("_", " ").replace("-", " ").strip().capitalize()
+@cache
+def static_files() -> dict[str, StaticFile]:
+    """The style sheets, scripts and icons in the folder `static`, by name. Leaves out other files, such as licences."""
+    found = {}
+    for resource in files("dispatcher.api.ops_page").joinpath("static").iterdir():
+        media_type = _TYPES.get(resource.name.rpartition(".")[2])
+        if media_type is not None:
+            content = resource.read_bytes()
+            digest = sha256(content).hexdigest()[:16]
+            found[resource.name] = StaticFile(f"/static/{digest}/{resource.name}", content, media_type)
+    return found
+
+
+async def serve_static(request: Request) -> Response:
+    found = static_files().get(request.path_params["name"])
+    if found is None or request.path_params["digest"] != found.path.split("/")[2]:
+        return Response(status_code=404, headers={"Cache-Control": "no-store"})
+    headers = {
+        "Cache-Control": "public, max-age=31536000, immutable",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Response(found.content, headers=headers, media_type=found.media_type)

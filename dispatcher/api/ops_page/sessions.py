@@ -11,14 +11,14 @@ import time
 from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Final
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.ops_page.forms import CSRF_FIELD, Form
-from dispatcher.api.ops_page.origins import is_secure
+from dispatcher.api.ops_page.origins import cookie, is_secure
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope, shown
@@ -37,23 +37,15 @@ OPEN_SECONDS: Final = 15.0
 ANONYMOUS: Final = Visitor("", "ops page without a key", None, may_act=True, label="no key needed")
 """The visitor while the API needs no key: for development."""
 COOKIE: Final = "dispatcher-ops"
-SECURE_COOKIE: Final = "__Host-dispatcher-ops"
-"""The cookie's name over HTTPS. Browsers accept the prefix `__Host-` only from this host, so no other host can set
-it."""
 TOKEN_CHARACTERS: Final = 43
 
 
 @dataclass(slots=True)
 class _OpenPage:
-    """The session of a page that refreshes itself.
-
-    Attributes:
-        read_at: When the session was looked up, in seconds of the monotonic clock.
-        refreshed_at: When the page last refreshed itself.
-    """
+    """A page that refreshes itself. Instants are seconds of the monotonic clock."""
 
     session: ops_sessions.OpsSession
-    read_at: float
+    read_at: float  # when the session was looked up
     refreshed_at: float
 
 
@@ -61,10 +53,6 @@ class Sessions:
     """Begins, finds and ends sessions."""
 
     def __init__(self, settings: Settings, access: AccessControl, pool: Pool, path: str) -> None:
-        """
-        Args:
-            path: The prefix that the paths of all pages have, such as /ops.
-        """
         self._settings = settings
         self._access = access
         self._pool = pool
@@ -74,9 +62,7 @@ class Sessions:
     async def visitor(self, request: Request) -> Visitor | None:
         """The visitor who has sent a request; None if the browser is not signed in, or if its session has expired.
 
-        Raises:
-            Problem: `host-forbidden`: requests are allowed without an API key, but this request did not come directly
-                to the loopback.
+        Raises the problem `host-forbidden` if requests need no API key, but this one came through another host.
         """
         if self._access.is_open:
             self._access.check_local(request)
@@ -88,7 +74,13 @@ class Sessions:
         found = await self._find(hashed(token), is_refresh=is_refresh and request.method == "GET")
         if found is None:
             return None
-        visitor = self._visitor(found)
+        if found.key_id is not None:
+            key = self._access.valid_key(found.key_id)
+            visitor = None if key is None else visitor_of(key)
+        elif self._settings.ops_oidc_issuer is not None:
+            visitor = Visitor("", found.name, found.tenant_id, found.may_act)
+        else:
+            visitor = None
         # An automatic refresh of a page keeps the session alive only if the visitor is not allowed to change anything.
         # The session of any other visitor must end if it is not used.
         is_used = not is_refresh or (visitor is not None and not visitor.may_act)
@@ -101,8 +93,7 @@ class Sessions:
     async def _find(self, token_hash: bytes, *, is_refresh: bool) -> ops_sessions.OpsSession | None:
         """The session with this hash; None if it is unknown or has expired.
 
-        When a page refreshes itself, this looks up the sessions of all open pages together. However many pages are
-        open, the look-ups cost one query per second.
+        When a page refreshes itself, this looks up the sessions of all open pages with one query per second.
         """
         now, pages = time.monotonic(), self._open
         page = pages.get(token_hash)
@@ -127,13 +118,6 @@ class Sessions:
             pages.update({each.token_hash: _OpenPage(each, now, last[each.token_hash]) for each in found})
         return next((each for each in found if each.token_hash == token_hash), None)
 
-    def _visitor(self, found: ops_sessions.OpsSession) -> Visitor | None:
-        if found.key_id is None:
-            is_on = self._settings.ops_oidc_issuer is not None
-            return Visitor("", found.name, found.tenant_id, found.may_act) if is_on else None
-        key = self._access.valid_key(found.key_id)
-        return None if key is None else visitor_of(key)
-
     async def begin(self, request: Request, visitor: Visitor) -> str:
         """Signs a browser in, and returns its token. The token is new, so that no attacker can set it in advance."""
         token = secrets.token_urlsafe(32)
@@ -153,12 +137,11 @@ class Sessions:
         return token
 
     async def end(self, request: Request, response: Response) -> None:
-        """Signs a browser out."""
         if token := self.token(request):
             async with session(self._pool) as connection:
                 await self._delete(connection, token)
-        for name in (COOKIE, SECURE_COOKIE):
-            response.delete_cookie(name, path=self._cookie_path(name), secure=name == SECURE_COOKIE, httponly=True)
+        for is_https in (False, True):
+            response.delete_cookie(**cookie(COOKIE, self._path, is_https=is_https))
 
     async def _delete(self, connection: AsyncSession, token: str) -> None:
         await ops_sessions.delete_ops_session(connection, hashed(token))
@@ -166,16 +149,14 @@ class Sessions:
 
     def token(self, request: Request) -> str | None:
         """The browser's token: a new token that the response sends, or the cookie's token; None if there is neither."""
-        if new := self.new_token(request):
-            return new
-        return self._cookie(request)
+        return self.new_token(request) or self._cookie(request)
 
     def _cookie(self, request: Request) -> str | None:
-        token = request.cookies.get(SECURE_COOKIE if is_secure(request, self._settings.ops_url) else COOKIE, "")
+        token = request.cookies.get(self._attributes(request)["key"], "")
         return token if len(token) == TOKEN_CHARACTERS and token.isascii() else None
 
     def new_token(self, request: Request) -> str | None:
-        """The new token that the response must send; None if there is no new token.
+        """The new token that the response must send, if any.
 
         While requests need no API key, each browser without a token gets a token, because forms need a CSRF token.
         """
@@ -185,32 +166,23 @@ class Sessions:
         return new
 
     def is_valid_csrf_token(self, request: Request, form: Form) -> bool:
-        """Whether a form has its session's CSRF token."""
         token = self.token(request)
         return token is not None and compare_digest(form.get(CSRF_FIELD, "").encode(), csrf_token(token).encode())
 
     def send_token(self, request: Request, response: Response, token: str) -> None:
         """Sends a token to the browser, in a cookie that lasts until the browser is closed."""
-        is_https = is_secure(request, self._settings.ops_url)
-        name = SECURE_COOKIE if is_https else COOKIE
-        response.set_cookie(
-            name, token, path=self._cookie_path(name), secure=is_https, httponly=True, samesite="strict"
-        )
+        response.set_cookie(**self._attributes(request), value=token, samesite="strict")
 
-    def _cookie_path(self, name: str) -> str:
-        return "/" if name == SECURE_COOKIE else self._path or "/"
+    def _attributes(self, request: Request) -> dict[str, Any]:
+        return cookie(COOKIE, self._path, is_https=is_secure(request, self._settings.ops_url))
 
 
 def hashed(token: str) -> bytes:
-    """The hash of a token, which PostgreSQL stores.
-
-    The token is 32 random bytes, so one round of SHA-256 is enough.
-    """
+    """The hash of a token. The token is 32 random bytes, so one round of SHA-256 is enough."""
     return sha256(token.encode()).digest()
 
 
 def csrf_token(token: str) -> str:
-    """The CSRF token of the session that has this token."""
     return sha256(b"csrf " + token.encode()).hexdigest()
 
 

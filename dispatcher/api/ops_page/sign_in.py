@@ -1,4 +1,4 @@
-"""Signs visitors in with an API key, and signs them out."""
+"""Signs visitors in with an API key, and signs them out. `openid_sign_in` adds the other way to sign in."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.domain.api_key import Secret
 
 MAX_TARGET_CHARACTERS: Final = 4000
-_WRONG_KEY: Final = "This API key does not exist, its secret is wrong, or it was revoked."
-_NOT_YET: Final = "You are not signed in yet."
-_NO_SCOPE: Final = "This API key has neither the scope operate nor the scope read."
 
 
 def routes(site: Site) -> list[Route]:
@@ -69,16 +66,14 @@ async def _continue(site: Site, request: Request, kept: KeptForm) -> Response:
     visitor = await site.sessions.visitor(request)
     if visitor is not None and is_path(kept.path):
         return await site.ask_to_confirm(request, visitor, kept)
-    return await site.page(request, None, "sign_in.html", status=401, next="", kept=kept, problem=_NOT_YET)
+    problem = "You are not signed in yet."
+    return await site.page(request, None, "sign_in.html", status=401, next="", kept=kept, problem=problem)
 
 
 async def _visitor_or_problem(site: Site, attempts: AttemptLimiter, client: str, form: Form) -> Visitor | str:
     """The visitor with the key in the form, or a sentence that says why the visitor cannot sign in.
 
     A key that this process knows is never refused: behind a proxy on another host, all visitors are one client.
-
-    Raises:
-        PageError: this client has made too many failed attempts.
     """
     secret = Secret.parse(form.get("key", "").strip())
     key = None if secret is None else site.access.find_known(secret)
@@ -87,24 +82,20 @@ async def _visitor_or_problem(site: Site, attempts: AttemptLimiter, client: str,
         key = None if secret is None else await site.access.find(secret)
     if key is None:
         attempts.add_failure(client)
-        return _WRONG_KEY
+        return "This API key does not exist, its secret is wrong, or it was revoked."
     attempts.add_success(client)
-    return visitor_of(key) or _NO_SCOPE
+    return visitor_of(key) or "This API key has neither the scope operate nor the scope read."
 
 
 def check_attempts(attempts: AttemptLimiter, client: str) -> None:
-    """Checks that a client may try to sign in now.
-
-    Raises:
-        PageError: the client has made too many failed attempts.
-    """
+    """Raises PageError if the client has made too many failed attempts to sign in."""
     if wait := attempts.seconds_to_wait(client):
         problem = "There were too many failed attempts to sign in."
         raise PageError(429, problem, f"Try again in {wait} s.", retry_after=wait)
 
 
 def target_of(text: str) -> str:
-    """The path of the page to show after the sign-in, below `site.path`: `text` if it is a path, else `/`."""
+    """The path of the page to show after the sign-in: `text` if it is a path below `site.path`, else `/`."""
     return text if is_path(text) and not text.startswith(("/sign-in", "/sign-out")) else "/"
 
 

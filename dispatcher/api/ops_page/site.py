@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from typing import Any, Final
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -15,7 +15,6 @@ from dispatcher.api.access import AccessControl
 from dispatcher.api.fair_limiter import FairTurns
 from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.ops_page.forms import Form, KeptForm, read_form
-from dispatcher.api.ops_page.navigation import entries
 from dispatcher.api.ops_page.origins import is_cross_site, is_for_loopback, is_secure
 from dispatcher.api.ops_page.page_errors import PageError, page_error_of
 from dispatcher.api.ops_page.rendering import rendering
@@ -25,6 +24,8 @@ from dispatcher.config import Settings
 from dispatcher.domain.controls import Pause, seen_by
 from dispatcher.errors import StoreUnavailable
 from dispatcher.ops.cached import Cached
+from dispatcher.providers.capture import NAME as CAPTURE
+from dispatcher.providers.sms_capture import NAME as SMS_CAPTURE
 from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.controls import list_pauses
 
@@ -55,19 +56,36 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "X-Robots-Tag": "noindex",
 }
+# For each entry of the navigation: its path, its label, and whether only visitors who see all tenants may see the page.
+_ENTRIES: Final = (
+    ("/", "Overview", False),
+    ("/emails", "Emails", False),
+    ("/dead-letters", "Dead letters", False),
+    ("/held", "Held", False),
+    ("/poison", "Poison", True),
+    ("/replays", "Replays", False),
+    ("/suppressions", "Suppressions", False),
+    ("/events", "Events", False),
+    ("/webhooks", "Webhooks", False),
+    ("/lanes", "Lanes and tenants", True),
+    ("/domains", "Domains", True),
+    ("/pauses", "Pauses", False),
+    ("/keys", "Keys", True),
+    ("/audit", "Audit", True),
+)
+
+
+class _Entry(NamedTuple):
+    path: str
+    label: str
+    is_current: bool  # whether the visitor is on this page, or on a page below it
 
 
 class Site:
     """What all pages share. Each subject's function `routes(site)` uses it to create the subject's pages.
 
-    Attributes:
-        settings: All settings.
-        access: The API keys.
-        path: The beginning of each path, as browsers use it: /ops, or the path of DISPATCHER_OPS_URL.
-        sessions: The browsers that are signed in.
-        pauses: The pauses, which every page shows at its top.
-        jobs: Work that takes longer than a request: replays, and the removal of dead letters.
-        resources: Connections and the like, which the subjects have opened. They are closed when the API stops.
+    `path` is the beginning of each path, as browsers use it: /ops, or the path of DISPATCHER_OPS_URL. The `resources`
+    that the subjects have opened are closed when the API stops.
     """
 
     def __init__(self, settings: Settings, access: AccessControl, pool: Pool, jobs: OperatorJobs) -> None:
@@ -88,11 +106,7 @@ class Site:
         return session(self._pool)
 
     def get(self, path: str, handler: Handler) -> Route:
-        """The route of a page that every signed-in visitor may see.
-
-        Args:
-            path: The path of the page below `site.path`, such as `/emails/{email_id}`.
-        """
+        """The route of a page that every signed-in visitor may see. `path` is below `site.path`."""
 
         async def endpoint(request: Request) -> Response:
             visitor = await self.visitor(request)
@@ -104,14 +118,10 @@ class Site:
         return Route(path, self.guarded(endpoint, takes_turn=False), methods=["GET"])
 
     def post(self, path: str, handler: FormHandler, *, title: str = "Your form") -> Route:
-        """The route to which a form is posted. Only visitors with the scope `operate` may post.
+        """The route to which visitors with the scope `operate` post a form. Its CSRF token is checked first.
 
-        The form's CSRF token is checked before the handler runs.
-
-        Args:
-            path: The path below `site.path`.
-            title: What the form does, such as `Release an email`. If the session has ended, this is the heading of the
-                page on which the visitor checks the form and sends it again.
+        `title` is what the form does, such as `Release an email`. If the session has ended, this is the heading of the
+        page on which the visitor checks the form and sends it again.
         """
 
         async def endpoint(request: Request) -> Response:
@@ -137,9 +147,8 @@ class Site:
     ) -> Callable[[Request], Awaitable[Response]]:
         """Wraps an endpoint: limits concurrent requests, refuses other sites' forms, and answers errors with pages.
 
-        Args:
-            takes_turn: Whether a request counts as one of CONCURRENT_PAGES. False for an endpoint that waits for
-                another server, because it must not delay other pages, and for one that counts for its visitor.
+        `takes_turn`: whether a request counts as one of CONCURRENT_PAGES. False for an endpoint that waits for another
+        server, because it must not delay other pages, and for one that counts for its visitor.
         """
 
         async def guarded(request: Request) -> Response:
@@ -177,11 +186,13 @@ class Site:
     ) -> Response:
         """Renders a template: the whole page, or only its <main> if htmx refreshes a part of it.
 
-        Args:
-            shared: The object that <main> shows, if all visitors who see the same tenant get the same <main>. A refresh
-                renders <main> again only if this object or the pauses have changed. None: each refresh renders <main>.
+        `shared` is the object that <main> shows, if all visitors who see the same tenant get the same <main>. A refresh
+        renders <main> again only if this object or the pauses have changed. None: each refresh renders <main>.
         """
-        paused = [] if visitor is None else seen_by(await self._paused(), visitor.tenant_id)
+        paused: Sequence[Pause] = []
+        # Without PostgreSQL, show no pauses: an error here would prevent the page that reports it.
+        with suppress(StoreUnavailable):
+            paused = [] if visitor is None else seen_by(await self.pauses.get(self.session), visitor.tenant_id)
         is_part = "hx-request" in request.headers
         if shared is None or visitor is None or not is_part:
             html = self._render(request, visitor, template, paused, is_part=is_part, **values)
@@ -207,7 +218,7 @@ class Site:
             request=request,
             visitor=visitor,
             csrf_token=csrf_token(token) if token else None,
-            entries=entries(self.settings, visitor, _path_below(request, self.path)),
+            entries=[] if visitor is None else self._entries(visitor, _path_below(request, self.path)),
             paused=paused,
             can_sign_out=visitor is not None and not self.access.is_open,
             has_openid=self.settings.ops_oidc_issuer is not None,
@@ -215,12 +226,11 @@ class Site:
             **values,
         )
 
-    async def _paused(self) -> list[Pause]:
-        try:
-            return await self.pauses.get(self.session)
-        except StoreUnavailable:
-            # Show no pauses. An error here would prevent the page that reports the unavailable database.
-            return []
+    def _entries(self, visitor: Visitor, path: str) -> list[_Entry]:
+        listed = [(own, label) for own, label, for_all in _ENTRIES if not for_all or visitor.tenant_id is None]
+        if {CAPTURE, SMS_CAPTURE} & set(self.settings.providers) and visitor.tenant_id is None and visitor.may_act:
+            listed.append(("/captured", "Try it"))
+        return [_Entry(own, label, path == own or (own != "/" and path.startswith(f"{own}/"))) for own, label in listed]
 
     def url(self, path: str, **parameters: object) -> str:
         """A link to a path below `site.path`. Leaves out parameters that are None or empty."""
@@ -232,13 +242,10 @@ class Site:
         return RedirectResponse(self.url(path, **parameters), 303)
 
     async def error_page(self, request: Request, error: PageError) -> Response:
-        """The page for an error."""
         visitor = None
         if error.status != 503:
-            try:
+            with suppress(Exception):  # the error page works without a database, too
                 visitor = await self.visitor(request)
-            except Exception:  # noqa: BLE001 - the error page works without a database, too
-                visitor = None
         response = await self.page(request, visitor, "error.html", status=error.status, error=error)
         if error.retry_after is not None:
             response.headers["Retry-After"] = str(error.retry_after)
@@ -247,8 +254,7 @@ class Site:
     async def _ask_to_sign_in(self, request: Request, kept: KeptForm | None = None) -> Response:
         """Redirects to the sign-in page. If the request is a form or a refresh, returns the sign-in page itself.
 
-        Args:
-            kept: A form that arrived after its session had ended. The sign-in page keeps it in hidden fields.
+        The sign-in page keeps the form `kept`, which arrived after its session had ended, in hidden fields.
         """
         if kept is None and "hx-request" not in request.headers:
             query = f"?{request.url.query}" if request.url.query else ""
@@ -272,11 +278,7 @@ def with_security_headers(response: Response) -> Response:
 
 
 def _path_below(request: Request, path: str) -> str:
-    """The request's path without the prefix that all pages have; `/` for the first page.
-
-    Args:
-        path: The prefix that browsers use. A proxy may have replaced it with /ops.
-    """
+    """The request's path without the prefix `path`, which a proxy may have replaced with /ops."""
     own: str = request.scope["path"]
     for prefix in (path, PATH):
         if prefix and (own == prefix or own.startswith(f"{prefix}/")):

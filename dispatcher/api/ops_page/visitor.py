@@ -10,21 +10,13 @@ from dispatcher.ops.acts import Act
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A signed-in visitor, and what the visitor may see and do.
+    """A signed-in visitor, and what the visitor may see and do."""
 
-    Attributes:
-        key_id: The API key's id; empty if the visitor signed in without a key.
-        name: The actor in the audit log.
-        tenant_id: The tenant whose emails the visitor sees; None if the visitor sees all tenants.
-        may_act: Whether the visitor may change something and see addresses. Otherwise the visitor may only read.
-        label: A short name for the page's header; empty if there is none.
-    """
-
-    key_id: str
-    name: str
-    tenant_id: str | None
-    may_act: bool
-    label: str = ""
+    key_id: str  # the API key's id; empty if the visitor signed in without a key
+    name: str  # the actor in the audit log
+    tenant_id: str | None  # whose emails the visitor sees; None for all tenants
+    may_act: bool  # and see addresses; otherwise the visitor may only read
+    label: str = ""  # a short name for the page's header
 
     @property
     def share(self) -> str:
@@ -32,24 +24,15 @@ class Visitor:
         return self.name if self.tenant_id is None else self.tenant_id
 
     def act(self, reason: str) -> Act:
-        """An act of this visitor, for the audit log.
-
-        Raises:
-            DispatcherError: the reason is empty.
-        """
+        """An act of this visitor, for the audit log. Raises DispatcherError if the reason is empty."""
         return Act.of(self.name, reason)
 
     def sees(self, tenant_id: str) -> bool:
-        """Whether the visitor may see this tenant."""
         return self.tenant_id is None or self.tenant_id == tenant_id
 
 
 def require_operate(visitor: Visitor) -> None:
-    """Checks that a visitor may act.
-
-    Raises:
-        PageError: the visitor may only read. The error says how the visitor can get the right to act.
-    """
+    """Raises PageError if the visitor may only read. The error says how the visitor can get the right to act."""
     if visitor.may_act:
         return
     if visitor.key_id:

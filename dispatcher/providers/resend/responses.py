@@ -14,14 +14,12 @@ from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejec
 from dispatcher.domain.provider_text import QUOTA_SECONDS, SENDER, cause_of
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
-from dispatcher.transport.http_response import HttpResponse, message_name, number
+from dispatcher.transport.http_response import GATEWAYS, HttpResponse, message_name, number
 
 NAME: Final = "resend"
 RESTRICTED_KEY: Final = "restricted_api_key"
 """Resend's error if a key that may only send is used for another request."""
 
-_GATEWAYS: Final = frozenset({502, 504})
-"""Statuses of a gateway that got no valid response from Resend (RFC 9110, sections 15.6.3 and 15.6.5)."""
 _QUOTAS: Final = frozenset({"daily_quota_exceeded", "monthly_quota_exceeded"})
 _OF_THE_ACCOUNT: Final[Mapping[int, tuple[str, str]]] = {
     401: ("refused the API key", "Check RESEND_API_KEY."),
@@ -42,7 +40,7 @@ def outcome_of(response: HttpResponse) -> Outcome:
     status, code = response.status, _code(response)
     if status == 200 and (accepted := message_name(response.document.get("id"))):
         return Accepted(accepted)
-    if status < 400 or status in _GATEWAYS:
+    if status < 400 or status in GATEWAYS:
         return Uncertain(_summary(response), code)
     if status == 409:
         # Another request with this email's key is in progress, or arrived earlier with a different body. Resend may
@@ -105,7 +103,4 @@ def _code(response: HttpResponse) -> str:
 def _summary(response: HttpResponse) -> str:
     """The status, Resend's name of the error, and its message or a description of the body, scrubbed."""
     words = _message(response)
-    if not words:
-        octets, kind = len(response.body), response.headers.get("content-type", "no type")[:60]
-        words = f"with {octets} octets of {kind}" if response.body.strip() else "with an empty body"
-    return scrub(f"{_code(response)}: {words}" if _message(response) else f"{response.status} {words}")
+    return scrub(f"{_code(response)}: {words}" if words else f"{response.status} {response.shown_body}")

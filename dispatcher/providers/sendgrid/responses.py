@@ -19,7 +19,7 @@ from dispatcher.domain.scrub import scrub
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import BulkCallRefused, BulkEntry
-from dispatcher.transport.http_response import HttpResponse, message_name, number
+from dispatcher.transport.http_response import GATEWAYS, HttpResponse, message_name, number
 
 NAME: Final = "sendgrid"
 MAX_ERRORS: Final = 5
@@ -28,9 +28,6 @@ MAX_ERRORS: Final = 5
 _ACCEPTED: Final = 202
 _VALID: Final = 200
 _TOO_MANY: Final = 429
-_GATEWAYS: Final = frozenset({502, 504})
-"""Statuses of a gateway that got no valid response from SendGrid (RFC 9110, sections 15.6.3 and 15.6.5). SendGrid
-documents neither status, but does send 504 (sendgrid-php#933)."""
 _OF_THE_ACCOUNT: Final[Mapping[int, tuple[str, str]]] = {
     401: ("refused the API key, or the account may not send", "Check SENDGRID_API_KEY, and the account's plan."),
     403: ("does not let this account or key send", "Give the key the scope mail.send; check the account's status."),
@@ -70,7 +67,8 @@ def outcome_of(response: HttpResponse, *, sandbox: bool = False) -> Outcome:
             message_name(response.headers.get("x-message-id")),
             "sandbox mode: SendGrid validated the email and does not deliver it",
         )
-    if response.status < 400 or response.status in _GATEWAYS:
+    # SendGrid documents no status of GATEWAYS, but does send 504 (sendgrid-php#933).
+    if response.status < 400 or response.status in GATEWAYS:
         return Uncertain(_summary(response), str(response.status))
     if response.status >= 500:
         return Deferred(Reason.SERVER_ERROR, _summary(response), str(response.status), response.retry_after)
@@ -135,13 +133,9 @@ def _summary(response: HttpResponse) -> str:
 
 def _glimpse(response: HttpResponse) -> str:
     """A short description of a body that contains no SendGrid errors: its size, type and title."""
-    if not response.body.strip():
-        return "with an empty body"
-    kind = response.headers.get("content-type", "no type")
-    # Leave out the text of a web page, because any server on the way may have sent the page. The title is enough.
     title = re.search(rb"<title[^>]*>([^<]{1,100})", response.body[:4000], re.IGNORECASE)
     words = f", titled {title[1].decode('utf-8', 'replace').strip()!r}" if title else ""
-    return f"with {len(response.body)} octets of {kind[:60]}{words}"
+    return f"{response.shown_body}{words}"
 
 
 def _complaints(response: HttpResponse) -> list[_Complaint]:

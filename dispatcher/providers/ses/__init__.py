@@ -29,6 +29,7 @@ from dispatcher.domain.outcome import Concern, Deferred, Outcome, Reason, Reject
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, SendAgain
+from dispatcher.providers.http_provider import CHECK_SECONDS
 from dispatcher.providers.ses.request import (
     LIMITS,
     MAX_OCTETS,
@@ -57,9 +58,6 @@ if TYPE_CHECKING:
     from botocore.credentials import ReadOnlyCredentials
 
     from dispatcher.providers.ses.signing import Signer
-
-CHECK_SECONDS: Final = 15.0
-"""The time limit of `SesProvider.check`, for the credentials and SES's response together."""
 
 _REACH: Final = "Check the network and AWS_REGION."
 _CONSOLE: Final = "See the SES console."
@@ -195,11 +193,9 @@ class SesProvider:
             headers = self._signed(credentials, "GET", url, await sha256_of(b""))
             response = await self._transport.get(url, headers, deadline)
         except TimeoutError as error:
-            raise ProviderFault(
-                NAME,
-                f"AWS credentials were not found within {CHECK_SECONDS:g} s.",
-                remedy="Check that no firewall blocks the server that issues them, such as the metadata service.",
-            ) from error
+            words = f"AWS credentials were not found within {CHECK_SECONDS:g} s."
+            remedy = "Check that no firewall blocks the server that issues them, such as the metadata service."
+            raise ProviderFault(NAME, words, remedy=remedy) from error
         except (RequestNotSent, NoResponse) as error:
             outcome = unsent_outcome(error) if isinstance(error, RequestNotSent) else error.outcome
             raise ProviderFault(NAME, f"SES cannot be used: {outcome.detail}.", remedy=_REACH) from error

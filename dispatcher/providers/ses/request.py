@@ -117,7 +117,9 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     if email.template_id is not None:
         request["Content"] = {"Template": _template(email, files)}
     elif email.subject and (email.text or email.html) and not email.headers and not email.attachments:
-        request["Content"] = {"Simple": _simple(email)}
+        bodies = {"Text": ("text", email.text), "Html": ("html", email.html)}
+        body = {name: _text(field, text) for name, (field, text) in bodies.items() if text}
+        request["Content"] = {"Simple": {"Subject": _text("subject", email.subject), "Body": body}}
     else:
         # For a raw email, SES takes the names of the sender and the recipients from the MIME message. The other fields
         # are only the envelope, which includes Bcc, so they contain addresses without names.
@@ -143,7 +145,14 @@ def bulk_entry_of(email: OutgoingEmail) -> BulkEntry | None:
         return None
     try:
         data = canonical_data(email.template_data)
-        entry = orjson.dumps(_bulk_entry(email, data))
+        parameters: Parameters = {
+            "Destination": _destination(email, mailbox),
+            "ReplacementTags": _tags(email),
+            "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": data}},
+        }
+        if email.headers:
+            parameters["ReplacementHeaders"] = _template_headers(email)
+        entry = orjson.dumps(parameters)
         _common(email.sender, email.reply_to)
     except (UnrenderableEmail, orjson.JSONEncodeError, ValueError):
         return None
@@ -170,18 +179,6 @@ def bulk_request_for(parts: Sequence[BulkEntry], configuration_set: str | None) 
     return SesRequest(request)
 
 
-def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
-    """The email as an entry of SendBulkEmail. `data`: the template data, as JSON."""
-    entry: Parameters = {
-        "Destination": _destination(email, mailbox),
-        "ReplacementTags": _tags(email),
-        "ReplacementEmailContent": {"ReplacementTemplate": {"ReplacementTemplateData": data}},
-    }
-    if email.headers:
-        entry["ReplacementHeaders"] = _template_headers(email)
-    return entry
-
-
 def _common(sender: str, reply_to: Sequence[str]) -> Parameters:
     """The shared parameters of a SendBulkEmail."""
     common: Parameters = {"FromEmailAddress": _sender(sender)}
@@ -196,14 +193,6 @@ def _tags(email: OutgoingEmail) -> list[dict[str, str]]:
     for number, tag in enumerate(email.tags, 1):
         tags.append({"Name": f"tag_{number}", "Value": _NOT_IN_TAGS.sub("_", tag)})
     return tags
-
-
-def _simple(email: OutgoingEmail) -> Parameters:
-    bodies = {"Text": ("text", email.text), "Html": ("html", email.html)}
-    return {
-        "Subject": _text("subject", email.subject),
-        "Body": {name: _text(field, body) for name, (field, body) in bodies.items() if body},
-    }
 
 
 def _text(field: str, text: str) -> dict[str, str]:
@@ -226,25 +215,20 @@ def _template(email: OutgoingEmail, files: list[Base64Content | Base64Body]) -> 
 
 def _template_headers(email: OutgoingEmail) -> list[dict[str, str]]:
     if len(email.headers) > MAX_HEADERS:
-        raise UnrenderableEmail(
-            Reason.INVALID_CONTENT, f"SES accepts at most {MAX_HEADERS} headers in an email with a template"
-        )
+        words = f"SES accepts at most {MAX_HEADERS} headers in an email with a template"
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, words)
     for name, value in email.headers.items():
         header_field(name, value)
         if not _PRINTABLE.fullmatch(value) or len(name) + len(value) > MAX_HEADER_CHARACTERS:
-            raise UnrenderableEmail(
-                Reason.INVALID_CONTENT,
-                f"header {name} is empty, too long or not ASCII, which SES refuses in an email with a template",
-            )
+            words = f"header {name} is empty, too long or not ASCII, which SES refuses in an email with a template"
+            raise UnrenderableEmail(Reason.INVALID_CONTENT, words)
     return [{"Name": name, "Value": value} for name, value in email.headers.items()]
 
 
 def _template_attachment(file: OutgoingAttachment, files: list[Base64Content | Base64Body]) -> Parameters:
     if len(checked_type(file.content_type)) > MAX_CONTENT_TYPE_CHARACTERS:
-        raise UnrenderableEmail(
-            Reason.INVALID_CONTENT,
-            f"an attachment's content_type is too long: SES accepts at most {MAX_CONTENT_TYPE_CHARACTERS} characters",
-        )
+        limit = f"SES accepts at most {MAX_CONTENT_TYPE_CHARACTERS} characters"
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"an attachment's content_type is too long: {limit}")
     return {
         "FileName": checked_text("an attachment's filename", file.filename),
         "ContentType": file.content_type,
@@ -298,7 +282,6 @@ def _address(field: str, text: str, reason: Reason, form: Callable[[Address], st
     except ValueError as error:
         raise UnrenderableEmail(reason, f"{field} {error}") from None
     if not address.local.isascii():
-        raise UnrenderableEmail(
-            reason, f"{field} has non-ASCII letters before the @, and SES does not support SMTPUTF8"
-        )
+        words = f"{field} has non-ASCII letters before the @, and SES does not support SMTPUTF8"
+        raise UnrenderableEmail(reason, words)
     return formed

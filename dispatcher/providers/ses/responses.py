@@ -17,7 +17,7 @@ from dispatcher.domain.provider_text import QUOTA_SECONDS, SENDER, STOPPED, caus
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import BulkCallRefused
-from dispatcher.transport.http_response import HttpResponse, RequestNotSent, message_name, number
+from dispatcher.transport.http_response import GATEWAYS, HttpResponse, RequestNotSent, message_name, number
 from dispatcher.transport.tls_faults import tls_fault
 
 NAME: Final = "ses"
@@ -126,8 +126,6 @@ _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistExcep
 """Error codes which mean that SES did not find something that all emails of the call share, such as the template."""
 _ENDED: Final = re.compile("ExpiredToken(Exception)?|Invalid(ClientToken|AccessKey)Id|UnrecognizedClientException")
 """Error codes of credentials that have expired or no longer exist."""
-GATEWAYS: Final = frozenset({502, 504})
-"""Statuses of a gateway that got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
 _NOT_VERIFIED: Final = re.compile(r"not verified(?:.*region \S+: *(.*))?", re.IGNORECASE | re.DOTALL)
 """Matches the identities that failed SES's check, if the message lists them."""
@@ -197,7 +195,10 @@ def refusal_of(response: HttpResponse, *, has_template: bool = False, sender: st
         return Uncertain("the response cannot be parsed", str(response.status))
     status, (code, message) = response.status, error
     words = scrub(message)
-    retry_after = _retry_after(response)
+    milliseconds = number(response.headers.get("x-amz-retry-after", ""))
+    retry_after = response.retry_after if milliseconds is None else milliseconds / 1000
+    if retry_after is not None:
+        retry_after = min(retry_after, _MAX_RETRY_SECONDS)
     # SES v1 leaves out the suffix of some codes.
     verdict = VERDICTS.get(code) or VERDICTS.get(f"{code}Exception") or BY_STATUS.get(status)
     if verdict is None:
@@ -281,9 +282,3 @@ def _refined(verdict: Verdict, code: str, message: str, *, has_template: bool, s
     if _SYNTAX.search(message):
         return _RECIPIENT
     return _TOO_LARGE if _LENGTH.search(message) else verdict
-
-
-def _retry_after(response: HttpResponse) -> float | None:
-    milliseconds = number(response.headers.get("x-amz-retry-after", ""))
-    seconds = response.retry_after if milliseconds is None else milliseconds / 1000
-    return None if seconds is None else min(seconds, _MAX_RETRY_SECONDS)

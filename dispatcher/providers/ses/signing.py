@@ -64,7 +64,11 @@ class AwsCredentials:
             now = asyncio.get_running_loop().time()
             if now >= self._next_check_at:
                 self._next_check_at = now + EXPIRY_CHECK_SECONDS
-                self._check_expiry(now)
+                if self._pending is None and now >= self._next_renewal_at and self._source.refresh_needed():
+                    self._next_renewal_at = now + RENEWAL_INTERVAL_SECONDS
+                    self._start_search()
+                if self._source.refresh_needed(MIN_VALID_SECONDS):
+                    self._frozen = None
         return self._frozen
 
     async def wait(self, deadline: float) -> ReadOnlyCredentials:
@@ -82,14 +86,6 @@ class AwsCredentials:
         if refused is self._frozen:
             self._session = new_session()  # a session keeps what it has found
             self._source = self._frozen = None
-
-    def _check_expiry(self, now: float) -> None:
-        """Starts a renewal if it is due. Drops credentials that expire within MIN_VALID_SECONDS."""
-        if self._pending is None and now >= self._next_renewal_at and self._source.refresh_needed():
-            self._next_renewal_at = now + RENEWAL_INTERVAL_SECONDS
-            self._start_search()
-        if self._source.refresh_needed(MIN_VALID_SECONDS):
-            self._frozen = None
 
     def _start_search(self) -> asyncio.Future[_Found]:
         """Starts a thread that finds or renews the credentials, unless such a thread is running. Returns its future."""
@@ -180,7 +176,10 @@ class Signer:
     def _authorization(self, form: _CanonicalForm, timestamp: str, digest: str) -> str:
         day = timestamp[:8]
         if day != self._day:
-            self._day, self._key = day, self._key_of(day)
+            key = f"AWS4{self.credentials.secret_key}".encode()
+            for part in (day, *self._scope_after_day.split("/")):
+                key = hmac.digest(key, part.encode(), "sha256")
+            self._day, self._key = day, key
         scope = f"{day}/{self._scope_after_day}"
         request = sha256(f"{form.before}{timestamp}{form.after}{digest}".encode()).hexdigest()
         to_sign = f"AWS4-HMAC-SHA256\n{timestamp}\n{scope}\n{request}"
@@ -189,9 +188,3 @@ class Signer:
             f"AWS4-HMAC-SHA256 Credential={self.credentials.access_key}/{scope}, "
             f"SignedHeaders={form.signed_headers}, Signature={signature}"
         )
-
-    def _key_of(self, day: str) -> bytes:
-        key = f"AWS4{self.credentials.secret_key}".encode()
-        for part in (day, *self._scope_after_day.split("/")):
-            key = hmac.digest(key, part.encode(), "sha256")
-        return key

@@ -132,9 +132,8 @@ class TwilioProvider(HttpProvider):
         if response.status != 200:
             raise fault_of(response)
         if (status := response.document.get("status")) != "active":
-            raise ProviderFault(
-                NAME, f"Twilio's account is not active: {str(status)[:20]}.", remedy="Ask Twilio's support."
-            )
+            words = f"Twilio's account is not active: {str(status)[:20]}."
+            raise ProviderFault(NAME, words, remedy="Ask Twilio's support.")
         kind = "trial account; only verified numbers get SMS" if response.document.get("type") == "Trial" else "account"
         return f"Twilio accepts the credentials of the {kind}."
 
@@ -166,20 +165,16 @@ def form_of(email: OutgoingEmail, default_sender: str, callback_url: str | None,
     if not text:
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "the SMS has no text")
     if len(text) > MAX_CHARACTERS:
-        raise UnrenderableEmail(
-            Reason.INVALID_CONTENT, f"text has {len(text):,} characters; Twilio accepts at most {MAX_CHARACTERS:,}"
-        )
+        words = f"text has {len(text):,} characters; Twilio accepts at most {MAX_CHARACTERS:,}"
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, words)
     if fault := body_fault(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"text {fault}")
     if len(email.to) != 1 or not email.to[0].startswith("+"):
-        raise UnrenderableEmail(
-            Reason.REJECTED_RECIPIENT,
-            "the SMS must have exactly one recipient, a phone number in E.164 format, such as +4915112345678",
-        )
+        words = "the SMS must have exactly one recipient, a phone number in E.164 format, such as +4915112345678"
+        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, words)
     if not sender:
-        raise UnrenderableEmail(
-            Reason.REJECTED_SENDER, "the SMS has no sender, and DISPATCHER_TWILIO_SENDER is not set"
-        )
+        words = "the SMS has no sender, and DISPATCHER_TWILIO_SENDER is not set"
+        raise UnrenderableEmail(Reason.REJECTED_SENDER, words)
     form = {"To": email.to[0], "MessagingServiceSid" if sender.startswith("MG") else "From": sender, "Body": text}
     if expires_in is not None:
         # Round down, because the period begins a little later: when Twilio accepts the SMS.

@@ -12,14 +12,12 @@ from typing import Final
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
-from dispatcher.transport.http_response import HttpResponse, message_name
+from dispatcher.transport.http_response import GATEWAYS, HttpResponse, message_name
 
 NAME: Final = "twilio"
 OPTED_OUT: Final = 21610
 """Twilio's error code if the recipient has answered STOP."""
 
-_GATEWAYS: Final = frozenset({502, 504})
-"""Statuses of a gateway that got no valid response from Twilio (RFC 9110, sections 15.6.3 and 15.6.5)."""
 _THROTTLED: Final = frozenset({14107, 20429, 21611, 63038})
 """Twilio's error codes if Twilio limits our rate, or if the sender's queue is full (21611)."""
 _REJECTIONS: Final[Mapping[int, Reason]] = {
@@ -66,7 +64,7 @@ def outcome_of(response: HttpResponse) -> Outcome:
     status, error, code = response.status, _error(response), code_of(response)
     if status == 201 and (sid := message_name(response.document.get("sid"))):
         return Accepted(sid)
-    if status < 400 or status in _GATEWAYS:
+    if status < 400 or status in GATEWAYS:
         return Uncertain(_summary(response), code)
     if status == 429 or error in _THROTTLED:
         return Deferred(Reason.THROTTLED, _summary(response), code, response.retry_after)
@@ -109,6 +107,4 @@ def _summary(response: HttpResponse) -> str:
     message = response.document.get("message")
     if isinstance(message, str) and message and response.status >= 400:
         return scrub(f"{code_of(response)}: {message}")
-    octets, kind = len(response.body), response.headers.get("content-type", "no type")[:60]
-    words = f"with {octets} octets of {kind}" if response.body.strip() else "with an empty body"
-    return scrub(f"{code_of(response)} {words}")
+    return scrub(f"{code_of(response)} {response.shown_body}")

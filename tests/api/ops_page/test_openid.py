@@ -12,10 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 import pytest
 
-from dispatcher.api.ops_page.openid import CONCURRENT_SIGN_INS, OpenIdIssuer
+from dispatcher.api.ops_page.openid import CONCURRENT_SIGN_INS, OpenIdIssuer, PendingSignIn
 from dispatcher.api.ops_page.openid_sign_in import visitor_of
 from dispatcher.api.ops_page.page_errors import PageError
-from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.errors import ConfigurationError
