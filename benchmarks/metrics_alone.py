@@ -21,8 +21,9 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/metrics_alone.py`
 
 from dispatcher.domain.status import Status
-from dispatcher.telemetry import metric_files, scrape
-from dispatcher.worker.report import report_lease, report_record
+from dispatcher.telemetry import metric_files, metrics, scrape
+from dispatcher.worker.in_flight_email import EndedAttempt
+from dispatcher.worker.report import report_record
 
 BATCHES: Final = (1, 8, 64, 256)
 ROUNDS: Final = 30
@@ -51,16 +52,19 @@ def main() -> None:
 
 def _count(batch: Any, times: int) -> None:
     for _ in range(times):
-        report_lease(len(batch), 0.003)
+        metrics.LEASE_EMAILS.observe(len(batch))
+        metrics.LEASE_SECONDS.observe(0.003)
         report_record(batch, 0.003)
 
 
 def _batch(size: int) -> list[Any]:
     """The parts of a worker's recorded results that the metrics count."""
     now = datetime.now(UTC)
+    email = SimpleNamespace(lease=SimpleNamespace(due_since=now - timedelta(seconds=1)))
     return [
-        SimpleNamespace(
-            result=SimpleNamespace(
+        EndedAttempt(
+            email,  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
                 provider="sendgrid",
                 outcome="accepted",
                 error_type=None,
@@ -68,7 +72,7 @@ def _batch(size: int) -> list[Any]:
                 started_at=now,
                 finished_at=now + timedelta(milliseconds=5 + number % 40),
             ),
-            email=SimpleNamespace(lease=SimpleNamespace(created_at=now - timedelta(seconds=1))),
+            0.0,
         )
         for number in range(size)
     ]

@@ -32,6 +32,7 @@ class Known:
         reported: The kinds of events that the provider has reported.
         impossible: The kinds of events that were reported before any attempt.
         proven_by: The provider whose event waits to settle the email, or has settled it.
+        times: `send_at` and `expires_at` of its payload.
         has_expiry: Whether it has an expires_at. The test moves this time into the past.
         is_over: Whether its expires_at has passed.
         is_overdue: Whether its wait is over, if it is waiting.
@@ -44,6 +45,7 @@ class Known:
     key: str
     policy: OnUncertain | None
     due_since: int | None
+    times: dict[str, datetime | None]
     status: Status = Status.PENDING
     token: int = 0
     attempts: int = 0

@@ -178,12 +178,12 @@ class Machine(RuleBasedStateMachine):
     # Methods that bring an email into a state.
 
     def _enqueued(self, policy: OnUncertain | None, *, is_scheduled: bool = False, has_expiry: bool = False) -> Known:
-        email_id = self.books.enqueue_one(
-            on_uncertain=policy,
-            send_at=NEVER if is_scheduled else None,
-            expires_at=NEVER + timedelta(days=1) if has_expiry else None,
-        )
-        self.known[email_id] = known = Known(email_id, self.books.key(email_id), policy, self._now())
+        times = {
+            "send_at": NEVER if is_scheduled else None,
+            "expires_at": NEVER + timedelta(days=1) if has_expiry else None,
+        }
+        email_id = self.books.enqueue_one(on_uncertain=policy, **times)
+        self.known[email_id] = known = Known(email_id, self.books.key(email_id), policy, self._now(), times)
         known.has_expiry = has_expiry
         if is_scheduled:
             known.status, known.due_since = Status.WAITING, None
@@ -638,9 +638,7 @@ class Machine(RuleBasedStateMachine):
     def enqueue_again(self, number: int, status: Status) -> None:
         known = self._prepared(number, status)
         assert not known.is_over
-        if known.has_expiry:
-            return  # the payload has a time that this rule does not know
-        same = enqueue(self.books.connection, email(known.key, on_uncertain=known.policy))
+        same = enqueue(self.books.connection, email(known.key, on_uncertain=known.policy, **known.times))
         assert same.email_id == known.email_id
         with pytest.raises(MessageKeyConflict):
             enqueue(self.books.connection, email(known.key, subject="Another"))
