@@ -117,6 +117,15 @@ class Field:
         return label(self.name)
 
     @property
+    def help(self) -> str:
+        """What the field is, with its default."""
+        if "[default" in self.about or self.is_required or self.default in (None, False, "", ()):
+            return self.about
+        values = self.default if isinstance(self.default, tuple) else (self.default,)
+        shown = ", ".join(f"{each:g}" if isinstance(each, float) else str(each) for each in values)
+        return f"{self.about}  [default: {shown}]"
+
+    @property
     def flag(self) -> str:
         """The command's option: `--per-second`; `--tenant` for `tenant_id`, `--older-than` for `older_than_seconds`."""
         name = self.name.removesuffix("_id" if self.name == "tenant_id" else "_seconds")
@@ -199,6 +208,7 @@ class Action(Generic[R_co]):
         row: The type of the statement's rows. Its fields are the columns.
         refusals: Why the action may not be carried out. The first one also means that the statement returned no row.
         created: Where HTTP says that the new row is: the path, with the row's fields in braces.
+        is_background: Whether the change only begins when HTTP answers.
         stops: A column of a paged list. A statement that examines a limited number of rows may return, as its last row,
             the last row that it has examined, with null in this column. The next page continues there.
         constants: More parameters of the query.
@@ -217,8 +227,8 @@ class Action(Generic[R_co]):
     http: ClassVar[str]
     query: ClassVar[str]
     arguments: ClassVar[tuple[str, ...]] = ()
-    scope: ClassVar[Scope]
-    reach: ClassVar[Reach]
+    scope: ClassVar[Scope] = Scope.OPERATE
+    reach: ClassVar[Reach] = Reach.ALL_TENANTS
     row: ClassVar[type[Any]]
     fields: ClassVar[Mapping[str, Field]] = {}
     is_list: ClassVar[bool] = False
@@ -234,6 +244,7 @@ class Action(Generic[R_co]):
     nothing: ClassVar[str] = ""
     missing: ClassVar[Mapping[str, str]] = {}
     created: ClassVar[str] = ""
+    is_background: ClassVar[bool] = False
     stops: ClassVar[str] = ""
     constants: ClassVar[Mapping[str, object]] = {}
     examples: ClassVar[tuple[str, ...]] = ()
@@ -244,12 +255,13 @@ class Action(Generic[R_co]):
         name: str = "",
         http: str = "",
         query: str = "",
-        scope: Scope = Scope.OPERATE,
-        reach: Reach = Reach.ALL_TENANTS,
+        scope: Scope | None = None,
+        reach: Reach | None = None,
     ) -> None:
-        cls.name, cls.http, cls.query, cls.scope, cls.reach = name, http, query, scope, reach
+        cls.name, cls.http, cls.query = name, http, query
+        cls.scope, cls.reach = scope or cls.scope, reach or cls.reach
         own = {each: value for each, value in vars(cls).items() if isinstance(value, Field)}
-        if cls.key:
+        if cls.key and "after" not in own:
             own["after"] = Field(cursor(cls.key.values()), "Continue after an earlier page: its `next`.", None)
         for each, value in own.items():
             value.name = each
@@ -366,8 +378,10 @@ class Paged(Action[Page[T]]):
     limit: int = field(PAGE_ROWS, "The most rows.", default=50)
 
     @classmethod
-    def page(cls, rows: Sequence[T], most: int) -> Page[T]:
+    def page(cls, rows: Sequence[T] | Page[T], most: int) -> Page[T]:
         """A page from at most `most + 1` rows, and possibly a row that says where the search stopped (see `stops`)."""
+        if isinstance(rows, Page):  # `run` of a subject made it
+            return rows
         shown, last = list(rows[:most]), None
         if len(rows) > most:
             last = rows[most - 1]

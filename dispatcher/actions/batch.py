@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
-from dispatcher.actions.action import Change, field
+from dispatcher.actions.action import Change, Reach, field
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.kinds import EMAIL_IDS, FLAG, TENANT
 from dispatcher.domain.status import Status
@@ -101,7 +101,7 @@ class Unchanged:
     status: Status | None
 
 
-class Batch(Change[Outcome]):
+class Batch(Change[Outcome], reach=Reach.ANY_TENANT):
     """A change of many emails.
 
     Attributes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID
 
@@ -53,13 +55,16 @@ OUTCOMES: Final = {
 """What a replay says of an email, by the outcome."""
 PENDING_AGAIN: Final = "The email is pending, and will be sent again."
 TWICE: Final = "The recipient may get the email twice."
-REPLAY_ID: Final = whole(1, 2**63 - 1)
+REPLAY_ID: Final = replace(whole(1, 2**63 - 1), metavar="REPLAY")
+PER_SECOND: Final = number(MIN_PER_SECOND, MAX_PER_SECOND)
+OWN_RATE: Final = "Keep this replay's own rate even if a running replay includes some of the same emails."
 ROWS: Final = whole(1, 10_000)
 
 
-class FailureFilter(Action[R]):
+class FailureFilter(Action[R], reach=Reach.ANY_TENANT):
     """Selects failed and held emails. Every face has these fields; `dead_emails` in dead.sql applies them."""
 
+    filters: ClassVar[tuple[str, ...]]
     error_type: str | None = field(one_of(Reason), "Only this error type, such as outcome_unknown.", default=None)
     provider: str | None = field(PROVIDER, "Only emails whose last attempt used this provider.", default=None)
     channel: str | None = field(FILTER_TEXT, "Only this channel: `email` or `sms`.", default=None)
@@ -71,14 +76,13 @@ class FailureFilter(Action[R]):
     older_than_seconds: float | None = field(AGE, "Only emails enqueued longer ago than this.", default=None)
     newer_than_seconds: float | None = field(AGE, "Only emails enqueued more recently than this.", default=None)
 
-    filters: ClassVar[tuple[str, ...]] = (
-        "error_type", "provider", "channel", "text", "tag", "older_than_seconds", "newer_than_seconds"
-    )  # fmt: skip
-
     def selected(self, **more: Any) -> Selection:
         """The filter as a selection, with more of its fields."""
         given = {name: value for name, value in self.values().items() if name in Selection.__match_args__}
         return Selection(**given | more)
+
+
+FailureFilter.filters = tuple(name for name in FailureFilter.fields if name != "tenant_id")
 
 
 class DeadFilter(FailureFilter[R]):
@@ -98,7 +102,6 @@ class ListDead(
     name="dlq list",
     http="GET /v1/dead-letters",
     query="list_dead",
-    reach=Reach.ANY_TENANT,
 ):
     """List failed and held emails, newest first."""
 
@@ -117,7 +120,6 @@ class DiscardDead(
     name="dlq discard",
     http="POST /v1/dead-letters/discard",
     query="discard_dead",
-    reach=Reach.ANY_TENANT,
 ):
     """Discard the dead letters of failed and held emails. Nothing is sent.
 
@@ -153,25 +155,6 @@ class DiscardDead(
     )
 
 
-class CreateReplay(
-    DeadFilter[Replay], Change[Replay], name="dlq replay", http="POST /v1/replays", reach=Reach.ONE_TENANT
-):
-    """Send failed emails again. Selects the emails now, then replays them at `per_second`. Skips emails that are `sent`
-    by then. Replays emails that may have arrived only with `include_held`."""
-
-    email_ids: tuple[UUID, ...] | None = field(EMAIL_IDS, "Only these emails.", default=None)
-    include_held: bool = field(FLAG, "Also replay emails that may have arrived.", default=False)
-    per_second: float = field(number(MIN_PER_SECOND, MAX_PER_SECOND), "Emails per second.", default=DEFAULT_PER_SECOND)
-    force: bool = field(
-        FLAG, "Keep this replay's own rate even if a running replay includes some of the same emails.", default=False
-    )
-
-    statuses = frozenset({Status.FAILED})
-    on_one = "Sends the email again: it becomes pending, gets all its attempts again, and its dead letter is removed."
-    done = PENDING_AGAIN
-    examples = ('dlq replay --error-type refused --reason "The domain is verified now."',)
-
-
 class ListReplays(Paged[Replay], name="dlq replays", query="list_replays", reach=Reach.ANY_TENANT):
     """List replays, newest first: state, progress, operator, reason.
 
@@ -190,15 +173,90 @@ class ListReplays(Paged[Replay], name="dlq replays", query="list_replays", reach
     examples = ("dlq replays", "dlq replays --json | jq '.replays[] | select(.state == \"interrupted\")'")
 
 
-class DecideReplay(Change[Replay], name="dlq stop", http="DELETE /v1/replays/{replay_id}", reach=Reach.ONE_TENANT):
-    """Stop a replay after its current email, or resume it. Emails that were already replayed are still sent."""
+class CreateReplay(DeadFilter[Any], Change[Replay], name="dlq replay", http="POST /v1/replays"):
+    """Send failed emails again. Selects the emails now, then replays them at `per_second`. Skips emails that are `sent`
+    by then. Replays emails that may have arrived only with `include_held`."""
+
+    email_ids: tuple[UUID, ...] | None = field(EMAIL_IDS, "Only these emails.", default=None)
+    include_held: bool = field(
+        FLAG,
+        "Also replay selected emails that may have arrived: held emails, and emails with an attempt that got no "
+        "answer. Otherwise, these emails are skipped, even if the filter selects held emails.",
+        default=False,
+        option="--held",
+    )
+    per_second: float = field(PER_SECOND, "Emails per second.", default=DEFAULT_PER_SECOND, option="--rate")
+    force: bool = field(FLAG, OWN_RATE, default=False)
+
+    needs_reason = False  # not with --dry-run
+    is_background = True
+    created = "/v1/replays/{id}"
+    statuses = frozenset({Status.FAILED})
+    on_one = "Sends the email again: it becomes pending, gets all its attempts again, and its dead letter is removed."
+    done = PENDING_AGAIN
+    examples = ('dlq replay --error-type refused --reason "The domain is verified now."',)
+
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Replay]:
+        """Stores the list of emails; whoever asked for the replay then runs it (`ops.replaying`)."""
+        from dispatcher.ops.acts import Act
+        from dispatcher.ops.replaying import create
+
+        act, held = Act(parameters["actor"], parameters["reason"]), self.include_held
+        selection, rate = self.selected(), self.per_second
+        return [await create(source, selection, act, include_held=held, per_second=rate, force=self.force)]
+
+
+class OneReplay(Action[R], reach=Reach.ANY_TENANT):
+    """Is about one replay."""
 
     replay_id: int = field(REPLAY_ID, "The replay's id.")
     tenant_id: str | None = field(TENANT, "The tenant that the replay's filter names.", default=None)
 
-    refusals = (Refusal("unknown", "not-found", "The tenant has no replay with this id."),)
+    constants: ClassVar = {"after_id": None, "limit": 1}
+    refusals = (Refusal("unknown", "not-found", "There is no replay {replay_id}.", "See `dispatcher dlq replays`."),)
+
+
+class GetReplay(OneReplay[Replay], name="dlq get", http="GET /v1/replays/{replay_id}", query="list_replays"):
+    """Get a replay's progress. `is_active` is true while a process runs the replay. If `state` is `interrupted`, resume
+    it."""
+
+
+class ChangeReplay(OneReplay[Any], Change[Replay]):
+    """Changes one replay. Without effect if its state does not allow the change."""
+
+    async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Replay]:
+        """The replay after the change."""
+        from dispatcher.store.statements import fetch
+
+        if not await fetch(source, "list_replays", parameters, into=Replay):
+            return []
+        await fetch(source, self.query, parameters)
+        return await fetch(source, "list_replays", parameters, into=Replay)
+
+
+class StopReplay(ChangeReplay, name="dlq stop", http="DELETE /v1/replays/{replay_id}", query="stop_replay"):
+    """Stop a replay. It stops after its current email: emails that it has already made pending are still sent.
+
+    A stopped replay can be resumed (`dlq replay --resume`).
+    """
+
+    tells_row = True
+    done = "Emails that were already replayed are still sent."
     examples = ('dlq stop 7 --reason "the provider throttles us"',)
 
 
+class ResumeReplay(ChangeReplay, name="dlq resume", http="POST /v1/replays/{replay_id}/resume", query="resume_replay"):
+    """Resume a replay. Continues a stopped or interrupted replay with its next email. Has no effect on a running or
+    done replay."""
+
+    per_second: float | None = field(PER_SECOND, "The new rate.", default=None, option="--rate")
+    force: bool = field(FLAG, OWN_RATE, default=False)
+
+    needs_reason = False
+    is_background = True
+    examples = ('dlq resume 7 --reason "the process was restarted"',)
+
+
+REPLAYS: Final = (CreateReplay, GetReplay, StopReplay, ResumeReplay)
+"""A replay runs in the command, or in the background of the API, so each face has some of these, in its own way."""
 ACTIONS = (ListDead, DiscardDead, ListReplays)
-"""A replay runs in the command, or in the background of the API. So its actions are carried out by hand."""

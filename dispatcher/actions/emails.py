@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, ClassVar, Final
 from uuid import UUID
@@ -120,7 +120,6 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
     )
 
     def check(self, settings: Any) -> None:
-        """Checks that the period is not empty."""
         del settings
         if self.created_from and self.created_before and self.created_before <= self.created_from:
             raise Mistakes([Mistake("created_before", "must be later than the beginning of the period")])
@@ -132,13 +131,6 @@ class ListEmails(Paged[ListedEmail], name="find", http="GET /v1/emails", scope=S
         found = await find(source, self.values(), limit=self.limit, after=parameters["after_email_id"])
         cursor = None if found.next is None else cursor_text([found.next])
         return FoundPage(found.rows, cursor, found.was_cut, found.recipients_since)
-
-    @classmethod
-    def page(cls, rows: Sequence[ListedEmail], most: int) -> Page[ListedEmail]:
-        """The page as `run` returned it."""
-        del most
-        assert isinstance(rows, FoundPage)
-        return rows
 
 
 ACTIONS = (ListEmails,)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
-from dispatcher.actions.action import Paged, Reach, field
+from dispatcher.actions.action import Paged, field
 from dispatcher.actions.batch import Batch, Verdict
 from dispatcher.actions.dlq import PENDING_AGAIN, ROWS, TWICE, FailureFilter
 from dispatcher.domain.failures import HeldEmail
@@ -28,7 +28,6 @@ class ListHeld(
     name="held list",
     http="GET /v1/held",
     query="list_held",
-    reach=Reach.ANY_TENANT,
 ):
     """List held emails, oldest first, with what shows if they arrived."""
 
@@ -74,9 +73,7 @@ SENT = _not_held("already_sent", "already sent.", "the email's status is sent.",
 UNDER_WAY = ("under_way", "no longer held, but pending, waiting or sending.", "the email's status is {status}.")
 
 
-class Confirm(
-    HeldDecision, name="held confirm", http="POST /v1/held/confirm", query="confirm_held", reach=Reach.ANY_TENANT
-):
+class Confirm(HeldDecision, name="held confirm", http="POST /v1/held/confirm", query="confirm_held"):
     """Mark held emails as `sent`, because they did arrive. This cannot be undone.
 
     Give the ids or message keys of the emails, select emails by a filter, or select all with --all. With a filter or
@@ -105,9 +102,7 @@ class Confirm(
     )
 
 
-class Release(
-    HeldDecision, name="held release", http="POST /v1/held/release", query="release_held", reach=Reach.ANY_TENANT
-):
+class Release(HeldDecision, name="held release", http="POST /v1/held/release", query="release_held"):
     """Send held emails again, although they may have arrived.
 
     Give the ids or message keys of the emails, select emails by a filter, or select all with --all. With a filter or

@@ -76,7 +76,7 @@ class ListSuppressions(
     tenant_id: str | None = field(TENANT, _OWN, default=None)
     kind: SuppressionReason | None = field(KIND, "Only entries of this kind.", default=None)
     since: datetime | None = field(SINCE, "Only entries made since this time.", default=None)
-    limit: int = field(whole(1, 1000), "The most entries per page.  [default: 50]", default=50)
+    limit: int = field(whole(1, 1000), "The most entries per page.", default=50)
 
     nothing = "No such recipient is suppressed."
     missing: ClassVar = {"expires_at": "for ever"}
@@ -120,9 +120,7 @@ class AddSuppressions(
 
     recipients: tuple[str, ...] = field(RECIPIENTS, "Addresses, and domains such as example.org.")
     tenant_id: str | None = field(TENANT, _OWN, default=None)
-    kind: SuppressionReason = field(
-        KIND, "Why the recipients get no email.  [default: manual]", default=SuppressionReason.MANUAL
-    )
+    kind: SuppressionReason = field(KIND, "Why the recipients get no email.", default=SuppressionReason.MANUAL)
     days: int | None = field(whole(1, MAX_DAYS), "The entry ends after N days.  [default: never]", default=None)
     expires_at: datetime | None = field(INSTANT, "The entry ends at this time.  [default: never]", default=None)
     note: str | None = field(_NOTE, "A note for operators, without addresses.", default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from dispatcher.actions.action import Reach, field
+from dispatcher.actions.action import field
 from dispatcher.actions.batch import Batch, Verdict
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_rules import MAX_DAYS_AHEAD
@@ -44,7 +44,7 @@ TOO_LATE = Verdict(
 )
 
 
-class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel_emails", reach=Reach.ANY_TENANT):
+class Cancel(Unsent, name="cancel", http="POST /v1/emails/cancel", query="cancel_emails"):
     """Cancel emails that are pending or waiting: they are never sent.
 
     Give the ids or message keys of the emails, select emails by a filter, or select all with --all. With a filter or
@@ -81,7 +81,6 @@ class Reschedule(
     name="reschedule",
     http="POST /v1/emails/reschedule",
     query="reschedule_emails",
-    reach=Reach.ANY_TENANT,
 ):
     """Change the send time of pending or waiting emails.
 
@@ -122,7 +121,6 @@ class Reschedule(
     )
 
     def change(self) -> dict[str, Any]:
-        """The new time."""
         return {"send_at": self.send_at or datetime.now(UTC) + timedelta(seconds=self.send_in_seconds or 0.0)}
 
 

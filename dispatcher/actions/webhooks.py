@@ -30,9 +30,6 @@ W = TypeVar("W")
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 """The earliest instant of a replay, because ids of events contain no earlier time."""
 _SAVE: Final = "Save this secret now: it is not shown again. The receiver needs it to verify signatures."
-_UNKNOWN: Final = (
-    Refusal("unknown", "not-found", "There is no webhook {webhook_id}.", "See `dispatcher webhooks list`."),
-)
 
 
 def _kind(value: object) -> OutgoingKind:
@@ -44,11 +41,16 @@ def _kind(value: object) -> OutgoingKind:
 EVENT_TYPE: Final = Kind(f"must be one of: {', '.join(TYPES)}", {"type": "string", "enum": list(TYPES)}, _kind)
 URL: Final = text(MAX_URL_CHARACTERS, r"https?://[!-~]+", "must be a URL that begins with https://", "URL")
 WEBHOOK_ID: Final = whole(1, 2**63 - 1)
-OF_TENANT: Final = "Only a webhook of this tenant."
+
+
+class AboutWebhooks(Action[W], reach=Reach.ANY_TENANT):
+    """Is about the webhooks of one tenant, or of all."""
+
+    tenant_id: str | None = field(TENANT, "Only webhooks of this tenant.", default=None)
 
 
 class ListWebhooks(
-    Listing[Webhook], name="webhooks list", http="GET /v1/webhooks", query="list_webhooks", reach=Reach.ANY_TENANT
+    AboutWebhooks[Any], Listing[Webhook], name="webhooks list", http="GET /v1/webhooks", query="list_webhooks"
 ):
     """List the webhooks: state, lag, retries, last error. The list never shows secrets.
 
@@ -56,41 +58,36 @@ class ListWebhooks(
     that are not posted again. "lag" is the age of the oldest event that the receiver has neither accepted nor refused.
     """
 
-    tenant_id: str | None = field(TENANT, "Only webhooks of this tenant.", default=None)
-
     nothing = "There is no webhook. To add one, see `dispatcher webhooks add --help`."
     missing: ClassVar = {"tenant_id": "all tenants"}
     examples = ("webhooks list", "webhooks list --json | jq '.webhooks[] | select(.state == \"disabled\")'")
 
 
+class OneWebhook(AboutWebhooks[W]):
+    """Is about one webhook."""
+
+    webhook_id: int = field(WEBHOOK_ID, "The webhook.")
+
+    refusals = (
+        Refusal("unknown", "not-found", "There is no webhook {webhook_id}.", "See `dispatcher webhooks list`."),
+    )
+
+
 class ShowWebhook(
-    Action[Webhook],
-    name="webhooks show",
-    http="GET /v1/webhooks/{webhook_id}",
-    query="find_webhook",
-    reach=Reach.ANY_TENANT,
+    OneWebhook[Webhook], name="webhooks show", http="GET /v1/webhooks/{webhook_id}", query="find_webhook"
 ):
     """Show one webhook. Its state, and how many of its events wait for delivery."""
 
-    webhook_id: int = field(WEBHOOK_ID, "The webhook.")
-    tenant_id: str | None = field(TENANT, OF_TENANT, default=None)
-
-    refusals = _UNKNOWN
     missing = ListWebhooks.missing
     examples = ("webhooks show 1",)
 
 
-class FindTarget(Action[WebhookTarget], name="webhooks test", query="find_webhook_target", reach=Reach.ANY_TENANT):
+class FindTarget(OneWebhook[WebhookTarget], name="webhooks test", query="find_webhook_target"):
     """Where to post a test event (`ops.webhooks.post_test`). No face shows this: it contains the secrets."""
-
-    webhook_id: int = field(WEBHOOK_ID, "The webhook.")
-    tenant_id: str | None = field(TENANT, OF_TENANT, default=None)
-
-    refusals = _UNKNOWN
 
 
 class AddWebhook(
-    Change[NewWebhook], name="webhooks add", http="POST /v1/webhooks", query="insert_webhook", reach=Reach.ANY_TENANT
+    AboutWebhooks[Any], Change[NewWebhook], name="webhooks add", http="POST /v1/webhooks", query="insert_webhook"
 ):
     """Add a webhook and print its secret. The webhook gets the events that are recorded from now on."""
 
@@ -147,27 +144,21 @@ class AddWebhook(
             raise Mistakes(found)
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[NewWebhook]:
-        """Adds the webhook, with a new secret."""
         kinds = [str(kind) for kind in OutgoingKind if kind in self.events]
         return await super().run(source, {**parameters, "kinds": kinds, "secret": new_secret()})
 
 
-class OfWebhook(Change[W]):
+class ChangeWebhook(OneWebhook[W], Change[W]):
     """Changes one webhook."""
 
-    webhook_id: int = field(WEBHOOK_ID, "The webhook.")
-    tenant_id: str | None = field(TENANT, OF_TENANT, default=None)
-
     needs_reason = False
-    refusals = _UNKNOWN
 
 
 class EnableWebhook(
-    OfWebhook[Webhook],
+    ChangeWebhook[Webhook],
     name="webhooks enable",
     http="POST /v1/webhooks/{webhook_id}/enable",
     query="enable_webhook",
-    reach=Reach.ANY_TENANT,
 ):
     """Make a webhook active again. Posts its waiting events, and the events that were given up, now."""
 
@@ -177,11 +168,10 @@ class EnableWebhook(
 
 
 class DisableWebhook(
-    OfWebhook[Webhook],
+    ChangeWebhook[Webhook],
     name="webhooks disable",
     http="POST /v1/webhooks/{webhook_id}/disable",
     query="disable_webhook",
-    reach=Reach.ANY_TENANT,
 ):
     """Post nothing to a webhook until `webhooks enable`. Its events wait.
 
@@ -199,11 +189,10 @@ class DisableWebhook(
 
 
 class RotateWebhook(
-    OfWebhook[NewWebhook],
+    ChangeWebhook[NewWebhook],
     name="webhooks rotate",
     http="POST /v1/webhooks/{webhook_id}/rotate",
     query="rotate_webhook",
-    reach=Reach.ANY_TENANT,
 ):
     """Give a webhook a new secret and print it. For 24 hours, events are signed with both secrets, old and new."""
 
@@ -213,16 +202,14 @@ class RotateWebhook(
     examples = ("webhooks rotate 1",)
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[NewWebhook]:
-        """Changes the secret."""
         return await super().run(source, {**parameters, "secret": new_secret()})
 
 
 class ReplayWebhook(
-    OfWebhook[Webhook],
+    ChangeWebhook[Webhook],
     name="webhooks replay",
     http="POST /v1/webhooks/{webhook_id}/replay",
     query="rewind_webhook",
-    reach=Reach.ANY_TENANT,
 ):
     """Post again all events since a given time. The events keep their ids.
 
@@ -244,11 +231,10 @@ class ReplayWebhook(
 
 
 class RemoveWebhook(
-    OfWebhook[Webhook],
+    ChangeWebhook[Webhook],
     name="webhooks remove",
     http="DELETE /v1/webhooks/{webhook_id}",
     query="delete_webhook",
-    reach=Reach.ANY_TENANT,
 ):
     """Remove a webhook. Events that were not posted yet are never posted to it."""
 

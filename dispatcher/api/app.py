@@ -16,21 +16,22 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dispatcher.api import batch_face, face, feed_operations, operator_operations, status_operations
+from dispatcher.actions import all_actions
+from dispatcher.actions.dlq import REPLAYS
+from dispatcher.actions.feed import ListEvents
+from dispatcher.api import batch_face, face, status_operations
 from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
 from dispatcher.api.enqueue_endpoints import CREATE, CREATE_MANY, CREATE_SMS, EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
 from dispatcher.api.face import ActionEndpoints, Endpoint
-from dispatcher.api.feed_endpoints import FeedEndpoints
+from dispatcher.api.feed_endpoints import TEST_WEBHOOK, FeedEndpoints, WebhookEndpoints
 from dispatcher.api.operation import Operation, openapi
-from dispatcher.api.operator_endpoints import OperatorEndpoints
+from dispatcher.api.operator_jobs import ReplayEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
-from dispatcher.api.webhook_endpoints import TEST_WEBHOOK, WebhookEndpoints
-from dispatcher.config import Settings
 from dispatcher.store.connections import Pool
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ def make_app(
     access: AccessControl,
     enqueueing: EnqueueEndpoints,
     status: StatusEndpoints,
-    operators: OperatorEndpoints,
+    actions: ActionEndpoints,
+    replays: ReplayEndpoints,
     feed: FeedEndpoints,
-    settings: Settings,
     refusals: RefusalCounter,
     unsubscribe_sessions: Pool,
     events: EventEndpoints | None = None,
@@ -75,7 +76,6 @@ def make_app(
 
     `unsubscribe_sessions` serve recipients' requests only, so that they never wait for operators' requests.
     """
-    actions = ActionEndpoints(access, operators.bodies, operators.sessions, status.source, settings)
     unsubscribed = UnsubscribeEndpoints(access, unsubscribe_sessions)
     enqueues: list[tuple[str, str, Endpoint, Operation]] = [
         ("POST", "/v1/emails", enqueueing.create, CREATE),
@@ -87,14 +87,11 @@ def make_app(
         *enqueues,
         ("GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY),
         ("GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET),
-        ("POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY),
-        ("GET", "/v1/replays/{replay_id}", operators.get_replay, operator_operations.GET_REPLAY),
-        ("POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operator_operations.RESUME_REPLAY),
-        ("DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operator_operations.STOP_REPLAY),
-        ("GET", "/v1/events", feed.list, feed_operations.LIST_EVENTS),
         ("POST", "/v1/webhooks/{webhook_id}/test", WebhookEndpoints(actions).test, TEST_WEBHOOK),
         *batch_face.routes(actions),
-        *actions.routes(),
+        *actions.routes(all_actions()),
+        *replays.routes(REPLAYS),
+        *feed.routes([ListEvents]),
         *posts,
     ]
     unsubscribe = "/v1/unsubscribe/{token}"

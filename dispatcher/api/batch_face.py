@@ -105,8 +105,7 @@ def _selected(of: ActionEndpoints, action: type[Batch]) -> Endpoint:
                 ids = await select(connection, asked, most=most)
                 async for batch in run_batch(connection, asked, actor, ids, of.settings):
                     judged += batch
-        named = len(asked.email_ids or ())
-        return json_response(action.outcome(groups, named, judged, most=most))
+        return json_response(action.outcome(groups, len(set(asked.email_ids or ())), judged, most=most))
 
     return endpoint
 

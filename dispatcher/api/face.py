@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import orjson
@@ -14,8 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.actions import all_actions
-from dispatcher.actions.action import Action, Mistake, Mistakes, Paged, Refused, document, example, read
+from dispatcher.actions.action import Action, Field, Mistake, Mistakes, Paged, Refused, document, example, read
 from dispatcher.actions.batch import Batch
+from dispatcher.actions.dlq import REPLAYS
+from dispatcher.actions.feed import ListEvents
 from dispatcher.actions.runner import Face, Who, check, run
 from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.body_reader import BodyReader, run_off_loop
@@ -47,10 +49,11 @@ class ActionEndpoints:
     readers: Source
     settings: Settings
     lists: FairTurns = field(default_factory=lambda: FairTurns(CONCURRENT_LISTS))
+    json_options: ClassVar = orjson.OPT_NON_STR_KEYS
 
-    def routes(self) -> Iterator[tuple[str, str, Endpoint, Operation]]:
-        """The method, the path, the endpoint and the description of each action."""
-        for action in all_actions():
+    def routes(self, actions: Iterable[type[Action[Any]]]) -> Iterator[tuple[str, str, Endpoint, Operation]]:
+        """The method, the path, the endpoint and the description of each action that has a path."""
+        for action in actions:
             if issubclass(action, Batch) or not action.http:
                 continue
             method, path = action.http.split()
@@ -99,12 +102,20 @@ class ActionEndpoints:
             else:
                 async with self.sessions.of(caller.share) as connection:
                     result = await run(connection, asked, who(caller), self.settings)
-        headers = (
-            {"Location": action.created.format_map({name: getattr(result, name) for name in action.row.__match_args__})}
-            if action.created
-            else {}
-        )
-        return json_response(document(action, result), 201 if headers else 200, headers)
+        return self.answer(asked, caller, result)
+
+    def answer(self, asked: Action[Any], caller: Caller, result: Any) -> Response:
+        """The response with the result of an action; `caller` may see it."""
+        del caller
+        row = type(asked).row.__match_args__ if asked.created else ()
+        where = asked.created.format_map({name: getattr(result, name) for name in row})
+        body = orjson.dumps(document(type(asked), result), option=self.json_options)
+        return Response(body, status_of(type(asked)), {"Location": where} if where else {}, "application/json")
+
+
+def status_of(action: type[Action[Any]]) -> int:
+    """The HTTP status of a result."""
+    return 202 if action.is_background else 201 if action.created else 200
 
 
 def who(caller: Caller) -> Who:
@@ -129,7 +140,8 @@ def problems(location: str, in_path: Collection[str] = ()) -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        raise Problem(error.code, f"{error.message} {error.remedy or ''}".strip()) from None
+        remedy = error.remedy if error.code != "not-found" else None  # it names the command that lists what there is
+        raise Problem(error.code, f"{error.message} {remedy or ''}".strip()) from None
     except Mistakes as error:
         errors = [_error(each, "parameter" if each.field in in_path else location) for each in error.mistakes[:20]]
         is_body = any(each.location == "pointer" for each in errors)
@@ -161,7 +173,7 @@ def operation(action: type[Action[Any]]) -> Operation:
     method, _ = action.http.split()
     summary, rest = action.summary()
     in_path = action.path_names()
-    fields = {name: {**each.kind.schema, "description": each.about} for name, each in action.fields.items()}
+    fields = {name: _schema(each) for name, each in action.fields.items()}
     parameters = [path_parameter(name, *_split(fields[name])) for name in in_path]
     if method == "GET":
         parameters += [
@@ -174,7 +186,7 @@ def operation(action: type[Action[Any]]) -> Operation:
         summary=summary,
         description=rest or f"{summary}.",
         response_schema=_plural(action) if action.is_list else action.row.__name__,
-        status=201 if action.created else 200,
+        status=status_of(action),
         headers=_LOCATION if action.created else {},
         request_schema=None if method == "GET" else action.__name__,
         example=None if method == "GET" else {n: v for n, v in example(action).items() if n not in in_path},
@@ -190,7 +202,8 @@ def operation(action: type[Action[Any]]) -> Operation:
 
 def schemas() -> dict[str, Any]:
     """The schemas of all actions' bodies and results."""
-    actions = [each for each in all_actions() if not issubclass(each, Batch) and each.http]
+    every: list[type[Action[Any]]] = [*all_actions(), *REPLAYS, ListEvents]
+    actions = [each for each in every if not issubclass(each, Batch) and each.http]
     found = row_schemas(each.row for each in actions)
     for action in actions:
         if action.is_list:
@@ -220,9 +233,15 @@ def body_of(action: type[Action[Any]]) -> dict[str, Any]:
     in_path = action.path_names()
     fields = {name: each for name, each in action.fields.items() if name not in in_path}
     optional = [name for name, each in fields.items() if not each.is_required and name != "reason"]
-    properties = {name: {**each.kind.schema, "description": each.about} for name, each in fields.items()}
+    properties = {name: _schema(each) for name, each in fields.items()}
     some = {"anyOf": [{"required": [name]} for name in action.some_of]} if action.some_of else {}
     return {**object_schema(properties, *optional), **some}
+
+
+def _schema(field: Field) -> dict[str, Any]:
+    has_default = not field.is_required and field.default not in (None, "", ())
+    default = {"default": field.default} if has_default else {}
+    return {**field.kind.schema, "description": field.about, **default}
 
 
 def _plural(action: type[Action[Any]]) -> str:

@@ -1,70 +1,53 @@
-"""The endpoint with which applications poll the events of their emails."""
+"""The feed of events, and the test event of a webhook. All else about both is in `dispatcher.actions`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import ClassVar, Final
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dispatcher.api.access import AccessControl
-from dispatcher.api.fair_limiter import FairTurns
-from dispatcher.api.status_endpoints import TENANT, Parameter, parameters
+from dispatcher.actions.action import read
+from dispatcher.actions.runner import run
+from dispatcher.actions.webhooks import WEBHOOK_ID, FindTarget
+from dispatcher.api.face import ActionEndpoints, json_response, problems, query, who
+from dispatcher.api.operation import TENANT_PARAMETER, Operation, object_schema, path_parameter
 from dispatcher.domain.api_key import Scope
-from dispatcher.store.connections import Pool, session
-from dispatcher.store.outgoing_events import Cursor, read_page
-
-DEFAULT_PAGE_EVENTS: Final = 100
-MAX_PAGE_EVENTS: Final = 1000
+from dispatcher.ops.webhooks import post_test
 
 
-def _limit(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MAX_PAGE_EVENTS:
-        raise ValueError(f"must be a whole number from 1 to {MAX_PAGE_EVENTS:,}")
-    return int(text)
+class FeedEndpoints(ActionEndpoints):
+    """Reads the feed. Its documents are the same as those that webhooks post."""
+
+    json_options: ClassVar = orjson.OPT_UTC_Z
 
 
-PARAMETERS: Final[Mapping[str, Parameter]] = {
-    "after": Parameter(
-        Cursor.parse,
-        {"type": "string"},
-        "The `next` of an earlier response, or the `cursor` of an event. Without it, the response begins with the "
-        "oldest event that is kept.",
-    ),
-    "limit": Parameter(
-        _limit,
-        {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_EVENTS, "default": DEFAULT_PAGE_EVENTS},
-        "The most events per response.",
-    ),
-}
+TEST_WEBHOOK: Final = Operation(
+    name="test_webhook",
+    summary="Post a test event",
+    description="Posts an event of the type `webhook.test`, even if the webhook is disabled. Returns the receiver's "
+    "answer.",
+    response_schema="WebhookTest",
+    parameters=(path_parameter("webhook_id", dict(WEBHOOK_ID.schema), "The webhook."), TENANT_PARAMETER),
+    problems=("not-found", "invalid-parameter"),
+    schemas={"WebhookTest": object_schema({"is_accepted": {"type": "boolean"}, "detail": {"type": "string"}})},
+)
 
 
 @dataclass(frozen=True, slots=True)
-class FeedEndpoints:
-    """Reads the feed of events.
+class WebhookEndpoints:
+    """Posts a test event. Holds no database session while the receiver answers."""
 
-    Attributes:
-        reading: Limits concurrent reads.
-    """
+    actions: ActionEndpoints
 
-    access: AccessControl
-    pool: Pool
-    reading: FairTurns
-
-    async def list(self, request: Request) -> Response:
-        """Returns a tenant's events after a cursor, oldest first."""
-        async with self.access.admit(request, Scope.READ) as caller:
-            given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
-            tenant = caller.tenant(given.get("tenant_id"))
-            async with self.reading.turn(caller.share), session(self.pool) as connection:
-                page = await read_page(
-                    connection, given.get("after"), tenant=tenant, limit=given.get("limit", DEFAULT_PAGE_EVENTS)
-                )
-        events: list[dict[str, Any]] = [
-            {"id": str(event.event_id), "cursor": cursor, **event.document()} for event, cursor in page.events
-        ]
-        body = {"events": events, "next": page.next, "has_more": page.has_more}
-        return Response(orjson.dumps(body, option=orjson.OPT_UTC_Z), media_type="application/json")
+    async def test(self, request: Request) -> Response:
+        """Returns the receiver's answer."""
+        async with self.actions.access.admit(request, Scope.OPERATE) as caller:
+            with problems("parameter"):
+                asked = read(FindTarget, {}, {**query(request), **request.path_params})
+                async with self.actions.sessions.of(caller.share) as connection:
+                    target = await run(connection, asked, who(caller))
+            result = await post_test(target, self.actions.settings)
+        return json_response(result)

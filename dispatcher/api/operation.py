@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
-from dispatcher.api.status_endpoints import TENANT, Parameter
+from dispatcher.api.status_endpoints import TENANT
 from dispatcher.domain.status import Status
 from dispatcher.version import VERSION
 
-MAX_REASON_CHARACTERS: Final = 500
 _COMMON_PROBLEMS: Final = (
     "database-unavailable",
     "malformed-request",
@@ -87,17 +86,9 @@ def reference(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def nullable(kind: str, form: str | None = None) -> dict[str, Any]:
-    return {"type": [kind, "null"], **({"format": form} if form else {})}
-
-
 def object_schema(properties: dict[str, Any], *optional: str) -> dict[str, Any]:
     required = [name for name in properties if name not in optional]
     return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
-
-
-def query_parameter(name: str, parameter: Parameter) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": dict(parameter.schema), "description": parameter.description}
 
 
 def path_parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
@@ -120,8 +111,12 @@ def _problems(status: int, codes: list[str]) -> dict[str, Any]:
     return response
 
 
-TENANT_PARAMETER: Final = query_parameter("tenant_id", TENANT)
-INSTANT: Final = {"type": "string", "format": "date-time"}
+TENANT_PARAMETER: Final = {
+    "name": "tenant_id",
+    "in": "query",
+    "schema": dict(TENANT.schema),
+    "description": TENANT.description,
+}
 ID: Final = {"type": "string", "format": "uuid"}
 DECISION_PROBLEMS: Final = ("not-found", *BODY_PROBLEMS, "invalid-body")
 _FIELD_ERROR: Final = {

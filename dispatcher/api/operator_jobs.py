@@ -1,4 +1,4 @@
-"""Runs operators' replays in the background of an API process."""
+"""The endpoints for replays, and the background work of an API process that runs replays."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from starlette.responses import Response
+
+from dispatcher.actions.action import Action
+from dispatcher.actions.dlq import CreateReplay
+from dispatcher.api.access import Caller
+from dispatcher.api.face import ActionEndpoints
 from dispatcher.broker.connection import open_connection
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.config import Settings
-from dispatcher.domain.failures import Replay, ReplayState, Selection
+from dispatcher.domain.failures import Replay, ReplayState
 from dispatcher.errors import DispatcherError
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
@@ -28,8 +34,7 @@ CONCURRENT_REPLAYS: Final = 2
 class OperatorJobs:
     """The background work of one API process.
 
-    A replay runs in the process that created or resumed it. If that process exits, any other process can resume the
-    replay.
+    A replay runs in the process that created or resumed it. If that process exits, any other can resume the replay.
     """
 
     settings: Settings
@@ -40,8 +45,7 @@ class OperatorJobs:
         """Runs a replay in the background, unless it is done or stopped, or this process already runs it.
 
         At most CONCURRENT_REPLAYS replays of one tenant run at the same time; further replays wait. The replays that
-        are not limited to one tenant have the same limit together: at most CONCURRENT_REPLAYS of these replays run at
-        the same time.
+        are not limited to one tenant have the same limit together.
         """
         if replay.state in (ReplayState.DONE, ReplayState.STOPPED):
             return
@@ -49,28 +53,29 @@ class OperatorJobs:
         self._start(_replay_name(replay.id), work)
 
     async def create_replay(
-        self,
-        selection: Selection,
-        act: Act,
-        *,
-        at_most: int,
-        include_held: bool,
-        per_second: float,
-        within_seconds: float,
+        self, asked: CreateReplay, act: Act, *, at_most: int, within_seconds: float
     ) -> Replay | None:
         """Creates a replay of any size over a connection without a statement timeout, and runs it.
 
-        Args:
-            at_most: The number of emails that the operator was shown.
-
-        Returns:
-            The replay; None if its creation takes longer than `within_seconds`. The creation then continues, and its
-            errors are logged.
-
-        Raises:
-            SelectionGrown: the selection now has more than `at_most` emails. No replay was created.
+        None if its creation takes longer than `within_seconds`; it then continues, and its errors are logged. Raises
+        `SelectionGrown` if the selection now has more than `at_most` emails, which the operator was shown.
         """
-        task = asyncio.create_task(self._create_replay(selection, act, at_most, include_held, per_second))
+
+        async def create() -> Replay:
+            async with await connect_async(self.settings.database_url, name="dispatcher api replay") as connection:
+                await disable_statement_timeout(connection)
+                replay = await replaying.create(
+                    connection,
+                    asked.selected(),
+                    act,
+                    include_held=asked.include_held,
+                    per_second=asked.per_second,
+                    at_most=at_most,
+                )
+            self.start_replay(replay)
+            return replay
+
+        task = asyncio.create_task(create())
         name = f"creation {id(task)}"
         self._running[name] = task
         task.add_done_callback(partial(self._forget, name))
@@ -79,18 +84,6 @@ class OperatorJobs:
             task.add_done_callback(_log_failure)
             return None
         return task.result()
-
-    async def _create_replay(
-        self, selection: Selection, act: Act, at_most: int, include_held: bool, per_second: float
-    ) -> Replay:
-        name = "dispatcher api replay"
-        async with await connect_async(self.settings.database_url, name=name) as connection:
-            await disable_statement_timeout(connection)
-            replay = await replaying.create(
-                connection, selection, act, include_held=include_held, per_second=per_second, at_most=at_most
-            )
-        self.start_replay(replay)
-        return replay
 
     def seen(self, replay: Replay) -> Replay:
         """The replay; running if this process will run it as soon as another replay ends."""
@@ -106,17 +99,12 @@ class OperatorJobs:
 
     @asynccontextmanager
     async def open_dlq(self, purpose: str) -> AsyncIterator[DeadLetterQueue]:
-        """Opens the DLQ over a connection that is closed at the end of the block.
-
-        Raises:
-            BrokerUnavailable: RabbitMQ is unreachable.
-        """
+        """Opens the DLQ over a connection that is closed at the end of the block."""
         url, ca_file = self.settings.amqp_url, self.settings.ca_file
         async with await open_connection(url, name=f"dispatcher api {purpose}", ca_file=ca_file) as broker:
             yield DeadLetterQueue(broker, self.settings.dlq)
 
     def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Starts a background task, unless a task with this name is running."""
         running = self._running.get(name)
         if running is None or running.done():
             task = self._running[name] = asyncio.create_task(work())
@@ -141,6 +129,23 @@ class OperatorJobs:
             return  # another process runs this replay
         except DispatcherError as error:
             get_log().error("error.unexpected", where="replay", error=error.message)
+
+
+@dataclass(frozen=True)
+class ReplayEndpoints(ActionEndpoints):
+    """Creates, shows, stops and resumes replays, which `jobs` runs in the background."""
+
+    jobs: OperatorJobs = field(kw_only=True)
+
+    def answer(self, asked: Action[Any], caller: Caller, result: Any) -> Response:
+        """The replay as the caller may see it. A tenant does not see the name, the reason and the filters of another
+        operator."""
+        if asked.is_background:
+            self.jobs.start_replay(result)
+        seen, tenant_id = self.jobs.seen(result), None if caller.key is None else caller.key.tenant_id
+        if tenant_id is not None and not self.access.is_own_act(result.actor, tenant_id):
+            seen = replace(seen, actor=None, reason=None, selection={})
+        return super().answer(asked, caller, seen)
 
 
 def _log_failure(task: asyncio.Task[Replay]) -> None:

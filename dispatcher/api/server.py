@@ -22,14 +22,13 @@ from dispatcher.api.app import make_app
 from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
-from dispatcher.api.face import CONCURRENT_LISTS
-from dispatcher.api.fair_limiter import FairLimiter, FairSessions, FairTurns
+from dispatcher.api.face import ActionEndpoints
+from dispatcher.api.fair_limiter import FairLimiter, FairSessions
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.http_protocol import GuardedApp, GuardedProtocol, Timeouts
 from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
 from dispatcher.api.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES, InsertBatcher
-from dispatcher.api.operator_endpoints import MAX_BODY_BYTES, OperatorEndpoints
-from dispatcher.api.operator_jobs import OperatorJobs
+from dispatcher.api.operator_jobs import OperatorJobs, ReplayEndpoints
 from dispatcher.api.policy import Policy
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
@@ -63,6 +62,8 @@ KEY_SESSIONS: Final = 2
 OPERATOR_SESSIONS: Final = 4
 """The number of database sessions for operators' requests only, half of them for one tenant. If such a request waits
 for a locked row, other requests do not wait."""
+MAX_OPERATOR_BYTES: Final = 256 * 1024
+"""The largest body of an operator's request. A thousand ids need 40 KB."""
 UNSUBSCRIBE_SESSIONS: Final = 1
 """The number of database sessions for recipients' requests only."""
 OPERATOR_LOCK_SECONDS: Final = 2.0
@@ -202,14 +203,13 @@ async def serve(
             refusals,
         )
         status = StatusEndpoints(access, settings.lease_seconds, read_sessions)
-        operator_bodies = BodyReader(slots, memory, max_bytes=min(MAX_BODY_BYTES, settings.api_max_body_bytes))
+        operator_bodies = BodyReader(slots, memory, max_bytes=min(MAX_OPERATOR_BYTES, settings.api_max_body_bytes))
         jobs = OperatorJobs(settings)
         opened.push_async_callback(jobs.stop)
-        tenant_sessions = FairSessions(operator_sessions)
-        operators = OperatorEndpoints(access, operator_bodies, tenant_sessions, jobs)
-        feed = FeedEndpoints(access, read_sessions, FairTurns(CONCURRENT_LISTS))
+        shared = (access, operator_bodies, FairSessions(operator_sessions), read_sessions, settings)
+        operators = (ActionEndpoints(*shared), ReplayEndpoints(*shared, jobs=jobs), FeedEndpoints(*shared))
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
-        endpoints = (enqueueing, status, operators, feed, settings)
+        endpoints = (enqueueing, status, *operators)
         ops = await opened.enter_async_context(_ops_page(settings, access, jobs))
         app = ErrorMiddleware(
             make_app(access, *endpoints, refusals, unsubscribe_sessions, events, ops), refusals=refusals

@@ -15,7 +15,7 @@ from dispatcher.actions.batch import Batch, Group, Judged
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.face import group, help_of, in_words, option, read_options
-from dispatcher.cli.options import confirm, known_lane, progress
+from dispatcher.cli.options import ACTOR, confirm, known_lane, progress
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.config import Settings
@@ -41,7 +41,7 @@ def batch_command(action: type[Batch]) -> click.Command:
     parameters += [option(action, each) for name, each in action.fields.items() if name != "email_ids"]
     about = "With a filter or --all: do not ask for confirmation. Required without a terminal."
     parameters += [
-        click.Option(["--actor"], metavar="NAME", help="The operator's name for the audit log."),
+        click.Option(["--actor"], metavar="NAME", help=ACTOR),
         click.Option(["--yes"], is_flag=True, help=about),
         click.Option(["--json", "as_json"], is_flag=True, help="Print one line of JSON: the counts, and what failed."),
     ]

@@ -13,7 +13,7 @@ PARTS: Final = {
     "show": ("show:command", "The same as `dispatcher show`."),
     "replay": ("dlq_replay:replay", "Send failed emails again: by ids, by a filter, or the whole DLQ."),
     "replays": ("dlq_list:replays", "List replays: operator, reason, progress."),
-    "stop": ("dlq_replay:stop", "Stop a running replay."),
+    "stop": ("dlq_list:stop", "Stop a running replay."),
     "discard": ("dlq_list:discard", "Remove dead letters from the DLQ for good, without sending."),
     "reconcile": ("dlq_list:reconcile", "Compare the DLQ with the database, and repair the differences."),
 }

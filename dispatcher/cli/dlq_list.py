@@ -1,15 +1,14 @@
-"""`dispatcher dlq list`, `discard`, `replays` and `reconcile`."""
+"""`dispatcher dlq list`, `discard`, `replays`, `stop` and `reconcile`."""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from dispatcher.actions.dlq import DiscardDead, ListDead, ListReplays
+from dispatcher.actions.dlq import DiscardDead, ListDead, ListReplays, StopReplay
 from dispatcher.cli.batch_face import batch_command
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.face import command, read_options
@@ -31,6 +30,7 @@ _EXAMPLES_SHOWN: Final = 5
 _LIST: Final = command(ListDead)
 _DISCARD: Final = batch_command(DiscardDead)
 replays: Final = command(ListReplays)
+stop: Final = command(StopReplay)
 
 
 def _list(by: str | None, poison: bool, **given: Any) -> int:
@@ -124,7 +124,7 @@ def _list_groups(selection: Selection, by: str, *, as_json: bool) -> int:
 
     groups = run_with_session("dlq", lambda session: group_dead(session, selection, by))
     if as_json:
-        print_json({"by": by, "groups": [asdict(group) for group in groups]})
+        print_json({"by": by, "groups": groups})
         return Exit.DONE
     # The group is the last column, because an error's text may be long.
     table = Table("emails", "first enqueued", "last enqueued", by.replace("_", " "), right=[0])
@@ -200,7 +200,7 @@ def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
         raise click.UsageError("--fix needs --reason. Give a few words for the audit log.")
     found = run_with_dlq("dlq", partial(compare, act=act if fix else None))
     if as_json:
-        print_json(asdict(found))
+        print_json(found)
     _report(found)
     return Exit.DONE if found.fixed or not found.count else Exit.PARTLY
 

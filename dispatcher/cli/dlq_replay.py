@@ -1,4 +1,4 @@
-"""`dispatcher dlq replay`, `replays` and `stop`: send failed emails again, each once, at a limited rate."""
+"""`dispatcher dlq replay`: send failed emails again, each once, at a limited rate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from dispatcher.actions.dlq import OUTCOMES, DeadFilter
+from dispatcher.actions.dlq import OUTCOMES, CreateReplay, ResumeReplay
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.filter_options import filter_options, require_names_or_filter, select_by_names
-from dispatcher.cli.options import Number, audit_options, confirm, json_option, progress
+from dispatcher.cli.face import option, read_options
+from dispatcher.cli.options import ACTOR, confirm, json_option, progress
 from dispatcher.cli.output import counted, print_json, say
-from dispatcher.cli.sessions import RunOnSession, one_session, open_dlq, run_with_dlq, run_with_session
-from dispatcher.domain.failures import DEFAULT_PER_SECOND, MIN_PER_SECOND, ItemOutcome, ReplayState, Selection
+from dispatcher.cli.sessions import RunOnSession, one_session, open_dlq, run_with_dlq
+from dispatcher.domain.failures import ItemOutcome, ReplayState, Selection
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.errors import ServerUnavailable
 
@@ -31,39 +31,15 @@ if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
 
 _SKIPPED_SHOWN: Final = 1000
+_FIELDS: Final = [option(CreateReplay, each) for name, each in CreateReplay.fields.items() if name != "email_ids"]
+_NO_REASON: Final = "--reason is missing. Give a few words for the audit log."
 
 
-@click.command("replay")
+@click.command("replay", params=_FIELDS)
 @click.argument("names", metavar="[ID|KEY...|p-…]", nargs=-1)
-@filter_options(DeadFilter)
 @click.option("--all", "everything", is_flag=True, help="Select every failed email, and with --held every held email.")
 @click.option("--from-queue", is_flag=True, help="Select the emails whose dead letters are on the DLQ.")
-@click.option(
-    "--held",
-    "include_held",
-    is_flag=True,
-    help="Also replay selected emails that may have arrived: held emails, and emails with an attempt that got no "
-    "answer. Without --held, these emails are skipped, even with --status held.",
-)
-@click.option(
-    "--rate",
-    type=Number(min=0),
-    metavar="N",
-    help="Emails per second: 0.01 or more, or 0 for no limit.  [default: 50]",
-)
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Keep this replay's own rate even if a running replay includes some of the same emails.",
-)
-@click.option(
-    "--reason",
-    metavar="TEXT",
-    help="The reason, for the audit log: a few words, without addresses. Required without --dry-run or --resume.",
-)
-@click.option(
-    "--actor", metavar="NAME", help="The operator's name for the audit log.  [default: the system's user@host]"
-)
+@click.option("--actor", metavar="NAME", help=ACTOR)
 @click.option("--dry-run", is_flag=True, help="Only show the number of emails and the ids of a few; change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
 @click.option(
@@ -81,19 +57,15 @@ _SKIPPED_SHOWN: Final = 1000
 @json_option("Print one line of JSON: the result, and each skipped email with its reason.")
 def replay(
     names: tuple[str, ...],
-    asked: DeadFilter[Any],
     everything: bool,
     from_queue: bool,
-    include_held: bool,
-    rate: float | None,
-    force: bool,
-    reason: str | None,
     actor: str | None,
     dry_run: bool,
     yes: bool,
     resume: int | None,
     body: Path | None,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Send failed emails again. No email with the status `sent` is sent again.
 
@@ -109,9 +81,9 @@ def replay(
     number of selected emails and the ids of a few, and asks for confirmation. Without a terminal (in a script or a
     pipe) the command changes nothing unless --yes is given.
 
-    Each email becomes pending and due in its own transaction, at the rate given by --rate. The email gets all its
-    attempts again, and a monitor removes its dead letter from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose
-    nothing: --resume continues the replay.
+    Each email becomes pending and due in its own transaction, at the rate given by --rate (0: no limit). The email gets
+    all its attempts again, and a monitor removes its dead letter from the DLQ. Ctrl-C, a crash and `dispatcher dlq
+    stop` lose nothing: --resume continues the replay.
 
     If two replays select the same email, the email is sent once. Before the replay starts, the command lists the
     running replays that include some of the same emails. The new replay and the listed replays share one rate, the
@@ -124,50 +96,48 @@ def replay(
     confirmation needs a terminal or --yes; 3 only some were replayed. The command prints how many emails it skipped for
     each reason; --json lists them.
     """
-    from dispatcher.ops import replaying
-    from dispatcher.ops.acts import Act, this_user
-    from dispatcher.store.replays import find_overlaps
+    from dispatcher.ops.acts import Act
+    from dispatcher.ops.replaying import create
 
-    _refuse(rate and rate < MIN_PER_SECOND, f"--rate must be at least {MIN_PER_SECOND} emails per second, or 0.")
     if body or any(map(is_poison_id, names)):
-        return _repair(names, body, reason, actor)
+        return _repair(names, body, given["reason"], actor)
+    if is_unlimited := given["per_second"] == "0":
+        given["per_second"] = None
+    asked = read_options(CreateReplay, given)
     selection = asked.selected()
     if resume is not None:
         _refuse(names or selection.filters or from_queue or everything, "--resume takes no ids and no filter.")
-        with one_session("dlq", load_settings("database_url")) as on_session:
-            who = actor or this_user()
-            found = on_session(
-                lambda session: replaying.resume(
-                    session, resume, actor=who, reason=reason, per_second=rate, force=force
-                )
-            )
-            overlapping = on_session(lambda session: find_overlaps(session, email_ids=[], replay_id=resume))
-            _say_overlaps(overlapping, force=force)
-            return _run(on_session, found, as_json=as_json)
-    ways = "ids or message keys, a filter such as --error-type, --from-queue, or --all"
-    require_names_or_filter(names, selection.filters, ways, is_chosen=from_queue or everything)
+        again = ResumeReplay(
+            replay_id=resume,
+            per_second=0.0 if is_unlimited else asked.per_second if given["per_second"] else None,
+            force=asked.force,
+            reason=asked.reason,
+        )
+        return _resume(again, actor, as_json=as_json)
+    _refuse(names and set(selection.filters) - {"tenant_id"}, "Give ids and message keys, or a filter, not both.")
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, but not both.")
     _refuse(
-        not dry_run and not reason,
-        "--reason is missing. Give a few words for the audit log. (--dry-run needs no reason.)",
+        not (names or selection.filters or from_queue or everything),
+        "No emails are selected. Give ids or message keys, a filter such as --error-type, --from-queue, or --all.",
     )
-    act = None if dry_run else Act.of(actor, reason or "")
+    _refuse(not dry_run and not asked.reason, f"{_NO_REASON} (--dry-run needs no reason.)")
+    act = None if dry_run else Act.of(actor, asked.reason)
     settings = load_settings("database_url", *(("amqp_url",) if from_queue else ()))
     with one_session("dlq", settings) as on_session:
-        selected = on_session(partial(_find, settings, selection, names, from_queue, include_held))
-        _show(selected, as_json=as_json and dry_run, force=force)
+        selected = on_session(partial(_find, settings, selection, names, from_queue, asked.include_held))
+        _show(selected, as_json=as_json and dry_run, force=asked.force)
         if act is None or not (selected.preview.total or selected.others):
             return Exit.DONE
         confirm(f"Replay {counted(selected.preview.replayable, 'email')}?", yes=yes)
         made = on_session(
             partial(
-                replaying.create,
+                create,
                 selection=selected.selection,
                 act=act,
-                include_held=include_held,
-                per_second=DEFAULT_PER_SECOND if rate is None else rate or None,
+                include_held=asked.include_held,
+                per_second=None if is_unlimited else asked.per_second,
                 source="queue" if from_queue else "ids" if names else "filter",
-                force=force,
+                force=asked.force,
             )
         )
         return _run(on_session, made, as_json=as_json)
@@ -176,6 +146,17 @@ def replay(
 def _refuse(is_mistake: object, text: str) -> None:
     if is_mistake:
         raise click.UsageError(text)
+
+
+def _resume(asked: ResumeReplay, actor: str | None, *, as_json: bool) -> int:
+    from dispatcher.actions.runner import Face, Who, run
+    from dispatcher.store.replays import find_overlaps
+
+    with one_session("dlq", load_settings("database_url")) as on_session:
+        found = on_session(lambda session: run(session, asked, Who(Face.COMMAND, actor)))
+        overlapping = on_session(lambda session: find_overlaps(session, email_ids=[], replay_id=asked.replay_id))
+        _say_overlaps(overlapping, force=asked.force)
+        return _run(on_session, found, as_json=as_json)
 
 
 class _Replayable(NamedTuple):
@@ -201,10 +182,14 @@ async def _find(
     include_held: bool,
     session: AsyncSession,
 ) -> _Replayable:
+    from dispatcher.actions.runner import DEFAULT_TENANT
+    from dispatcher.ops.names import find_ids
     from dispatcher.ops.replaying import overlaps, preview
     from dispatcher.store.failures import find_dead_ids
 
-    selection = await select_by_names(session, selection, names)
+    if names:  # discarded or not
+        ids = await find_ids(session, selection.tenant_id or DEFAULT_TENANT, names)
+        selection = Selection(email_ids=ids, discarded=None)
     if from_queue:
         from dispatcher.monitor.dead_letters import list_dead_letter_ids
 
@@ -262,19 +247,12 @@ def _run(on_session: RunOnSession, begun: Replay, *, as_json: bool) -> int:
             how = "Interrupted" if isinstance(error, KeyboardInterrupt) else "Connection lost"
             say(f"{how}; no email is lost. To continue: dispatcher dlq replay --resume {begun.id}")
             raise
+    found, locked = ended.replay, ended.locked
     if as_json:
         skipped = on_session(lambda session: list_skipped(session, replay_id=begun.id, limit=_SKIPPED_SHOWN))
-        document = {**asdict(ended.replay), "replayed": ended.replay.replayed, "locked": ended.locked}
+        document = {**asdict(found), "replayed": found.replayed, "locked": locked}
         print_json({**document, "skipped_emails": {str(email_id): why for email_id, why in skipped.items()}})
-    return _report(ended.replay, ended.locked)
-
-
-def _report(found: Replay, locked: int) -> int:
-    say(
-        f"Replay {found.id} is {found.state}: {found.replayed:,} of {found.total:,} replayed, "
-        f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} remaining. A monitor removes the dead letters of "
-        "replayed emails from the DLQ."
-    )
+    say(f"{found.describe()}. A monitor removes the dead letters of replayed emails from the DLQ.")
     for outcome, count in found.skipped.items():
         say(f"skipped {count:,}: {OUTCOMES[ItemOutcome(outcome)]}")
     if locked:
@@ -287,12 +265,12 @@ def _report(found: Replay, locked: int) -> int:
     return Exit.DONE
 
 
-def replay_ids(settings: Settings, email_ids: tuple[UUID, ...], act: Act, rate: float | None, *, as_json: bool) -> int:
+def replay_ids(settings: Settings, email_ids: tuple[UUID, ...], act: Act, per_second: float, *, as_json: bool) -> int:
     """Replays these emails, and returns the exit code."""
     from dispatcher.ops.replaying import create
 
     with one_session("dlq", settings) as on_session:
-        selection, per_second = Selection(email_ids=email_ids), rate or DEFAULT_PER_SECOND
+        selection = Selection(email_ids=email_ids)
         made = on_session(lambda session: create(session, selection, act, per_second=per_second, source="ids"))
         return _run(on_session, made, as_json=as_json)
 
@@ -308,7 +286,7 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
             "A poison message points to no email, so there is nothing to send again. To publish a corrected message in "
             "its place, write that message to a file and add --body FILE."
         )
-    _refuse(not reason, "--reason is missing. Give a few words for the audit log.")
+    _refuse(not reason, _NO_REASON)
     act, repaired = Act.of(actor, reason or ""), body.read_bytes()
     settings = load_settings("database_url", "amqp_url")
 
@@ -321,24 +299,4 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
 
     removed = run_with_dlq("dlq", repair, settings)
     say(f"Published to {settings.queue}; removed {counted(removed, 'poison message')} from the DLQ.")
-    return Exit.DONE
-
-
-@click.command("stop")
-@click.argument("replay_id", metavar="REPLAY", type=int)
-@audit_options()
-def stop(replay_id: int, act: Act) -> int:
-    """Stop a running replay. Emails that the replay has already made pending are still sent.
-
-    \b
-    Example:
-      dispatcher dlq stop 7 --reason "the provider throttles us"
-
-    `dispatcher dlq replay --resume REPLAY` continues the replay.
-    """
-    from dispatcher.ops.replaying import stop as stop_replay
-
-    found = run_with_session("dlq", partial(stop_replay, replay_id=replay_id, act=act))
-    counts = f"{found.replayed:,} of {found.total:,} replayed, {found.waiting:,} remaining"
-    say(f"Replay {replay_id} is {found.state}: {counts}.")
     return Exit.DONE

@@ -14,8 +14,7 @@ import orjson
 
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.filter_options import Age, Instant
-from dispatcher.cli.options import json_option, known_lane
+from dispatcher.cli.options import Age, Instant, json_option, known_lane
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_rules import shown

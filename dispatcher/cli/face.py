@@ -14,6 +14,7 @@ import click
 from dispatcher.actions.action import Action, Change, Field, Mistake, Mistakes, Page, cell, document, label, read
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import ACTOR
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
@@ -43,8 +44,7 @@ def command(action: type[Action[Any]]) -> click.Command:
     ]
     parameters += [option(action, each) for each in action.fields.values() if each not in arguments]
     if issubclass(action, Change):
-        about = "The operator's name for the audit log.  [default: the system's user@host]"
-        parameters.append(click.Option(["--actor"], metavar="NAME", help=about))
+        parameters.append(click.Option(["--actor"], metavar="NAME", help=ACTOR))
     parameters.append(click.Option(["--json", "as_json"], is_flag=True, help="Print one line of JSON."))
 
     def callback(**given: Any) -> int:
@@ -65,7 +65,7 @@ def option(action: type[Action[Any]], field: Field) -> click.Option:
         [field.flag, field.name],
         type=kind,
         metavar=metavar,
-        help=field.about + (" Repeatable." if field.kind.is_list else ""),
+        help=field.help + (" Repeatable." if field.kind.is_list else ""),
         required=is_required,
         multiple=field.kind.is_list,
     )

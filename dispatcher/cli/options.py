@@ -1,4 +1,4 @@
-"""Options and questions that several commands share: the audit's reason and actor, `--json`, confirmation, progress."""
+"""Options and questions that several commands share: times, reason and actor, `--json`, confirmation, progress."""
 
 from __future__ import annotations
 
@@ -6,26 +6,57 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import say
+from dispatcher.domain.instant import parse_length
+from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
-    from dispatcher.ops.acts import Act
+    pass
 
+ACTOR: Final = "The operator's name for the audit log.  [default: the system's user@host]"
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Age(click.ParamType[float]):
+    """An option's value: a length of time such as `90s`, `15m`, `2h`, `3d` or `1w`, which is converted to seconds."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_length(str(value))
+        except ValueError as error:
+            self.fail(f"{value!r} {error}.", param, ctx)
+
+
+class Instant(click.ParamType[datetime]):
+    """A date and time with a zone, such as `2026-12-24T18:00:00+01:00`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """The instant. Refuses a time without a zone, because such a time is ambiguous."""
+        from dispatcher.domain.email_json import instant_of
+        from dispatcher.domain.email_rules import instant
+
+        try:
+            return instant("time", instant_of("time", value))
+        except InvalidEmail as error:
+            self.fail(f"{value!r} {error.reason}.", param, ctx)
 
 
 class Number(click.FloatRange):
     """A finite number within a range. Click's own range accepts NaN, because every comparison with NaN is false."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The value as a number; a usage error if it is not finite or outside the range."""
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
             self.fail(f"{value!r} is not a number.", param, ctx)
@@ -36,16 +67,10 @@ def audit_options(
     *,
     is_required: bool = True,
     reason: str = "The reason, for the audit log: a few words, without addresses.",
-    actor: str = "The operator's name for the audit log.  [default: the system's user@host]",
+    actor: str = ACTOR,
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A decorator that adds `--reason` and `--actor` to a command. The command gets both as one parameter, `act`.
-
-    Args:
-        is_required: Whether `--reason` is required. If `--reason` is optional and missing, the command gets None as
-            `act`.
-        reason: The help of `--reason`.
-        actor: The help of `--actor`.
-    """
+    """A decorator that adds `--reason` and `--actor` to a command. The command gets both as one parameter, `act`: None
+    if `--reason` is optional and missing. `reason` and `actor` are the options' help."""
 
     def with_options(command: Callable[..., T]) -> Callable[..., T]:
         @wraps(command)
@@ -62,38 +87,13 @@ def audit_options(
     return with_options
 
 
-def made_act(act: Act | None, reason: str) -> Act:
-    """Returns the actor and the reason for the audit log: `act`, or else this user and the default reason.
-
-    Args:
-        act: What `audit_options` passed to the command; None if the command line has no `--reason`.
-        reason: The default reason, such as the command's name.
-    """
-    if act is not None:
-        return act
-    from dispatcher.ops.acts import Act as Made
-
-    return Made.of(None, reason)
-
-
 def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], Command]:
-    """A decorator that adds `--json` to a command. The command gets the option as the parameter `as_json`.
-
-    Args:
-        about: The option's help.
-    """
+    """A decorator that adds `--json` to a command. The command gets the option as the parameter `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=about)
 
 
 def known_lane(lane: str | None, option: str) -> str | None:
-    """Returns the lane unchanged; None stays None.
-
-    Args:
-        option: The command-line option with the lane, for the error message.
-
-    Raises:
-        UsageError: DISPATCHER_LANES does not contain the lane.
-    """
+    """The lane unchanged; a usage error about the option if DISPATCHER_LANES does not contain it."""
     from dispatcher.cli.environment import load_settings
 
     lanes = load_settings().lanes
@@ -103,11 +103,8 @@ def known_lane(lane: str | None, option: str) -> str | None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Asks the operator on the terminal, unless `yes` is true.
-
-    Raises:
-        Exit: with 0 if the answer is no, with 2 if stdin or stderr is not a terminal.
-    """
+    """Asks the operator on the terminal, unless `yes` is true. Exits with 0 if the answer is no, with 2 if stdin or
+    stderr is not a terminal."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -22,11 +22,7 @@ def prepare_streams() -> None:
 
 
 def print_data(text: str) -> bool:
-    """Writes lines to stdout; returns False if the reader closed the pipe.
-
-    Raises:
-        DispatcherError: stdout cannot be written for another reason, such as a full disk.
-    """
+    """Writes lines to stdout; returns False if the reader closed the pipe. Any other reason is an error."""
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
@@ -39,11 +35,7 @@ def print_data(text: str) -> bool:
 
 
 def flush_data() -> None:
-    """Flushes stdout; ignores a closed pipe.
-
-    Raises:
-        DispatcherError: stdout cannot be written for another reason, such as a full disk.
-    """
+    """Flushes stdout; ignores a closed pipe."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -18,12 +18,7 @@ T = TypeVar("T")
 
 
 def run_with_session(name: str, work: Callable[[AsyncSession], Awaitable[T]], settings: Settings | None = None) -> T:
-    """Calls `work` with a PostgreSQL session, and returns its result. RabbitMQ is not needed.
-
-    Args:
-        name: The command's name, which becomes part of the connection's name.
-        settings: The settings; None to load them now.
-    """
+    """Calls `work` with a PostgreSQL session, whose name contains the command's, and returns its result."""
     loaded = settings or load_settings("database_url")
 
     async def run() -> T:

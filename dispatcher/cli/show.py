@@ -12,7 +12,6 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.filter_options import DEFAULT_TENANT
 from dispatcher.cli.options import audit_options, json_option
 from dispatcher.cli.output import counted, print_data, print_json, say
 from dispatcher.cli.sessions import open_dlq, run_with_dlq, run_with_session
@@ -32,9 +31,7 @@ _HEX_WIDTH: Final = 16
 
 @click.command("show")
 @click.argument("name", metavar="ID|KEY|p-…")
-@click.option(
-    "--tenant", "tenant_id", default=DEFAULT_TENANT, show_default=True, help="The tenant that KEY belongs to."
-)
+@click.option("--tenant", "tenant_id", default="default", show_default=True, help="The tenant that KEY belongs to.")
 @click.option("--no-queue", is_flag=True, help="Do not search the DLQ for the email's dead letter.")
 @click.option(
     "--reveal",

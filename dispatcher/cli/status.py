@@ -14,8 +14,7 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.filter_options import Age
-from dispatcher.cli.options import Number, json_option
+from dispatcher.cli.options import Age, Number, json_option
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import columns_of, in_style, is_coloured, is_redrawable
 from dispatcher.domain.text import printable

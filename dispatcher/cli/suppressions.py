@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from dispatcher.actions import suppressions as actions
+from dispatcher.actions.dlq import CreateReplay
 from dispatcher.cli import face
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.options import Number, audit_options, confirm, json_option
+from dispatcher.cli.options import audit_options, confirm, json_option
 from dispatcher.cli.output import counted, print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.domain.suppression import AddedSuppressions, SuppressionReason
@@ -52,6 +53,8 @@ def _commands() -> click.Group:
             return change(**given)
         fields = {name: given[name] for name in actions.AddSuppressions.fields}
         asked = face.read_options(actions.AddSuppressions, fields)
+        with face.in_words(actions.AddSuppressions):
+            asked.check(None)
         say(f"{counted(len(asked.recipients), 'recipient')}. Nothing was changed.")
         return Exit.DONE
 
@@ -64,10 +67,9 @@ def _commands() -> click.Group:
     about_replay = "Also send the emails that failed because of the suppression, each once."
     about_dry_run = "Only show the entries, and the emails that failed because of them; change nothing."
     about_yes = "With --replay: do not ask for confirmation; required without a terminal."
-    about_rate = "With --replay: emails per second.  [default: 50]"
     remove.params += [
         click.Option(["--replay"], is_flag=True, help=about_replay),
-        click.Option(["--rate"], type=Number(min=0.01), metavar="N", help=about_rate),
+        face.option(CreateReplay, CreateReplay.fields["per_second"]),
         click.Option(["--dry-run"], is_flag=True, help=about_dry_run),
         click.Option(["--yes"], is_flag=True, help=about_yes),
     ]
@@ -78,7 +80,7 @@ def _commands() -> click.Group:
 
 
 def _remove(
-    *, actor: str | None, replay: bool, rate: float | None, dry_run: bool, yes: bool, as_json: bool, **given: Any
+    *, actor: str | None, replay: bool, per_second: str | None, dry_run: bool, yes: bool, as_json: bool, **given: Any
 ) -> int:
     """Let recipients get emails again.
 
@@ -89,6 +91,7 @@ def _remove(
     emails were replayed.
     """
     asked = face.read_options(actions.RemoveSuppressions, given)
+    rate = face.read_options(CreateReplay, {"per_second": per_second}).per_second
     settings = load_settings("database_url", "amqp_url") if replay else load_settings("database_url")
     from dispatcher.actions.runner import Face, Who, of_tenant, run
     from dispatcher.ops.suppressions import find_stopped, hashes_of
@@ -118,7 +121,10 @@ def _remove(
         if entry.is_domain and entry.recipient not in asked.recipients:
             say(f"The domain {entry.recipient} is still suppressed, with all its addresses.")
     if replay and stopped:
-        return _replay(stopped, actor, asked.reason, rate, as_json=as_json)
+        from dispatcher.cli.dlq_replay import replay_ids
+        from dispatcher.ops.acts import Act
+
+        return replay_ids(settings, tuple(stopped), Act.of(actor, asked.reason), rate, as_json=as_json)
     if as_json:
         print_json(removed)
     if stopped:
@@ -142,13 +148,6 @@ def _say_stopped(stopped: list[UUID]) -> None:
     if stopped:
         examples = ", ".join(map(str, stopped[:_EXAMPLES]))
         say(f"{counted(len(stopped), 'email')} failed because the recipients were suppressed, such as {examples}.")
-
-
-def _replay(stopped: list[UUID], actor: str | None, reason: str, rate: float | None, *, as_json: bool) -> int:
-    from dispatcher.cli.dlq_replay import replay_ids
-    from dispatcher.ops.acts import Act
-
-    return replay_ids(load_settings("database_url"), tuple(stopped), Act.of(actor, reason), rate, as_json=as_json)
 
 
 command: Final = _commands()

@@ -203,6 +203,11 @@ class Replay:
         """The number of emails that were skipped, by outcome."""
         return {each: self.outcomes[each] for each in ItemOutcome if each in self.outcomes and each != "replayed"}
 
+    def describe(self) -> str:
+        """One sentence for operators."""
+        counts = f"{self.replayed:,} of {self.total:,} replayed, {sum(self.skipped.values()):,} skipped"
+        return f"Replay {self.id} is {self.state}: {counts}, {self.waiting:,} remaining"
+
 
 @dataclass(frozen=True, slots=True)
 class OverlappingReplay:

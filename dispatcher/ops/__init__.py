@@ -10,9 +10,6 @@ All functions are asynchronous and take an open PostgreSQL session in autocommit
                   overlaps(session, selection) -> [OverlappingReplay]
                                                                    running replays with some of the same emails
                   create(session, selection, act, …) -> Replay     stores the list of emails; a single one is replayed
-                  find(session, replay_id) -> Replay               state, counts by outcome, rate, actor, reason
-                  stop(session, replay_id, act) -> Replay          ends the replay; replayed emails are still sent
-                  resume(session, replay_id, actor=…) -> Replay    lets the next `run` (below) continue the replay
                   run(session, replay_id, …) -> Ended              replays at the replay's rate until done or stopped
     poison        list_poison, discard_poison, repair_poison       DLQ messages that belong to no email
     reconcile     reconcile(session, dlq, act=None)                compares DLQ and database; with act, repairs the DLQ
@@ -22,7 +19,7 @@ All functions are asynchronous and take an open PostgreSQL session in autocommit
 
 A `domain.failures.Selection` selects emails by ids or by a filter. `run` replays in the calling process. One process at
 a time runs a given replay, on a session that the process uses for nothing else. If that process dies, the replay is
-`interrupted`, and nothing is lost: call `run` again to continue. Dead letters of replayed, confirmed, released and
-discarded emails are stale. They do no harm, and a monitor removes them (`monitor.dead_letters`). Only one session at a
-time reads the DLQ; other sessions wait up to ten seconds.
+`interrupted`, and nothing is lost: call `run` again to continue. `actions.dlq` stops and resumes replays. Dead letters
+of replayed, confirmed, released and discarded emails are stale. They do no harm, and a monitor removes them
+(`monitor.dead_letters`). Only one session at a time reads the DLQ; other sessions wait up to ten seconds.
 """

@@ -16,23 +16,15 @@ MAX_ACTOR_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """The actor and the reason of an operator action. Create an act with `of`.
-
-    Attributes:
-        actor: A login and its host, such as `ann@ops-1`, or the name of an API key.
-        reason: One line without addresses, because audit records may be kept for ever.
-    """
+    """The actor of an operator action (a login and its host, such as `ann@ops-1`, or the name of an API key), and the
+    reason: one line without addresses, because audit records may be kept for ever. Create an act with `of`."""
 
     actor: str
     reason: str
 
     @classmethod
     def of(cls, actor: str | None, reason: str) -> Self:
-        """Creates an act. Removes addresses from the reason. Without an actor, uses this process's user and host.
-
-        Raises:
-            DispatcherError: the reason is empty.
-        """
+        """Removes addresses from the reason, which is required. Without an actor, uses this process's user and host."""
         why = scrub(reason)
         if not why:
             raise DispatcherError(

@@ -21,9 +21,6 @@ async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) 
 
     If a name is the id of one email and the message key of a second email, the name counts as the id. An id is returned
     even if no email has this id: the operator's action then reports that the id is unknown.
-
-    Raises:
-        DispatcherError: a name is not an id, and is not the message key of an email of this tenant.
     """
     ids = {name: email_id for name in names if (email_id := _id(name))}
     known = await find_known_ids(session, ids.values())
@@ -38,11 +35,7 @@ async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) 
 
 
 async def find_by_key(session: AsyncSession, message_key: str, *, tenant_id: str | None) -> dict[str, UUID]:
-    """The ids of the emails with this message key, by tenant.
-
-    Args:
-        tenant_id: The only tenant to search; None to search the first `MOST_TENANTS` tenants in the order of their ids.
-    """
+    """The ids of the emails with this message key, by tenant: of one tenant, or of the first `MOST_TENANTS` by id."""
     if tenant_id is None:
         return await find_tenants_of_key(session, message_key, most_tenants=MOST_TENANTS)
     found = await find_ids_by_key(session, tenant_id, [message_key])

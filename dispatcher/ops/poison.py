@@ -31,13 +31,9 @@ _SCRUBBED_OCTETS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A message on the DLQ that belongs to no email.
+    """A message on the DLQ that belongs to no email, and why. Position 0 is the head of the DLQ.
 
-    Attributes:
-        poison_id: See `domain.poison_id`.
-        position: The message's position on the DLQ; 0 is the head.
-        problem: Why the message belongs to no email.
-        x_death: RabbitMQ's x-death header; empty if the message was published to the DLQ directly.
+    `x_death` is RabbitMQ's header; empty if the message was published to the DLQ directly.
     """
 
     poison_id: str
@@ -60,11 +56,7 @@ async def list_poison(session: AsyncSession, dlq: DeadLetterQueue) -> list[Poiso
 
 
 async def find_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> Poison:
-    """The first poison message whose id is `name`.
-
-    Raises:
-        DispatcherError: no message on the DLQ has this id.
-    """
+    """The first poison message whose id is `name`."""
     for each in await list_poison(session, dlq):
         if each.poison_id == name:
             return each
@@ -72,14 +64,7 @@ async def find_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str) ->
 
 
 async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str, act: Act) -> int:
-    """Audits the discard, and removes all poison messages whose id is `name` from the DLQ.
-
-    Returns:
-        The number of messages removed.
-
-    Raises:
-        DispatcherError: no message on the DLQ has this id.
-    """
+    """Audits the discard, and removes all poison messages whose id is `name` from the DLQ; returns their number."""
     count = await _count(session, dlq, name)
     await _note(session, "discard", act, name, count)
     return await _remove(session, dlq, name)
@@ -88,18 +73,10 @@ async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str,
 async def repair_poison(
     session: AsyncSession, dlq: DeadLetterQueue, publisher: Publisher, queue: str, name: str, body: bytes, act: Act
 ) -> int:
-    """Publishes a repaired message, audits the repair, and removes the poison messages whose id is `name`.
+    """Publishes a repaired message to a send queue, audits the repair, and removes the poison messages whose id is
+    `name`; returns their number.
 
-    Args:
-        queue: The send queue to which the repaired message is published.
-        body: The body of the repaired message.
-
-    Returns:
-        The number of messages removed from the DLQ.
-
-    Raises:
-        DispatcherError: the repaired message points to no email, or no message on the DLQ has this id.
-        BrokerUnavailable: RabbitMQ did not confirm the repaired message; the poison messages are still on the DLQ.
+    If the message points to no email, or RabbitMQ does not confirm it, the poison messages stay on the DLQ.
     """
     message = await _repaired(session, queue, body)
     count = await _count(session, dlq, name)
@@ -138,19 +115,11 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
 
 
 async def _note(session: AsyncSession, action: str, act: Act, name: str, count: int) -> None:
-    """Writes an operator's action on `count` messages with the id `name` to the audit log.
-
-    Call this before the removal, because a removed message cannot be restored.
-    """
+    """Writes the audit record: before the removal, because a removed message cannot be restored."""
     await audit(session, action, actor=act.actor, reason=act.reason, detail={"poison": name, "messages": count})
 
 
 async def _count(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:
-    """How many messages on the DLQ have the id `name`.
-
-    Raises:
-        DispatcherError: no message on the DLQ has this id.
-    """
     count = sum(each.poison_id == name for each in await list_poison(session, dlq))
     if not count:
         raise _unknown(name)

@@ -25,14 +25,11 @@ class Differences:
     """The differences between the DLQ and the database.
 
     Attributes:
-        depth: The number of messages on the DLQ.
         dead_letters: The number of emails with a current dead letter.
         missing: Failed and held emails without a dead letter.
-        stale: Emails with stale dead letters, because the email was sent or replayed, failed again, or its dead letter
-            was discarded. One entry per dead letter.
-        duplicates: Emails with several current dead letters, one entry for each dead letter after the email's first.
+        stale: Emails that were sent or replayed, failed again, or whose dead letter was discarded, per dead letter.
+        duplicates: One entry for each current dead letter of an email after its first.
         orphans: Ids of emails that no longer exist, one entry per dead letter.
-        poison: Ids of poison messages, one entry per message.
         fixed: Whether everything except the poison messages was repaired.
     """
 
@@ -53,9 +50,7 @@ class Differences:
     def note(self, each: DlqEntry, seen: set[UUID]) -> bool:
         """Counts a message; returns whether it is a surplus dead letter: stale, duplicate or orphan.
 
-        Args:
-            seen: Emails whose current dead letter was already found. If the message is a current dead letter, this
-                method adds its email.
+        Adds the email of a current dead letter to `seen`.
         """
         if each.dead_letter is None or (each.is_poison and not each.is_orphan):
             self.poison.append(poison_id(each.found.body))
@@ -74,10 +69,7 @@ class Differences:
 
 
 async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None = None) -> Differences:
-    """Finds the differences between the DLQ and the database. With an act, also repairs and audits them. Idempotent.
-
-    Raises the errors of `dead_letters.scan`.
-    """
+    """Finds the differences between the DLQ and the database. With an act, also repairs and audits them. Idempotent."""
     # Read the rows before the queue. Every dead letter that these rows require was published before this read. So if
     # such a dead letter is not on the queue, it was lost. A dead letter that is published later is not reported as a
     # difference.
@@ -121,9 +113,7 @@ async def _compare(session: AsyncSession, dlq: DeadLetterQueue, announced: Mappi
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, orphans: Collection[UUID]) -> int:
     """Reads the DLQ once and removes surplus dead letters; returns how many it asked RabbitMQ to remove.
 
-    Args:
-        orphans: The ids of emails that no longer exist and whose ids the audit log contains. A dead letter about any
-            other email that does not exist stays on the DLQ.
+    Of the dead letters without an email, removes only those whose ids the audit log contains: `orphans`.
     """
     found = Differences()
     seen: set[UUID] = set()

@@ -64,12 +64,10 @@ class Preview:
 
     @property
     def total(self) -> int:
-        """The number of emails in the replay."""
         return sum(self.counts.values())
 
     @property
     def replayable(self) -> int:
-        """The number of emails that the replay would make pending."""
         return self.counts.get(ItemOutcome.REPLAYED, 0)
 
 
@@ -101,18 +99,9 @@ async def create(
     """Creates a replay with its list of emails, audited. A list of one email is replayed at once.
 
     If the selection has ids and no filter, all ids are included, whatever their emails' status. For each email that the
-    replay skips, it records the reason.
-
-    Args:
-        include_held: Whether to replay emails that may have arrived (held, or failed after an uncertain attempt).
-        per_second: The rate in emails per second; None for no limit.
-        source: How the operator selected the emails: `filter`, `ids` or `queue`. With `filter`, the selection may also
-            have ids: the emails that the operator was shown and confirmed.
-        force: Whether the replay keeps its own rate even if a running replay includes some of the same emails.
-        at_most: The number of emails that the operator was shown; None if the operator was shown the emails themselves.
-
-    Raises:
-        SelectionGrown: the filter selects more than `at_most` emails. No replay was created.
+    replay skips, it records the reason. `per_second` is None for no limit. `source` says how the operator selected the
+    emails: `filter`, `ids` or `queue`. With `filter`, the selection may also have ids: the emails that the operator was
+    shown and confirmed. If the filter selects more than `at_most` emails, raises `SelectionGrown`.
     """
     ids = await _ids(session, selection)
     if at_most is not None and len(ids) > at_most:
@@ -132,7 +121,7 @@ async def create(
     )
     if len(ids) > 1:
         await replays.save_overlaps(session, replay_id=replay_id)
-    return await find(session, replay_id)
+    return await replays.get_replay(session, replay_id)
 
 
 async def _ids(session: AsyncSession, selection: Selection) -> Sequence[UUID]:
@@ -148,47 +137,6 @@ async def overlaps(session: AsyncSession, selection: Selection) -> list[Overlapp
     return await replays.find_overlaps(session, email_ids=await _ids(session, selection), replay_id=None)
 
 
-async def find(session: AsyncSession, replay_id: int) -> Replay:
-    """The current state of a replay.
-
-    Raises:
-        DispatcherError: there is no such replay.
-    """
-    replay = await replays.find_replay(session, replay_id)
-    if replay is None:
-        raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists all replays.")
-    return replay
-
-
-async def stop(session: AsyncSession, replay_id: int, act: Act) -> Replay:
-    """Stops a replay after its current email; returns its state. Idempotent. Raises the error of `find`."""
-    await replays.stop_replay(session, replay_id=replay_id, actor=act.actor, reason=act.reason)
-    return await find(session, replay_id)
-
-
-async def resume(
-    session: AsyncSession,
-    replay_id: int,
-    *,
-    actor: str,
-    reason: str | None = None,
-    per_second: float | None = None,
-    force: bool = False,
-) -> Replay:
-    """Lets the next call of `run` (below) continue a stopped or interrupted replay; returns its state.
-
-    Idempotent. Has no effect on a replay that is done. Raises the error of `find`.
-
-    Args:
-        per_second: The new rate; None keeps the rate.
-        force: See `create`.
-    """
-    await replays.resume_replay(
-        session, replay_id=replay_id, per_second=per_second, actor=actor, reason=reason, force=force
-    )
-    return await find(session, replay_id)
-
-
 async def run(
     session: AsyncSession,
     replay_id: int,
@@ -196,34 +144,27 @@ async def run(
     on_email: OnEmail | None = None,
     lock_seconds: float = BATCH_LOCK_SECONDS,
 ) -> Ended:
-    """Replays the remaining emails at the replay's rate.
+    """Replays the remaining emails at the replay's rate. Raises `ReplayBusy` if another process runs the replay.
 
-    Returns when the replay is stopped, or when no emails are left except locked emails. May be cancelled at any time
-    without loss.
-
-    Args:
-        on_email: Called after each email with its outcome.
-        lock_seconds: How long to wait for locked emails after all other emails are done.
-
-    Raises:
-        ReplayBusy: another process is running the replay.
-        StoreUnavailable: PostgreSQL is unreachable; call again to continue.
+    Returns when the replay is stopped, or when no emails are left except locked emails, for which it waits
+    `lock_seconds` after all others are done. May be cancelled at any time without loss. If PostgreSQL is unreachable,
+    call again to continue.
     """
     async with named_lock(session, f"replay {replay_id}") as is_ours:
         if not is_ours:
             raise ReplayBusy(f"Another process is running replay {replay_id}.")
         # Save the overlaps again, because other replays may have begun since `create` saved them.
         await replays.save_overlaps(session, replay_id=replay_id)
-        locked = await _replay_all(session, await find(session, replay_id), on_email, lock_seconds)
-    return Ended(await find(session, replay_id), locked)
+        locked = await _replay_all(session, replay_id, on_email, lock_seconds)
+    return Ended(await replays.get_replay(session, replay_id), locked)
 
 
-async def _replay_all(session: AsyncSession, replay: Replay, on_email: OnEmail | None, lock_seconds: float) -> int:
+async def _replay_all(session: AsyncSession, replay_id: int, on_email: OnEmail | None, lock_seconds: float) -> int:
     """Replays emails until none is left, or until all remaining emails stay locked; returns how many stayed locked."""
     loop = asyncio.get_running_loop()
     give_up_at = None
     while True:
-        settled, locked = await _replay_free(session, replay.id, on_email)
+        settled, locked = await _replay_free(session, replay_id, on_email)
         if not locked:
             break
         if settled or give_up_at is None:
@@ -231,7 +172,7 @@ async def _replay_all(session: AsyncSession, replay: Replay, on_email: OnEmail |
         elif loop.time() > give_up_at:
             break
         await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # PostgreSQL does not notify when a lock is released
-    await replays.finish_replay(session, replay_id=replay.id)
+    await replays.finish_replay(session, replay_id=replay_id)
     return locked
 
 

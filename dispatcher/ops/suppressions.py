@@ -31,11 +31,7 @@ _NAMES: Final = ("recipient", "address", "email", "domain")
 
 @dataclass(frozen=True, slots=True)
 class RefusedLine:
-    """Why a line of an import was refused, without the text of the line.
-
-    Attributes:
-        line: The line's number, from 1.
-    """
+    """Why a line of an import was refused, without its text. Numbers begin with 1."""
 
     line: int
     reason: str
@@ -51,11 +47,7 @@ class Imported:
 
 
 async def hashes_of(source: Source, recipients: Iterable[str], *, with_domains: bool = False) -> list[bytes]:
-    """The hashes under which recipients are stored.
-
-    Args:
-        with_domains: Whether to add the hashes of the domains of addresses: all entries that suppress the recipients.
-    """
+    """The hashes under which recipients are stored; `with_domains` also those of the domains of addresses."""
     hasher = await AddressHasher.open(source)
     hashes = [hash_of(Recipient.parse(each), hasher) for each in recipients]
     return [*hashes, *map(hasher.hash_domain, recipients)] if with_domains else hashes
@@ -64,8 +56,7 @@ async def hashes_of(source: Source, recipients: Iterable[str], *, with_domains: 
 async def unsubscribe(session: AsyncSession, token: str) -> bool:
     """Suppresses the recipient of a token from an email's List-Unsubscribe header. Idempotent.
 
-    Returns:
-        Whether the token is genuine and the email that it belongs to still exists.
+    False if the token is not genuine, or its email no longer exists.
     """
     hasher = await AddressHasher.open(session)
     if (found := hasher.read_unsubscribe_token(token)) is None:
@@ -80,10 +71,7 @@ async def opt_out(source: Source, number: str, message_id: str) -> None:
     """Suppresses a phone number that has answered STOP.
 
     Each tenant that sent one of the last 1,000 SMS to the number gets the entry. If there is no such tenant, the tenant
-    `default` gets the entry. Idempotent: a second call with the same `message_id` changes nothing.
-
-    Args:
-        message_id: The id of the recipient's SMS.
+    `default` gets the entry. Idempotent by the id of the recipient's SMS.
     """
     address_hash = (await AddressHasher.open(source)).hash(number)
     await suppressions.opt_out(source, address_hash, Recipient(number, is_domain=False).masked, message_id)
@@ -92,11 +80,7 @@ async def opt_out(source: Source, number: str, message_id: str) -> None:
 async def opt_in(source: Source, number: str, message_id: str) -> None:
     """Ends the suppression of a phone number that has answered START, for all tenants.
 
-    Removes only entries with the reason `unsubscribe`. Idempotent: a second call with the same `message_id` changes
-    nothing.
-
-    Args:
-        message_id: The id of the recipient's SMS.
+    Removes only entries with the reason `unsubscribe`. Idempotent by the id of the recipient's SMS.
     """
     await suppressions.opt_in(source, (await AddressHasher.open(source)).hash(number), message_id)
 
@@ -141,9 +125,7 @@ async def import_lines(
 ) -> Imported:
     """Suppresses the recipients in a CSV file with a heading, or in a file with one address or domain per line.
 
-    Args:
-        act: Who imports, and why; None for a dry run, which only checks the lines.
-        reason: The reason of entries without a value in the column `kind`.
+    Without an act, only checks the lines. `reason` is for entries without a value in the column `kind`.
     """
     done = Imported()
     read = read_entries(lines, await AddressHasher.open(source), reason)

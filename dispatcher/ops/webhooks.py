@@ -21,11 +21,7 @@ from dispatcher.transport.signed_post import SignedPoster, trusting_context
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """What a receiver did with a test event.
-
-    Attributes:
-        detail: The receiver's answer, or why no answer arrived.
-    """
+    """What a receiver did with a test event. `detail` is its answer, or why no answer arrived."""
 
     __test__ = False  # pytest would otherwise take the class for a test, because of its name
 
@@ -34,15 +30,10 @@ class TestResult:
 
 
 def checked_url(text: str, *, allow_private: bool) -> str:
-    """The URL, if events may be posted to it.
+    """The URL, if events may be posted to it. Host names are resolved and checked before each post.
 
-    Args:
-        allow_private: DISPATCHER_WEBHOOKS_ALLOW_PRIVATE, which allows addresses that are not public, and http URLs of
-            the loopback. Host names are resolved and checked before each post.
-
-    Raises:
-        ValueError: The URL is not allowed. The error's text is a predicate, such as `must begin with https://`, and
-            does not contain the URL.
+    DISPATCHER_WEBHOOKS_ALLOW_PRIVATE allows addresses that are not public, and http URLs of the loopback. The text of
+    the ValueError is a predicate, such as `must begin with https://`, and does not contain the URL.
     """
     parts = urlsplit(text)
     if parts.scheme == "http" and parts.hostname in LOOPBACKS:
@@ -67,11 +58,7 @@ def _is_public(host: str) -> bool:
 
 
 async def post_test(target: WebhookTarget, settings: Settings) -> TestResult:
-    """Posts a test event to a webhook, even if the webhook is disabled. Changes nothing, and needs no database session.
-
-    Raises:
-        ConfigurationError: The CA file is not usable.
-    """
+    """Posts a test event to a webhook, even if the webhook is disabled. Changes nothing, and needs no session."""
     poster = SignedPoster(
         target.url,
         private_setting=None if settings.webhooks_allow_private else PRIVATE_SETTING,

@@ -45,12 +45,6 @@ async def has_emails_left(source: Source, *, replay_id: int) -> bool: ...
 @statement
 async def finish_replay(source: Source, *, replay_id: int) -> bool: ...
 @statement
-async def stop_replay(source: Source, *, replay_id: int, actor: str, reason: str) -> bool: ...
-@statement
-async def resume_replay(
-    source: Source, *, replay_id: int, per_second: float | None, actor: str, reason: str | None, force: bool
-) -> bool: ...
-@statement
 async def list_replays(
     source: Source, *, replay_id: int | None = None, after_id: int | None, tenant_id: str | None, limit: int
 ) -> list[Replay]: ...
@@ -60,7 +54,7 @@ async def list_skipped(source: Source, *, replay_id: int, limit: int) -> dict[UU
 async def count_replayed_by_status(source: Source, *, replay_id: int, limit: int) -> dict[Status, int]: ...
 
 
-async def find_replay(source: Source, replay_id: int) -> Replay | None:
-    """The current state of a replay; None if there is no such replay."""
-    found = await list_replays(source, replay_id=replay_id, after_id=None, tenant_id=None, limit=1)
-    return found[0] if found else None
+async def get_replay(source: Source, replay_id: int) -> Replay:
+    """The current state of a replay that exists."""
+    (found,) = await list_replays(source, replay_id=replay_id, after_id=None, tenant_id=None, limit=1)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -117,11 +118,14 @@ async def test_a_filter_counts_with_dry_run_and_changes_without(api: Api, connec
     moved = await api.call("POST", "/v1/emails/reschedule", body={**bulk, **LATER})
     cancelled = await api.call("POST", "/v1/emails/cancel", body={**bulk, "status": "waiting"})
     wrong = await api.call("POST", "/v1/emails/cancel", body={"status": "sent", **REASON})
+    named = await api.call(
+        "POST", "/v1/emails/cancel", body={"email_ids": [str(uuid4())] * 2, "dry_run": True, **REASON}
+    )
 
     assert (dry.json["selected"], dry.json["results"], dry.json["has_more"]) == ({"pending": 1}, {}, False)
     assert (moved.json["selected"], moved.json["results"]) == ({"pending": 1}, {"rescheduled": 1})
     assert (cancelled.json["selected"], cancelled.json["results"]) == ({"waiting": 1}, {"cancelled": 1})
-    assert (wrong.status, wrong.pointers) == (422, ["#/status"])
+    assert (wrong.status, wrong.pointers, named.json["others"]) == (422, ["#/status"], 1)
     assert column(connection, "status") == {"k-0": "pending", "k-1": "cancelled", "k-2": "pending"}
 
 

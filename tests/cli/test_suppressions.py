@@ -68,10 +68,13 @@ def test_pages_and_kinds(prepared: CommandLine, tables: Books) -> None:
     page = prepared("suppressions", "list", "--limit", "2", "--json").json
     rest = prepared("suppressions", "list", "--after", page["next"], "--json").json
     complaints = prepared("suppressions", "list", "--kind", "complaint", "--json").json["suppressions"]
+    both = ("--days", "3", "--expires-at", "2036-01-01T00:00:00Z")
+    refused = [prepared("suppressions", "add", "dan@example.org", *both, *WHY, *dry) for dry in ((), ("--dry-run",))]
 
     assert [entry["recipient"][0] for entry in page["suppressions"] + rest["suppressions"]] == ["d", "c", "b", "a"]
     assert [entry["recipient"][0] for entry in complaints] == ["d"]
     assert complaints[0]["expires_at"] is not None
+    assert [each.code for each in refused] == [2, 2]
 
 
 def test_a_removal_names_the_emails_that_the_entry_stopped_and_a_dry_run_changes_nothing(

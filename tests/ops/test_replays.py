@@ -12,19 +12,25 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.actions.dlq import DiscardDead
+from dispatcher.actions.dlq import DiscardDead, ResumeReplay, StopReplay
+from dispatcher.actions.runner import Face, Who
+from dispatcher.actions.runner import run as act_on
 from dispatcher.domain.failures import ItemOutcome, Replay, ReplayState, Selection
 from dispatcher.ops.acts import Act
-from dispatcher.ops.replaying import ReplayBusy, create, find, overlaps, preview, resume, run, stop
+from dispatcher.ops.replaying import ReplayBusy, create, overlaps, preview, run
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.named_locks import named_lock
-from dispatcher.store.replays import find_pace, list_skipped
+from dispatcher.store.replays import find_pace, get_replay, list_skipped
 from tests.ops.dead_emails import DeadEmails
 from tests.ops.decisions import decide
 from tests.waiting import DEADLINE_SECONDS, until_answer
 
 ACT = Act.of("ann@ops-1", "the provider is back")
 REJECTED = Selection(error_type="rejected")
+
+
+async def stop(session: AsyncSession, replay_id: int) -> None:
+    await act_on(session, StopReplay(replay_id=replay_id, reason=ACT.reason), Who(Face.COMMAND, ACT.actor))
 
 
 async def test_the_dry_run_changes_nothing_and_reports_what_would_be_skipped(
@@ -179,7 +185,7 @@ async def test_a_stopped_replay_continues_where_it_ended(
     replay = await create(session, REJECTED, ACT, per_second=None)
 
     ended = await run(session, replay.id, on_email=stop_after(4, tables_url, replay.id))
-    resumed = await resume(session, replay.id, actor="bob")
+    resumed = await act_on(session, ResumeReplay(replay_id=replay.id), Who(Face.COMMAND, "bob"))
 
     assert (ended.replay.state, ended.replay.replayed, ended.replay.waiting) == (ReplayState.STOPPED, 4, 6)
     assert resumed.state is ReplayState.INTERRUPTED  # no session runs it yet
@@ -195,7 +201,7 @@ def stop_after(count: int, url: str, replay_id: int) -> Callable[[UUID, ItemOutc
 
     async def stop_it() -> None:
         async with await connect_async(url, name="elsewhere") as elsewhere:
-            await stop(elsewhere, replay_id, ACT)
+            await stop(elsewhere, replay_id)
 
     def note(email_id: UUID, _outcome: ItemOutcome) -> None:
         seen.append(email_id)
@@ -224,7 +230,7 @@ async def test_a_replay_whose_process_dies_loses_nothing(
     await doomed.close()
 
     async def interrupted() -> Replay | None:
-        found = await find(session, replay.id)
+        found = await get_replay(session, replay.id)
         return None if found.is_active else found
 
     left = await until_answer(interrupted)  # PostgreSQL notices a closed session a moment later
@@ -270,7 +276,7 @@ async def test_replays_of_the_same_emails_share_the_slower_pace_unless_forced(
             other = await attended.enter_async_context(await connect_async(tables_url, name="other"))
             await attended.enter_async_context(named_lock(other, f"replay {each.id}"))
         assert await paces() == [10, 10, 40, 1]
-        await stop(session, slow.id, ACT)
+        await stop(session, slow.id)
         assert (await paces())[1] == 50
     assert [act["detail"].get("force") for act in dead_emails.audit() if act["action"] == "replay"] == [
         None, None, True, None
@@ -289,7 +295,7 @@ async def test_a_replay_slows_down_for_a_slower_replay_of_the_same_emails(
         running = asyncio.create_task(run(session, fast.id, on_email=lambda _email_id, _outcome: has_begun.set()))
         await has_begun.wait()
         async with await connect_async(tables_url, name="elsewhere") as elsewhere:
-            await stop(elsewhere, fast.id, ACT)
+            await stop(elsewhere, fast.id)
         ended = await running
 
     assert (ended.replay.replayed, ended.replay.waiting) == (1, 2)
@@ -302,7 +308,7 @@ async def test_a_replay_can_be_run_by_one_session_only(
     replay = await create(session, REJECTED, ACT)
 
     async with await connect_async(tables_url, name="second") as other, named_lock(other, f"replay {replay.id}"):
-        attended = await find(session, replay.id)
+        attended = await get_replay(session, replay.id)
         with pytest.raises(ReplayBusy):
             await run(session, replay.id)
 
@@ -364,7 +370,7 @@ async def test_a_replay_that_waits_for_a_locked_email_ends_when_it_is_stopped(
         )
         await has_begun.wait()
         async with await connect_async(tables_url, name="elsewhere") as elsewhere:
-            await stop(elsewhere, replay.id, ACT)
+            await stop(elsewhere, replay.id)
         async with asyncio.timeout(DEADLINE_SECONDS / 2):
             ended = await running
 
@@ -381,7 +387,7 @@ async def test_a_replay_that_waits_for_its_pace_ends_soon_after_it_is_stopped(
     running = asyncio.create_task(run(session, replay.id, on_email=lambda _email_id, _outcome: has_begun.set()))
     await has_begun.wait()
     async with await connect_async(tables_url, name="elsewhere") as elsewhere:
-        await stop(elsewhere, replay.id, ACT)
+        await stop(elsewhere, replay.id)
     async with asyncio.timeout(DEADLINE_SECONDS / 2):
         ended = await running
 
@@ -415,7 +421,7 @@ async def test_a_failed_email_that_may_have_arrived_is_treated_like_a_held_one(
     for include_held in (False, True):
         replay = await create(session, Selection(), ACT, include_held=include_held, per_second=None)
         await run(session, replay.id)
-        found = await find(session, replay.id)
+        found = await get_replay(session, replay.id)
         assert found is not None
         assert found.replayed == include_held
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -60,10 +61,10 @@ SUBJECTS: Final[Sequence[Callable[[Site], list[Route]]]] = (
     reported_events.routes,
     webhooks.routes,
     lanes.routes,
-    face.pages(domains),
+    partial(face.pages, path="/domains", actions=domains.ACTIONS, about=domains.__doc__),
     pauses.routes,
     keys.routes,
-    face.pages(audit),
+    partial(face.pages, path="/audit", actions=audit.ACTIONS, about=audit.__doc__),
     captured.routes,
 )
 

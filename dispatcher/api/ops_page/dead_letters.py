@@ -6,7 +6,6 @@ Dead letters groups failed and held emails by cause, and lists them. Held shows 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import Request
@@ -16,8 +15,7 @@ from starlette.routing import Route
 from dispatcher.actions.action import read
 from dispatcher.actions.dlq import ListDead
 from dispatcher.actions.held import ListHeld
-from dispatcher.api.ops_page import fields
-from dispatcher.api.ops_page.face import listed
+from dispatcher.api.ops_page import face, fields
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.domain.failures import DeadGroup
@@ -30,34 +28,23 @@ MOST_GROUPS: Final = 50
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the pages Dead letters and Held."""
-    pages = DeadLetterPages(site)
-    return [site.get("/dead-letters", pages.show), site.get("/held", pages.show_held)]
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetterPages:
-    """The handlers of the pages Dead letters and Held."""
-
-    site: Site
-
-    async def show(self, request: Request, visitor: Visitor) -> Response:
+    async def show(request: Request, visitor: Visitor) -> Response:
         """The page with groups of failed and held emails, and the newest of these emails."""
         by = fields.parameter(request, "by")
         by = by if by in CAUSES and (by != "tenant" or visitor.tenant_id is None) else "cause"
-        page, filters, mistake = await listed(self.site, ListDead, request, visitor)
+        page, filters, mistake = await face.listed(site, ListDead, request, visitor)
         groups: list[DeadGroup] = []
         if page.rows and "after" not in filters:
             asked = read(ListDead, {}, filters)
             wanted = asked.selected(tenant_id=visitor.tenant_id or asked.tenant_id)
-            async with self.site.session() as session:
+            async with site.session() as session:
                 groups = await group_dead(session, wanted, by, limit=MOST_GROUPED, groups=MOST_GROUPS)
-        return await self.site.page(
+        return await site.page(
             request,
             visitor,
             "dead_letters.html",
             status=200 if mistake is None else 400,
-            action=ListDead,
+            listing=ListDead,
             page=page,
             filters=filters,
             typed={name: text for name, text in filters.items() if name != "after"},
@@ -68,19 +55,7 @@ class DeadLetterPages:
             most_grouped=MOST_GROUPED,
         )
 
-    async def show_held(self, request: Request, visitor: Visitor) -> Response:
-        """The page with held emails, oldest first, and everything that helps to decide whether they arrived."""
-        page, filters, mistake = await listed(self.site, ListHeld, request, visitor)
-        return await self.site.page(
-            request,
-            visitor,
-            "held.html",
-            status=200 if mistake is None else 400,
-            action=ListHeld,
-            page=page,
-            filters=filters,
-            mistake=mistake,
-        )
+    return [site.get("/dead-letters", show), *face.pages(site, "/held", [ListHeld], "held.html")]
 
 
 def _link(by: str, group: DeadGroup) -> Mapping[str, str] | None:

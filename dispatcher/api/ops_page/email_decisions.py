@@ -20,9 +20,9 @@ from starlette.routing import Route
 
 from dispatcher.actions.action import Change, Mistakes, read
 from dispatcher.actions.batch import LOCKED, Batch
-from dispatcher.actions.dlq import OUTCOMES, TWICE, CreateReplay, DiscardDead
+from dispatcher.actions.dlq import OUTCOMES, TWICE, CreateReplay, DiscardDead, StopReplay
 from dispatcher.actions.held import Confirm, Release
-from dispatcher.actions.runner import Face, Who, run_batch
+from dispatcher.actions.runner import Face, Who, run, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import not_found
@@ -281,5 +281,5 @@ async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> list[ItemO
         try:
             replay = (await replaying.run(session, replay.id, lock_seconds=LOCK_SECONDS)).replay
         finally:
-            await replaying.stop(session, replay.id, act)
+            await run(session, StopReplay(replay_id=replay.id, reason=act.reason), Who(Face.PAGE, act.actor))
     return [ItemOutcome(each) for each in replay.outcomes]

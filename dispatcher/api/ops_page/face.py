@@ -5,9 +5,10 @@ The macros of `actions.html` render them; a subject's own template may use each 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,66 +19,87 @@ from dispatcher.actions.batch import Batch
 from dispatcher.actions.runner import Face, Who, run
 from dispatcher.api.ops_page.fields import Mistake, all_tenants_only, parameter
 from dispatcher.api.ops_page.forms import Form
-from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 
 R = TypeVar("R")
 
 
-class PageOfForms(Protocol):
-    """Renders the page on which a form is: again, with what was typed, if the form has a mistake."""
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A form whose page is shown again: with what was typed and the mistake, or with the secret that it made."""
 
-    def __call__(
-        self,
-        request: Request,
-        visitor: Visitor,
-        *,
-        form: Form | None = None,
-        mistake: Mistake | None = None,
-        secret: str | None = None,
-    ) -> Awaitable[Response]: ...
+    action: type[Action[Any]] | None = None
+    form: Form | None = None
+    mistake: Mistake | None = None
+    secret: str | None = None
 
 
-def pages(subject: ModuleType) -> Callable[[Site], list[Route]]:
-    """The function `routes` of a subject's page: its list, the list's filter, and the forms of its other actions.
+NOTHING: Final = Posted()
+PageOfForms = Callable[[Request, Visitor, Posted], Awaitable[Response]]
+"""Renders the page on which a form is."""
+Reader = Callable[[Visitor], Awaitable[Mapping[str, Any]]]
 
-    The subject's first action is the list.
+
+def pages(
+    site: Site,
+    path: str,
+    actions: Sequence[type[Action[Any]]],
+    template: str = "action_list.html",
+    more: Reader | None = None,
+    **values: Any,
+) -> list[Route]:
+    """The routes of a subject's page: its list (the first of `actions`), the list's filter, the other actions' forms.
+
+    Args:
+        more: Reads more values of the template, which also gets `values`.
     """
-    actions: tuple[type[Action[Any]], ...] = subject.ACTIONS
-    listing, path = actions[0], f"/{actions[0].subject()}"
 
-    def routes(site: Site) -> list[Route]:
-        async def render(
-            request: Request,
-            visitor: Visitor,
-            *,
-            form: Form | None = None,
-            mistake: Mistake | None = None,
-            secret: str | None = None,
-        ) -> Response:
-            found, filters, wrong = await listed(site, listing, request, visitor)
-            mistake = mistake or wrong
-            return await site.page(
-                request,
-                visitor,
-                "action_list.html",
-                status=200 if mistake is None else 400,
-                heading=listing.subject().capitalize(),
-                about=(subject.__doc__ or "").split("\n\n"),
-                actions_of=[each for each in actions if not issubclass(each, Batch)],
-                page=found,
-                path=path,
-                filters=filters,
-                given=(form or {}) if secret is None else {},
-                mistake=mistake,
-                secret=secret,
-                done=done(request, actions),
-            )
+    async def page(request: Request, visitor: Visitor, posted: Posted = NOTHING) -> Response:
+        return await list_page(site, request, visitor, template, actions, posted, more, path=path, **values)
 
-        return [site.get(path, render), *forms(site, actions, render, path)]
+    return [site.get(path, page), *forms(site, actions, page, path)]
 
-    return routes
+
+async def list_page(
+    site: Site,
+    request: Request,
+    visitor: Visitor,
+    template: str,
+    actions: Sequence[type[Action[Any]]],
+    posted: Posted = NOTHING,
+    more: Reader | None = None,
+    filtered: Mapping[str, str] | None = None,
+    **values: Any,
+) -> Response:
+    """See `pages`; `filtered` is the filter, if it is not in the URL."""
+    found, filters, mistake = await listed(site, actions[0], request, visitor, filtered)
+    posted = replace(posted, mistake=posted.mistake or mistake)
+    values |= {"listing": actions[0], "page": found, "filters": filters, **(await more(visitor) if more else {})}
+    return await shown(site, request, visitor, template, actions, posted, **values)
+
+
+async def shown(
+    site: Site,
+    request: Request,
+    visitor: Visitor,
+    template: str,
+    actions: Sequence[type[Action[Any]]],
+    posted: Posted = NOTHING,
+    **values: Any,
+) -> Response:
+    """A page with forms of actions: says what the last form did, or what is wrong with it."""
+    name = parameter(request, "done")
+    known = {
+        "actions_of": actions,
+        "done": next((action.done for action in actions if action.name == name), None),
+        "posted": posted.action,
+        "given": {} if posted.form is None or posted.secret else posted.form,
+        "mistake": posted.mistake,
+        "secret": posted.secret,
+    }
+    return await site.page(request, visitor, template, status=400 if posted.mistake else 200, **known | values)
 
 
 async def listed(
@@ -118,22 +140,39 @@ def value(request: Request, form: Form | None, name: str) -> str:
     return str(request.path_params.get(name) or (form.get(name, "") if form else ""))
 
 
-def forms(site: Site, actions: Iterable[type[Action[Any]]], page: PageOfForms, path: str) -> list[Route]:
+async def one(site: Site, action: type[Action[R]], request: Request, visitor: Visitor, form: Form | None = None) -> R:
+    """The row that a page is about. Its id is the action's first field (see `value`)."""
+    name = next(iter(action.fields))
+    try:
+        asked = read(action, {}, {name: value(request, form, name)})
+    except Mistakes:
+        raise not_found(name.removesuffix("_id")) from None
+    return await rows(site, asked, visitor)
+
+
+def forms(
+    site: Site,
+    actions: Iterable[type[Action[Any]]],
+    page: PageOfForms,
+    path: str,
+    after: Callable[[Any], None] = lambda _: None,
+) -> list[Route]:
     """The routes of the forms of all actions that change something.
 
     Args:
         page: Renders the page that has the forms.
         path: Where the visitor is sent afterwards; the action's fields in braces are replaced.
+        after: Called with each result.
     """
     return [
-        site.post(path_of(action), _handler(site, action, page, path), title=action.summary()[0])
+        site.post(path_of(action), _handler(site, action, page, path, after), title=action.summary()[0])
         for action in actions
         if issubclass(action, Change) and not issubclass(action, Batch)
     ]
 
 
 def _handler(
-    site: Site, action: type[Action[Any]], page: PageOfForms, path: str
+    site: Site, action: type[Action[Any]], page: PageOfForms, path: str, after: Callable[[Any], None]
 ) -> Callable[[Request, Visitor, Form], Awaitable[Response]]:
     async def handler(request: Request, visitor: Visitor, form: Form) -> Response:
         if action.reach is Reach.ALL_TENANTS:
@@ -144,12 +183,13 @@ def _handler(
             async with site.session() as session:
                 result = await _run(site, session, asked, visitor)
         except Mistakes as error:
-            return await page(request, visitor, form=form, mistake=Mistake(words_of(error)))
+            return await page(request, visitor, Posted(action, form, Mistake(words_of(error))))
         except Refused as error:
             words = f"{error.message} {error.remedy or ''}".strip()
-            return await page(request, visitor, form=form, mistake=Mistake(words))
+            return await page(request, visitor, Posted(action, form, Mistake(words)))
+        after(result)
         if action.secret:
-            return await page(request, visitor, form=form, secret=getattr(result, action.secret))
+            return await page(request, visitor, Posted(action, form, secret=getattr(result, action.secret)))
         tenant_id = None if action.reach is Reach.ALL_TENANTS else known.get("tenant_id")
         return site.see_other(path.format_map(asked.values()), done=action.name, tenant_id=tenant_id)
 
@@ -157,8 +197,20 @@ def _handler(
 
 
 async def _run(site: Site, session: Any, asked: Action[R], visitor: Visitor) -> R:
+    with tenant_errors(visitor):
+        return await run(session, asked, who(visitor), site.settings)
+
+
+def who(visitor: Visitor) -> Who:
+    """A visitor as an actor."""
+    return Who(Face.PAGE, visitor.name, visitor.tenant_id)
+
+
+@contextmanager
+def tenant_errors(visitor: Visitor) -> Iterator[None]:
+    """What a visitor of one tenant may not see does not exist."""
     try:
-        return await run(session, asked, Who(Face.PAGE, visitor.name, visitor.tenant_id), site.settings)
+        yield
     except Refused as error:
         if error.name == "reach":
             all_tenants_only(visitor)
@@ -171,9 +223,3 @@ async def _run(site: Site, session: Any, asked: Action[R], visitor: Visitor) -> 
 def words_of(error: Mistakes) -> str:
     """All mistakes, as sentences for the visitor."""
     return " ".join(f"{label(each.field) if each.field else 'This form'} {each.rule}." for each in error.mistakes)
-
-
-def done(request: Request, actions: Iterable[type[Action[Any]]]) -> str | None:
-    """What the page says after a form was processed."""
-    name = parameter(request, "done")
-    return next((action.done for action in actions if action.name == name), None)

@@ -40,12 +40,7 @@ class Form(Mapping[str, str]):
         return Form([pair for pair in self.pairs if pair[0] != CSRF_FIELD])
 
     def kept(self, path: str, title: str) -> KeptForm:
-        """This form as a `KeptForm`, which the visitor can send again.
-
-        Args:
-            path: The form's target, below `site.path`.
-            title: What the form does.
-        """
+        """This form as a `KeptForm`, which the visitor can send again."""
         return KeptForm(path, title, self.without_internals().pairs)
 
     def kept_before(self) -> KeptForm | None:
@@ -60,10 +55,7 @@ class Form(Mapping[str, str]):
 class KeptForm:
     """A form that was not processed, usually because the session had ended. The visitor checks it, and sends it again.
 
-    Attributes:
-        path: The form's target, below `site.path`.
-        title: What the form does.
-        pairs: The fields.
+    `path` is its target below `site.path`, `title` says what it does.
     """
 
     path: str
@@ -72,11 +64,7 @@ class KeptForm:
 
 
 async def read_form(request: Request) -> Form:
-    """The form in a request's body. Later calls for the same request return the same form.
-
-    Raises:
-        PageError: the body is too large, or is not a form.
-    """
+    """The form in a request's body. Later calls for the same request return the same form."""
     if (known := getattr(request.state, "form", None)) is not None:
         found: Form = known
         return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -24,7 +23,7 @@ from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.domain.poison_id import is_poison_id
 from dispatcher.domain.scrub import scrub
-from dispatcher.ops.poison import Poison, discard_poison, glimpse, list_poison
+from dispatcher.ops.poison import discard_poison, glimpse, list_poison
 from dispatcher.ops.safe_text import safe_text
 from dispatcher.store.connections import AsyncSession, connect_async
 
@@ -39,61 +38,35 @@ off."""
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the list, of one message, and of its form."""
-    pages = PoisonPages(site)
-    return [
-        site.get(PATH, pages.show_all),
-        site.get(f"{PATH}/{{poison_id}}", pages.show),
-        site.post(f"{PATH}/{{poison_id}}/discard", pages.discard, title="Discard a poison message"),
-    ]
+    """The routes of the list, of one message, and of its form. Each request reads the whole queue, as `dispatcher dlq
+    list --poison` does, so the pages do not refresh themselves."""
 
-
-@dataclass(frozen=True, slots=True)
-class PoisonPages:
-    """The handlers of the pages Poison.
-
-    Each request reads the whole queue, as `dispatcher dlq list --poison` does, so the pages do not refresh themselves.
-    """
-
-    site: Site
-
-    async def show_all(self, request: Request, visitor: Visitor) -> Response:
+    async def show_all(request: Request, visitor: Visitor) -> Response:
         """The page with the poison messages, in the order of the queue."""
         fields.all_tenants_only(visitor)
-        async with self._opened() as (session, dlq):
+        async with _opened(site) as (session, dlq):
             found = await list_poison(session, dlq)
-        return await self.site.page(
+        return await site.page(
             request,
             visitor,
             "poison_list.html",
-            queue=self.site.settings.dlq,
+            queue=site.settings.dlq,
             rows=[(each, glimpse(each.body)) for each in found[:MOST_SHOWN]],
             count=len(found),
-            removed=fields.counted_parameter(request, "removed"),
+            removed=fields.counted(fields.parameter(request, "removed")),
         )
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
+    async def show(request: Request, visitor: Visitor, mistake: Mistake | None = None) -> Response:
         """The page of one message: its beginning as text, without addresses."""
-        return await self._page(request, visitor)
-
-    async def discard(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Removes from the queue all messages that have the id in the path."""
         name = _name(request, visitor)
-        try:
-            act = fields.act_of(visitor, form)
-        except Mistake as mistake:
-            return await self._page(request, visitor, mistake)
-        async with self._opened() as (session, dlq):
-            removed = await discard_poison(session, dlq, name, act)
-        return self.site.see_other(PATH, removed=removed)
-
-    async def _page(self, request: Request, visitor: Visitor, mistake: Mistake | None = None) -> Response:
-        name = _name(request, visitor)
-        async with self._opened() as (session, dlq):
+        async with _opened(site) as (session, dlq):
             found = [each for each in await list_poison(session, dlq) if each.poison_id == name]
         if not found:
             raise _unknown()
-        return await self.site.page(
+        headers = orjson.dumps(
+            {**found[0].headers, "x-death": found[0].x_death}, default=str, option=orjson.OPT_INDENT_2
+        )
+        return await site.page(
             request,
             visitor,
             "poison.html",
@@ -101,31 +74,46 @@ class PoisonPages:
             poison=found[0],
             count=len(found),
             text=_shown(safe_text(found[0].body[:_SCRUBBED], _SCRUBBED)),
-            headers=_headers(found[0]),
+            headers=_shown(headers.decode()[:_SCRUBBED]),
             mistake=mistake,
         )
 
-    @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[tuple[AsyncSession, DeadLetterQueue]]:
-        """Yields a new database session and the dead-letter queue.
+    async def discard(request: Request, visitor: Visitor, form: Form) -> Response:
+        """Removes from the queue all messages that have the id in the path."""
+        name = _name(request, visitor)
+        try:
+            act = fields.act_of(visitor, form)
+        except Mistake as mistake:
+            return await show(request, visitor, mistake)
+        async with _opened(site) as (session, dlq):
+            removed = await discard_poison(session, dlq, name, act)
+        return site.see_other(PATH, removed=removed)
 
-        Only one session at a time can read the queue, so a read may have to wait for another session.
+    return [
+        site.get(PATH, show_all),
+        site.get(f"{PATH}/{{poison_id}}", show),
+        site.post(f"{PATH}/{{poison_id}}/discard", discard, title="Discard a poison message"),
+    ]
 
-        Raises:
-            PageError: The queue has more than `MOST_READ` messages.
-        """
-        url = self.site.settings.database_url
-        async with (
-            await connect_async(url, name="dispatcher api poison") as session,
-            self.site.jobs.open_dlq("poison") as dlq,
-        ):
-            if (depth := await dlq.depth()) > MOST_READ:
-                raise PageError(
-                    409,
-                    f"The dead-letter queue has {depth:,} messages, more than the {MOST_READ:,} that this page reads.",
-                    "Use `dispatcher dlq list --poison`.",
-                )
-            yield session, dlq
+
+@asynccontextmanager
+async def _opened(site: Site) -> AsyncIterator[tuple[AsyncSession, DeadLetterQueue]]:
+    """Yields a new database session and the dead-letter queue.
+
+    Only one session at a time can read the queue, so a read may have to wait for another session: longer than the
+    page's own sessions may wait.
+    """
+    async with (
+        await connect_async(site.settings.database_url, name="dispatcher api poison") as session,
+        site.jobs.open_dlq("poison") as dlq,
+    ):
+        if (depth := await dlq.depth()) > MOST_READ:
+            raise PageError(
+                409,
+                f"The dead-letter queue has {depth:,} messages, more than the {MOST_READ:,} that this page reads.",
+                "Use `dispatcher dlq list --poison`.",
+            )
+        yield session, dlq
 
 
 def _name(request: Request, visitor: Visitor) -> str:
@@ -138,11 +126,6 @@ def _name(request: Request, visitor: Visitor) -> str:
 
 def _unknown() -> PageError:
     return PageError(404, "The dead-letter queue has no poison message with this id.", "See the list under Poison.")
-
-
-def _headers(poison: Poison) -> str:
-    given = {**poison.headers, "x-death": poison.x_death}
-    return _shown(orjson.dumps(given, default=str, option=orjson.OPT_INDENT_2).decode()[:_SCRUBBED])
 
 
 def _shown(text: str) -> str:

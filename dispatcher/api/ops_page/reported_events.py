@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
-from dispatcher.actions.reported_events import EXAMINED_EVENTS, ListReportedEvents
+from dispatcher.actions.reported_events import ACTIONS, EXAMINED_EVENTS
 from dispatcher.api.ops_page import face
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
@@ -47,18 +46,7 @@ def routes(site: Site) -> list[Route]:
     """The route of the page Events: a list, newest arrival first. Visitors who see all tenants also see counts."""
     shared = SharedReading(lambda: EventCounts.read(site.pool), fresh_seconds=COUNT_SECONDS)
 
-    async def show(request: Request, visitor: Visitor) -> Response:
-        page, filters, mistake = await face.listed(site, ListReportedEvents, request, visitor)
-        return await site.page(
-            request,
-            visitor,
-            "events.html",
-            status=200 if mistake is None else 400,
-            listing=ListReportedEvents,
-            page=page,
-            filters=filters,
-            mistake=mistake,
-            counts=await shared.fresh() if visitor.tenant_id is None else None,
-        )
+    async def more(visitor: Visitor) -> Mapping[str, Any]:
+        return {"counts": await shared.fresh() if visitor.tenant_id is None else None}
 
-    return [site.get("/events", show)]
+    return face.pages(site, "/events", ACTIONS, "events.html", more)

@@ -423,7 +423,9 @@ async def test_a_visitor_of_one_tenant_sees_and_changes_only_its_own(
     assert (removed.status, f"There is no webhook {other}." in text_of(removed)) == (400, True)
     assert audited(connection) == []
     await browser.get("/ops/pauses")
-    await browser.submit("/pause/tenant", reason="complaints")
+    mistaken = await browser.submit("/pause/tenant", reason="complaints", for_seconds="x")
+    assert (mistaken.status, 'value="complaints"' in mistaken.body.decode()) == (400, True)
+    await browser.submit("/pause/tenant", for_seconds="")
     assert "Paused: tenant shop" in text_of(await browser.follow())
 
 
