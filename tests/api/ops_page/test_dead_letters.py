@@ -200,8 +200,8 @@ async def test_a_visitor_of_a_tenant_sees_and_replays_only_its_own(
     for action in ("stop", "resume"):
         await visitor_of_shop.get(mine.headers["location"])
         token = dict(await _token(visitor_of_shop))
-        form = {**token, "replay_id": replay.rpartition("/")[2], "reason": "x"}
-        assert (await visitor_of_shop.post(f"/ops/dlq/{action}", form)).status == 404
+        fields = {**token, "replay_id": replay.rpartition("/")[2], "reason": "x"}
+        assert (await visitor_of_shop.post(f"/ops/dlq/{action}", fields)).status == 404
 
 
 async def _token(browser: Browser) -> list[tuple[str, str]]:
