@@ -63,16 +63,18 @@ class ListKeys(Listing[Key], name="keys list", query="list_shown_keys"):
         "only, and allows every request.) To create a key, see `dispatcher keys create --help`. `dispatcher keys list "
         "--all` lists the revoked keys."
     )
+    constants: ClassVar = {"key_id": None}
     missing: ClassVar = {"tenant_id": "all tenants", "from_domains": "any", "from_addresses": "any"}
     examples = ("keys list", "keys list --all --json | jq -r '.keys[].name'")
 
 
-class ShowKey(Action[Key], name="keys show", query="find_shown_key"):
+class ShowKey(Action[Key], name="keys show", query="list_shown_keys"):
     """Show one key."""
 
     key_id: str = field(KEY_ID, "The key's id, which `keys list` shows.")
 
     arguments = ("key_id",)
+    constants: ClassVar = {"with_revoked": True}
     refusals = (Refusal("no-key", "not-found", "There is no key {key_id}.", "See `dispatcher keys list --all`."),)
     missing = ListKeys.missing
     examples = ("keys show ed_k3v9q0xw2m7a",)

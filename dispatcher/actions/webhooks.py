@@ -58,6 +58,7 @@ class ListWebhooks(
     that are not posted again. "lag" is the age of the oldest event that the receiver has neither accepted nor refused.
     """
 
+    constants: ClassVar = {"webhook_id": None}
     nothing = "There is no webhook. To add one, see `dispatcher webhooks add --help`."
     missing: ClassVar = {"tenant_id": "all tenants"}
     examples = ("webhooks list", "webhooks list --json | jq '.webhooks[] | select(.state == \"disabled\")'")
@@ -74,7 +75,7 @@ class OneWebhook(AboutWebhooks[W]):
 
 
 class ShowWebhook(
-    OneWebhook[Webhook], name="webhooks show", http="GET /v1/webhooks/{webhook_id}", query="find_webhook"
+    OneWebhook[Webhook], name="webhooks show", http="GET /v1/webhooks/{webhook_id}", query="list_webhooks"
 ):
     """Show one webhook. Its state, and how many of its events wait for delivery."""
 

@@ -4,7 +4,8 @@ Each statement contains the default schema, `dispatcher`, before the names of ou
 DISPATCHER_DATABASE_SCHEMA is set to a different schema, that schema replaces the default. So no statement depends on
 the search_path of a session, which may belong to the application or a pooler.
 
-`-- part: name` heads a text that several statements have in common. It replaces `{name}` in statements of all files.
+`-- part: name` heads a text that several statements have in common. It replaces `{name}` in statements of all files. A part may
+include parts that include none.
 """
 
 from __future__ import annotations
@@ -75,7 +76,11 @@ def _sections() -> Mapping[str, str]:
                     raise ValueError(f"{resource.name}: another {kind} is {name}")
                 found[kind][name] = text
     parts = {name: _without_comments(text).decode() for name, text in found["part"].items()}
-    return {name: _PART.sub(lambda place: parts.get(place[1], place[0]), text) for name, text in found["name"].items()}
+
+    def with_parts(text: str) -> str:
+        return _PART.sub(lambda place: parts.get(place[1], place[0]), text)
+
+    return {name: with_parts(with_parts(text)) for name, text in found["name"].items()}
 
 
 def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:

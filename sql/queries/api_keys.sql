@@ -6,7 +6,7 @@ k.created_at, k.revoked_at
 
 -- name: insert_key
 -- Inserts a new key, and audits this; returns its id and tenant.
-with made as (
+with changed as (
     insert into dispatcher.api_key (
         key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second,
         recipients_per_day, lane, allowed_lanes
@@ -15,17 +15,13 @@ with made as (
         %(key_id)s, %(tenant_id)s, %(key_name)s, %(secret_hash)s, %(scopes)s, %(from_domains)s, %(from_addresses)s,
         %(per_second)s, %(recipients_per_day)s, %(lane)s, %(allowed_lanes)s
     )
-    returning key_id, tenant_id, name, scopes
+    returning
+        key_id, tenant_id, 'create_key' as act,
+        jsonb_build_object('key_id', 'ed_' || key_id, 'name', name, 'tenant', tenant_id, 'scopes', scopes) as detail
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select
-        %(actor)s, 'create_key', %(reason)s,
-        jsonb_build_object('key_id', 'ed_' || key_id, 'name', name, 'tenant', tenant_id, 'scopes', scopes)
-    from made
-)
+{audited}
 select 'ed_' || key_id as key_id, tenant_id
-from made;
+from changed;
 
 -- name: list_keys
 -- All keys, including revoked keys, oldest first. No row: no key was ever created.
@@ -36,34 +32,25 @@ from dispatcher.api_key
 order by created_at, key_id;
 
 -- name: list_shown_keys
--- The keys, oldest first; revoked keys only if with_revoked is true.
+-- The keys, or the key with this id, `ed_…`; oldest first. Revoked keys only if with_revoked is true.
 select {key_columns}
 from dispatcher.api_key as k
-where %(with_revoked)s or k.revoked_at is null
+where (%(key_id)s::text is null or 'ed_' || k.key_id = %(key_id)s)
+    and (%(with_revoked)s or k.revoked_at is null)
 order by k.created_at, k.key_id;
-
--- name: find_shown_key
--- The key with this id, `ed_…`.
-select {key_columns}
-from dispatcher.api_key as k
-where 'ed_' || k.key_id = %(key_id)s;
 
 -- name: revoke_key
 -- Revokes a key, and audits this. No row: the key is unknown or already revoked.
-with revoked as (
+with changed as (
     update dispatcher.api_key
     set revoked_at = clock_timestamp()
     where 'ed_' || key_id = %(key_id)s
         and revoked_at is null
-    returning *
+    returning *, 'revoke_key' as act, jsonb_build_object('key_id', 'ed_' || key_id, 'tenant', tenant_id) as detail
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select %(actor)s, 'revoke_key', %(reason)s, jsonb_build_object('key_id', 'ed_' || key_id, 'tenant', tenant_id)
-    from revoked
-)
+{audited}
 select {key_columns}
-from revoked as k;
+from changed as k;
 
 -- name: begin_recipient_day
 -- Creates a key's row of today, and deletes the key's rows that are older than a week. No rows.

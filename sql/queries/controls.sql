@@ -61,7 +61,7 @@ with ended as (
     where until_at <= clock_timestamp()
         and (scope, name) <> (%(scope)s, %(name)s)
 ),
-begun as (
+changed as (
     insert into dispatcher.pause as p (scope, name, until_at, reason, actor)
     values (
         %(scope)s, %(name)s, clock_timestamp() + %(for_seconds)s::double precision * interval '1 second', %(reason)s,
@@ -73,15 +73,11 @@ begun as (
         reason = excluded.reason,
         actor = excluded.actor,
         began_at = case when p.until_at <= clock_timestamp() then excluded.began_at else p.began_at end
-    returning p.scope, p.name, p.until_at, p.reason, p.actor, p.began_at
+    returning p.*, 'pause' as act, jsonb_build_object('scope', p.scope, 'name', p.name, 'until', p.until_at) as detail
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select actor, 'pause', reason, jsonb_build_object('scope', scope, 'name', name, 'until', until_at)
-    from begun
-)
+{audited}
 select scope, name, until_at as until, reason, actor, began_at
-from begun;
+from changed;
 
 -- name: end_pause
 -- Ends a pause, and audits this. For a provider, also tells all workers whose circuit breaker is not closed to try the
@@ -152,7 +148,7 @@ order by sender;
 -- name: set_lane
 -- Changes a lane's policy, or assigns a sender to the lane, or both. A parameter that is null keeps the current value.
 -- The audit record of a sender contains only its domain, because the audit log contains no addresses.
-with changed as (
+with policy as (
     insert into dispatcher.lane_policy as p (lane, weight, on_uncertain, max_attempts, redeliver_seconds)
     select
         %(lane)s, coalesce(%(weight)s::double precision, %(default_weight)s::double precision), %(on_uncertain)s::text,
@@ -177,24 +173,20 @@ assigned as (
     set lane = excluded.lane
     returning sender, lane
 ),
-details (detail) as (
-    select to_jsonb(changed)
-    from changed
+changed (act, detail) as (
+    select 'set_lane', to_jsonb(policy)
+    from policy
     union all
-    select jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'))
+    select 'set_lane', jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'))
     from assigned
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select %(actor)s, 'set_lane', %(reason)s, detail
-    from details
-)
+{audited}
 select
     l.lane, coalesce(c.weight, p.weight, %(default_weight)s::double precision) as weight,
     coalesce(c.on_uncertain, p.on_uncertain) as on_uncertain, coalesce(c.max_attempts, p.max_attempts) as max_attempts,
     coalesce(c.redeliver_seconds, p.redeliver_seconds) as redeliver_seconds
 from (select %(lane)s::text as lane) as l
-left join changed as c on c.lane = l.lane
+left join policy as c on c.lane = l.lane
 left join dispatcher.lane_policy as p on p.lane = l.lane;
 
 -- name: unset_lane
@@ -209,24 +201,17 @@ unassigned as (
     where sender = %(sender)s::text
     returning lane, sender
 ),
-deleted (lane, sender) as (
-    select lane, null
-    from unset
-    union all
-    select lane, sender
-    from unassigned
-),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
+changed as (
     select
-        %(actor)s, 'set_lane', %(reason)s,
+        lane, sender, 'set_lane' as act,
         jsonb_strip_nulls(
             jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'), 'unset', true)
-        )
-    from deleted
-)
+        ) as detail
+    from (select lane, null as sender from unset union all select lane, sender from unassigned) as deleted
+),
+{audited}
 select lane, sender
-from deleted;
+from changed;
 
 -- name: set_tenant_limit
 -- A parameter that is null keeps the current value.
@@ -237,27 +222,23 @@ with changed as (
     set
         weight = coalesce(%(weight)s::double precision, t.weight),
         per_second = coalesce(excluded.per_second, t.per_second)
-    returning t.tenant_id, t.weight, t.per_second
+    returning
+        t.tenant_id, t.weight, t.per_second, 'set_tenant' as act,
+        jsonb_build_object('tenant_id', t.tenant_id, 'weight', t.weight, 'per_second', t.per_second) as detail
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select %(actor)s, 'set_tenant', %(reason)s, to_jsonb(changed)
-    from changed
-)
+{audited}
 select tenant_id, weight, per_second
 from changed;
 
 -- name: unset_tenant_limit
 -- Deletes what operators set for a tenant, and audits this. Zero rows: nothing was set.
-with deleted as (
+with changed as (
     delete from dispatcher.tenant_limit
     where tenant_id = %(tenant_id)s
-    returning tenant_id, weight, per_second
+    returning
+        tenant_id, weight, per_second, 'set_tenant' as act,
+        jsonb_build_object('tenant_id', tenant_id, 'unset', true) as detail
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select %(actor)s, 'set_tenant', %(reason)s, jsonb_build_object('tenant_id', tenant_id, 'unset', true)
-    from deleted
-)
+{audited}
 select tenant_id, weight, per_second
-from deleted;
+from changed;

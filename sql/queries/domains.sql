@@ -13,30 +13,26 @@ with changed as (
     set
         per_second = coalesce(excluded.per_second, d.per_second),
         concurrent = coalesce(excluded.concurrent, d.concurrent)
-    returning d.domain, d.per_second, d.concurrent
+    returning
+        d.domain, d.per_second, d.concurrent, 'set_domain' as act,
+        jsonb_build_object('domain', d.domain, 'per_second', d.per_second, 'concurrent', d.concurrent) as detail
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select %(actor)s, 'set_domain', %(reason)s, to_jsonb(changed)
-    from changed
-)
+{audited}
 select domain, per_second, concurrent
 from changed;
 
 -- name: remove_domain_limit
 -- Deletes the ceilings of a domain, and audits this. Zero rows: the domain has no ceilings.
-with deleted as (
+with changed as (
     delete from dispatcher.domain_limit
     where domain = %(domain)s
-    returning domain, per_second, concurrent
+    returning
+        domain, per_second, concurrent, 'set_domain' as act,
+        jsonb_build_object('domain', domain, 'removed', true) as detail
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select %(actor)s, 'set_domain', %(reason)s, jsonb_build_object('domain', domain, 'removed', true)
-    from deleted
-)
+{audited}
 select domain, per_second, concurrent
-from deleted;
+from changed;
 
 -- name: claim_domain
 -- Takes up to wanted_tokens whole tokens from a domain's bucket, and decides how many attempts this worker may make at

@@ -7,6 +7,40 @@ email_id = any(%(email_ids)s) and email_id between %(lowest_id)s and %(highest_i
 -- As is_given, for the email `e`.
 e.email_id = any(%(email_ids)s) and e.email_id between %(lowest_id)s and %(highest_id)s
 
+-- part: given_and_locked
+-- The given emails of a tenant (null: of any), locked in the order of their ids. Waits for other transactions' locks.
+from dispatcher.email_log
+where {is_given}
+    and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+order by email_id
+for no key update
+
+-- part: audited
+-- Audits each row of `changed` as the action `act`, with its `detail`.
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, act, %(reason)s, detail
+    from changed
+)
+
+-- part: audited_emails
+-- As audited, for the emails in `changed`.
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
+    select %(actor)s, act, %(reason)s, email_id, detail
+    from changed
+)
+
+-- part: announced
+-- Writes an event of the feed for each email in `changed`, unless its `kind` is null.
+announced as (
+    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason, provider)
+    select kind, email_id, tenant_id, message_key, correlation_id, reason, provider
+    from changed
+    where (select is_on from dispatcher.outgoing_feed)
+        and kind is not null
+)
+
 -- name: find_recipients
 -- The addresses of emails, as lists under "to", "cc" and "bcc". No row for an email whose content was deleted.
 select email_id, recipients

@@ -93,26 +93,19 @@ from written;
 
 -- name: delete_suppressions
 -- Removes entries of one tenant for an operator, and audits this without addresses. Returns the id of each removed entry.
-with removed as (
+with changed as (
     delete from dispatcher.suppression
     where tenant_id = %(tenant_id)s
         and address_hash = any(%(address_hashes)s::bytea[])
-    returning suppression_id, reason, created_at
-),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, detail)
-    select
-        %(actor)s, 'unsuppress', %(reason)s,
+    returning
+        suppression_id, 'unsuppress' as act,
         jsonb_build_object(
-            'tenant', %(tenant_id)s::text,
-            'suppression_id', suppression_id,
-            'was', reason,
-            'since', created_at
-        )
-    from removed
-)
+            'tenant', tenant_id, 'suppression_id', suppression_id, 'was', reason, 'since', created_at
+        ) as detail
+),
+{audited}
 select suppression_id
-from removed;
+from changed;
 
 -- part: suppression
 -- An entry, as operators and applications see it: without the hash of the address.
@@ -196,7 +189,6 @@ with email as (
     from dispatcher.email_log
     where email_id = %(email_id)s
 ),
-
 suppressed as (
     insert into dispatcher.suppression as s (tenant_id, address_hash, is_domain, masked, reason, source_email_id)
     select tenant_id, %(address_hash)s, false, %(masked)s, 'unsubscribe', email_id
@@ -205,7 +197,6 @@ suppressed as (
     set {new_suppression}
     where s.expires_at is not null
 )
-
 select true
 from email;
 

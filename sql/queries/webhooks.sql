@@ -52,17 +52,12 @@ select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}, w.secr
 from changed as w;
 
 -- name: list_webhooks
--- The webhooks of a tenant, or all webhooks (null), oldest first.
+-- The webhooks of a tenant, or all webhooks (null), oldest first; or one webhook.
 select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}
 from dispatcher.webhook as w
-where (%(tenant_id)s::text is null or w.tenant_id = %(tenant_id)s)
+where (%(webhook_id)s::bigint is null or w.webhook_id = %(webhook_id)s)
+    and (%(tenant_id)s::text is null or w.tenant_id = %(tenant_id)s)
 order by w.webhook_id;
-
--- name: find_webhook
--- One webhook, as list_webhooks.
-select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}
-from dispatcher.webhook as w
-where {wanted_webhook};
 
 -- name: find_webhook_target
 -- The URL and the secrets of a webhook, newest secret first; used to post a test event.
@@ -155,26 +150,17 @@ forgotten as (
     delete from dispatcher.webhook_retry
     where webhook_id in (select webhook_id from changed)
         and event_id >= dispatcher.email_id_lowest_at(%(since)s)
-    returning event_id
 ),
 {audited_webhook}
 select
-    {webhook_columns}, {lag_seconds} as lag_seconds,
-    (
-        select count(*)
-        from dispatcher.webhook_retry as r
-        where r.webhook_id = w.webhook_id
-            and r.due_at is not null
-            and r.event_id not in (select event_id from forgotten)
-    ) as retries,
-    (
-        select count(*)
-        from dispatcher.webhook_retry as r
-        where r.webhook_id = w.webhook_id
-            and r.due_at is null
-            and r.event_id not in (select event_id from forgotten)
-    ) as given_up
-from changed as w;
+    {webhook_columns}, {lag_seconds} as lag_seconds, r.retries, r.given_up
+from changed as w
+cross join lateral (
+    select count(*) filter (where due_at is not null) as retries, count(*) filter (where due_at is null) as given_up
+    from dispatcher.webhook_retry
+    where webhook_id = w.webhook_id
+        and event_id < dispatcher.email_id_lowest_at(%(since)s)
+) as r;
 
 -- name: find_due_webhooks
 -- Active webhooks that have events to deliver, with the number of refused events that wait, up to most_retries.
