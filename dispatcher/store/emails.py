@@ -16,7 +16,7 @@ from dispatcher.store.controls import find_pauses_of
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.providers import find_troubles, list_rates
 from dispatcher.store.queries import ids_within
-from dispatcher.store.recipients import may_read_recipients
+from dispatcher.store.recipients import find_recipients, may_read_recipients
 from dispatcher.store.statements import Record, Source, fetch, fetch_records, fetch_sync, from_rows, statement
 
 SAMPLE: Final = 1_000
@@ -61,8 +61,6 @@ async def list_acts(source: Source, email_id: UUID) -> list[AuditedAct]: ...
 @statement
 async def list_replays_of(source: Source, email_id: UUID) -> list[ReplayOfEmail]: ...
 @statement
-async def list_recipients(source: Source, email_id: UUID) -> list[str]: ...
-@statement
 async def may_lock(source: Source) -> bool: ...
 
 
@@ -81,7 +79,8 @@ async def list_events(session: Source, email_id: UUID) -> list[ProviderEvent]:
 async def _recipient_positions(session: Source, email_id: UUID) -> dict[bytes, int]:
     from dispatcher.store.address_hashes import AddressHasher
 
-    addresses = await list_recipients(session, email_id) if await may_read_recipients(session) else []
+    found = await find_recipients(session, [email_id]) if await may_read_recipients(session) else {}
+    addresses = found.get(email_id, [])
     hasher = await AddressHasher.open(session) if addresses else None
     return {} if hasher is None else {hasher.hash(each): at for at, each in reversed([*enumerate(addresses, 1)])}
 

@@ -1,29 +1,33 @@
+-- part: is_selected
+-- Whether the operators' filters select the email `e`. A parameter that is null does not filter.
+(%(status)s::text is null or e.status = %(status)s)
+and (%(channel)s::text is null or coalesce(e.channel, 'email') = %(channel)s)
+and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
+and (
+    %(tag)s::text is null
+    or (select c.tags ? %(tag)s from dispatcher.email_content as c where c.email_id = e.email_id)
+)
+and (
+    %(older_than_seconds)s::double precision is null
+    or e.created_at < now() - %(older_than_seconds)s * interval '1 second'
+)
+and (
+    %(newer_than_seconds)s::double precision is null
+    or e.created_at > now() - %(newer_than_seconds)s * interval '1 second'
+)
+and (%(email_ids)s::uuid[] is null or e.email_id = any(%(email_ids)s))
+
 -- part: dead_emails
 -- The failed and held emails that a filter selects; see `Selection` in store/failures.py.
 (
     select e.*
     from dispatcher.email_log as e
     where e.status in ('failed', 'held')
-        and (%(status)s::text is null or e.status = %(status)s)
         and (%(error_type)s::text is null or e.error_type = %(error_type)s)
         and (%(provider)s::text is null or e.provider = %(provider)s)
-        and (%(channel)s::text is null or coalesce(e.channel, 'email') = %(channel)s)
-        and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
         and (%(text)s::text is null or position(lower(%(text)s) in lower(e.last_error)) > 0)
-        and (
-            %(tag)s::text is null
-            or (select c.tags ? %(tag)s from dispatcher.email_content as c where c.email_id = e.email_id)
-        )
-        and (
-            %(older_than_seconds)s::double precision is null
-            or e.created_at < now() - %(older_than_seconds)s * interval '1 second'
-        )
-        and (
-            %(newer_than_seconds)s::double precision is null
-            or e.created_at > now() - %(newer_than_seconds)s * interval '1 second'
-        )
         and (%(discarded)s::boolean is null or (e.dead_letter_discarded_at is not null) = %(discarded)s)
-        and (%(email_ids)s::uuid[] is null or e.email_id = any(%(email_ids)s))
+        and {is_selected}
 ) as e
 
 -- name: list_dead
@@ -109,8 +113,7 @@ limit %(most)s;
 -- Those of the given ids that exist in email_log, with any status.
 select email_id
 from dispatcher.email_log
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s;
+where {is_given};
 
 -- name: count_dead
 -- The selected emails by status: their number and the first ids. Counts at most `most` emails.
@@ -136,65 +139,53 @@ with found as (
             when dead_letter_discarded_at is not null then 'already_discarded'
             else 'discarded'
         end as verdict
-    from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
-        and email_id between %(lowest_id)s and %(highest_id)s
-        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-    order by email_id
-    for no key update
+    {given_and_locked}
 ),
-discarded as (
+changed as (
     update dispatcher.email_log as e
     set
         dead_letter_discarded_at = clock_timestamp(),
         dead_letter_due_at = null
     where e.email_id = any(array(select email_id from found where verdict = 'discarded'))
         and e.email_id between %(lowest_id)s and %(highest_id)s
-    returning e.email_id, e.attempt_count
+    returning e.email_id, 'discard' as act, jsonb_build_object('attempts', e.attempt_count) as detail
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
-    select %(actor)s, 'discard', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
-    from discarded
-)
+{audited_emails}
 select email_id, verdict, status
 from found;
 
+-- part: is_dead_lettered
+-- Whether an email's dead letter must be on the DLQ: it was published, and no operator discarded it. An email that
+-- failed because its recipients are suppressed has no dead letter.
+status in ('failed', 'held')
+and error_type is distinct from 'suppressed'
+and dead_letter_due_at is null
+and dead_letter_discarded_at is null
+
 -- name: find_dead_lettered
--- Failed and held emails whose dead letter must be on the DLQ: it was published, and no operator discarded it. An email
--- that failed because its recipients are suppressed has no dead letter.
+-- The emails whose dead letter must be on the DLQ.
 select email_id, attempt_count
 from dispatcher.email_log
-where status in ('failed', 'held')
-    and error_type is distinct from 'suppressed'
-    and dead_letter_due_at is null
-    and dead_letter_discarded_at is null;
+where {is_dead_lettered};
 
 -- name: count_dead_lettered
--- How many emails must have a dead letter on the DLQ; see find_dead_lettered.
+-- How many emails find_dead_lettered finds.
 select count(*)
 from dispatcher.email_log
-where status in ('failed', 'held')
-    and error_type is distinct from 'suppressed'
-    and dead_letter_due_at is null
-    and dead_letter_discarded_at is null;
+where {is_dead_lettered};
 
 -- name: republish_dead_letters
 -- Makes the dead letters of these emails due again. Leaves out emails that have changed since the caller read them.
 -- Returns the ids of the emails whose dead letter became due.
 update dispatcher.email_log as e
 set dead_letter_due_at = clock_timestamp()
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
+where {is_e_given}
     and (
         (e.email_id, e.attempt_count) in (
             select w.email_id, w.attempt_count
             from unnest(%(email_ids)s::uuid[], %(attempt_counts)s::integer[]) as w (email_id, attempt_count)
         )
-        and e.status in ('failed', 'held')
-        and e.error_type is distinct from 'suppressed'
-        and e.dead_letter_due_at is null
-        and e.dead_letter_discarded_at is null
+        and {is_dead_lettered}
     ) is true
 returning e.email_id;
 
@@ -202,8 +193,7 @@ returning e.email_id;
 -- The emails that these dead letters are about. If an id is missing in the result, the email does not exist.
 select email_id, message_key, status, attempt_count, dead_letter_discarded_at is not null
 from dispatcher.email_log
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s;
+where {is_given};
 
 -- name: audit_orphans
 -- Audits that an operator discards dead letters whose emails no longer exist, with the number of dead letters per

@@ -67,23 +67,6 @@ select
     has_column_privilege('dispatcher.email_content', 'recipients', 'select')
     and has_column_privilege('dispatcher.dispatcher_database', 'address_key', 'select');
 
--- name: list_recipients
--- The recipients of an email, in the order To, Cc, Bcc. Zero rows: the content was deleted.
-select r.address
-from dispatcher.email_content as c
-cross join lateral (
-    select 1 as field, t.address, t.position
-    from jsonb_array_elements_text(c.recipients -> 'to') with ordinality as t (address, position)
-    union all
-    select 2, t.address, t.position
-    from jsonb_array_elements_text(c.recipients -> 'cc') with ordinality as t (address, position)
-    union all
-    select 3, t.address, t.position
-    from jsonb_array_elements_text(c.recipients -> 'bcc') with ordinality as t (address, position)
-) as r
-where c.email_id = %(email_id)s
-order by r.field, r.position;
-
 -- name: list_acts
 -- The actions of operators on an email, in order.
 select acted_at, actor, action, reason, detail

@@ -54,8 +54,7 @@ from dispatcher.email_log as e
 left join dispatcher.email_content as c
     on c.email_id = e.email_id
     and c.email_id between %(lowest_id)s and %(highest_id)s
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
+where {is_e_given}
 order by e.email_id;
 
 -- name: forget_emails
@@ -141,8 +140,7 @@ erased as (
         (select count(*)::integer from event as v where v.email_id = e.email_id) as events,
         e.email_id in (select email_id from attempt union all select email_id from answer) as had_texts
     from dispatcher.email_log as e
-    where e.email_id = any(%(email_ids)s)
-        and e.email_id between %(lowest_id)s and %(highest_id)s
+    where {is_e_given}
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)

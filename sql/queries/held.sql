@@ -1,9 +1,7 @@
 -- name: list_held
 -- A page of held emails, oldest first, with everything that is known about each. Reads only the emails of this page.
 with page as (
-    select
-        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.error_type, e.last_error, e.provider, e.attempt_count,
-        e.created_at, e.dead_letter_discarded_at
+    select e.*
     from {dead_emails}
     where %(after_email_id)s::uuid is null or e.email_id > %(after_email_id)s
     order by e.email_id
@@ -11,12 +9,11 @@ with page as (
 )
 select
     p.email_id, p.tenant_id, p.message_key, p.correlation_id, p.error_type, p.last_error as error, p.provider, p.attempt_count,
-    p.created_at, p.dead_letter_discarded_at as discarded_at, l.provider_message_id, l.expires_at,
+    p.created_at, p.dead_letter_discarded_at as discarded_at, p.provider_message_id, p.expires_at,
     exists (select from dispatcher.email_content as c where c.email_id = p.email_id) as has_content,
     last.worker, last.started_at, last.finished_at, last.outcome, last.provider_code,
     events.kinds as events
 from page as p
-left join dispatcher.email_log as l on l.email_id = p.email_id
 left join lateral (
     select a.worker, a.started_at, a.finished_at, a.outcome, a.provider_code
     from dispatcher.email_attempt as a
@@ -36,13 +33,9 @@ order by p.email_id;
 -- An operator confirms that held emails arrived. Returns a row per email that exists: its verdict, and previous status.
 with found as (
     select email_id, status
-    from dispatcher.email_log
-    where {is_given}
-        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-    order by email_id
-    for no key update
+    {given_and_locked}
 ),
-confirmed as (
+changed as (
     update dispatcher.email_log as e
     set
         status = 'sent',
@@ -52,27 +45,20 @@ confirmed as (
         dead_letter_due_at = null
     where e.email_id = any(array(select email_id from found where status = 'held'))
         and e.email_id between %(lowest_id)s and %(highest_id)s
-    returning e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.provider, e.attempt_count
+    returning
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.provider, 'sent' as kind, null as reason,
+        'confirm' as act, jsonb_build_object('attempts', e.attempt_count) as detail
 ),
 counted as (
     insert into dispatcher.email_hourly (hour, provider, outcome, slot, email_count)
     select date_trunc('hour', now(), 'UTC'), coalesce(provider, 'unknown'), 'accepted', 'operator', count(*)
-    from confirmed
+    from changed
     group by coalesce(provider, 'unknown')
     on conflict (hour, provider, outcome, slot) do update
     set email_count = email_hourly.email_count + excluded.email_count
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
-    select %(actor)s, 'confirm', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
-    from confirmed
-),
-announced as (
-    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, provider)
-    select 'sent', email_id, tenant_id, message_key, correlation_id, provider
-    from confirmed
-    where (select is_on from dispatcher.outgoing_feed)
-)
+{audited_emails},
+{announced}
 select
     email_id,
     case
@@ -90,11 +76,7 @@ from found;
 with item as (
     select
         email_id, status, true as is_of_held, true as include_held, 'infinity'::timestamptz as heeds_discards_from
-    from dispatcher.email_log
-    where {is_given}
-        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-    order by email_id
-    for no key update
+    {given_and_locked}
 ),
 {made_pending},
 audited as (

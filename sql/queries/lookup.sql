@@ -11,6 +11,10 @@ select
     )
 from dispatcher.dispatcher_database;
 
+-- part: found_email
+email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error, provider,
+provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+
 -- name: find_emails
 -- A page of emails, newest first, between two ids. Reads at most `examined` emails, whatever the filters, so each page
 -- takes about the same time. `start` names the filter by which these emails are read; of the branches of `examined`,
@@ -18,9 +22,7 @@ from dispatcher.dispatcher_database;
 -- this is the last page. This column is returned even if no email matches.
 with examined as (
     (
-        select
-            email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error,
-            provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+        select {found_email}
         from dispatcher.email_log
         where %(start)s = 'all'
             and email_id < %(below_id)s
@@ -30,9 +32,7 @@ with examined as (
     )
     union all
     (
-        select
-            email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error,
-            provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+        select {found_email}
         from dispatcher.email_log
         where %(start)s = 'status'
             and status = %(status)s
@@ -44,9 +44,7 @@ with examined as (
     )
     union all
     (
-        select
-            email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error,
-            provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+        select {found_email}
         from dispatcher.email_log
         where %(start)s = 'correlation_id'
             and correlation_id = %(correlation_id)s
@@ -61,9 +59,7 @@ with examined as (
         %(recipient_domain)s, %(address_hash)s, %(below_id)s, %(from_id)s, %(examined)s
     ) as r (email_id)
     cross join lateral (
-        select
-            email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error,
-            provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+        select {found_email}
         from dispatcher.email_log
         where email_id = r.email_id
         offset 0
@@ -86,10 +82,7 @@ wanted as (
     order by email_id desc
     limit %(limit)s
 )
-select
-    w.email_id, w.tenant_id, w.message_key, w.status, w.lane, w.attempt_count, w.correlation_id, w.error_type,
-    w.last_error, w.provider, w.provider_message_id, w.created_at, w.sent_at, w.settled_at, w.channel,
-    bound.lowest_id
+select w.*, bound.lowest_id
 from bound
 left join wanted as w on true
 order by w.email_id desc;
@@ -125,8 +118,7 @@ where {is_given}
 -- (`@example.com`), with or without a display name. Leaves out emails whose content was deleted.
 select c.email_id
 from dispatcher.email_content as c
-where c.email_id = any(%(email_ids)s)
-    and c.email_id between %(lowest_id)s and %(highest_id)s
+where {is_given}
     and exists (
         select
         from unnest(%(senders)s::text[]) as s (text)

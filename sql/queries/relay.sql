@@ -313,7 +313,7 @@ with expired as (
     order by email_id
     for update skip locked
 ),
-rescued as (
+changed as (
     update dispatcher.email_log as e
     set
         status = case x.policy when 'hold' then 'held' else 'pending' end,
@@ -337,17 +337,12 @@ rescued as (
     where {is_e_given}
         and e.email_id = x.email_id
     returning
-        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, e.error_type, e.provider
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, e.provider,
+        case when e.status = 'held' then e.status end as kind, e.error_type as reason
 ),
-announced as (
-    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason, provider)
-    select status, email_id, tenant_id, message_key, correlation_id, error_type, provider
-    from rescued
-    where (select is_on from dispatcher.outgoing_feed)
-        and status = 'held'
-)
+{announced}
 select email_id, correlation_id, status, attempt_count
-from rescued;
+from changed;
 
 -- name: find_lost_messages
 -- The lanes with at least one email that is still pending although its message was published more than age_seconds ago.
@@ -435,7 +430,7 @@ with vanished as (
     order by email_id
     for update of e skip locked
 ),
-republished as (
+changed as (
     update dispatcher.email_log as e
     set
         status = case v.policy when 'hold' then 'held' else e.status end,
@@ -454,18 +449,12 @@ republished as (
     where {is_e_given}
         and e.email_id = v.email_id
     returning
-        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, e.error_type, e.provider,
-        v.policy <> 'again' as was_uncertain
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, e.provider,
+        case when e.status = 'held' then e.status end as kind, e.error_type as reason, v.policy <> 'again' as was_uncertain
 ),
-announced as (
-    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason, provider)
-    select status, email_id, tenant_id, message_key, correlation_id, error_type, provider
-    from republished
-    where (select is_on from dispatcher.outgoing_feed)
-        and status = 'held'
-)
+{announced}
 select email_id, correlation_id, status, attempt_count, was_uncertain
-from republished;
+from changed;
 
 -- name: republish_overtaken
 -- Makes emails due again if other emails on the same send queue were published more than age_seconds later and are

@@ -103,7 +103,7 @@ with free as (
         ) is true
     for no key update skip locked
 ),
-crashed as (
+changed as (
     update dispatcher.email_log as e
     set
         crash_count = e.crash_count + 1,
@@ -124,17 +124,12 @@ crashed as (
     where e.email_id = any(array(select email_id from free))
         and e.email_id between %(lowest_id)s and %(highest_id)s
     returning
-        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.crash_count, e.error_type
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.crash_count, e.error_type as reason,
+        case when e.status in ('failed', 'held') then e.status end as kind, null as provider
 ),
-announced as (
-    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason)
-    select status, email_id, tenant_id, message_key, correlation_id, error_type
-    from crashed
-    where (select is_on from dispatcher.outgoing_feed)
-        and status in ('failed', 'held')
-)
+{announced}
 select email_id, correlation_id, status, crash_count
-from crashed;
+from changed;
 
 -- name: find_expiring
 -- Leases that have expired by PostgreSQL's clock, or soon expire. Read them before the ledger of their worker.

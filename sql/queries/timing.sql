@@ -113,7 +113,7 @@ with free as (
     order by email_id
     for no key update skip locked
 ),
-cancelled as (
+changed as (
     update dispatcher.email_log as e
     set
         status = 'cancelled',
@@ -137,25 +137,20 @@ cancelled as (
         and e.email_id between %(lowest_id)s and %(highest_id)s
         and e.email_id = f.email_id
     returning
-        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.error_type, e.provider, e.attempt_count,
-        f.status as previous_status
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, 'cancelled' as kind, e.error_type as reason,
+        e.provider, e.attempt_count, f.status as previous_status
 ),
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select
         'expiry', 'cancel', 'The email expired while it was held, so no operator needs to decide.', email_id,
         jsonb_build_object('attempts', attempt_count)
-    from cancelled
+    from changed
     where previous_status = 'held'
 ),
-announced as (
-    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason, provider)
-    select 'cancelled', email_id, tenant_id, message_key, correlation_id, error_type, provider
-    from cancelled
-    where (select is_on from dispatcher.outgoing_feed)
-)
+{announced}
 select email_id, correlation_id, previous_status
-from cancelled;
+from changed;
 
 -- name: find_controls_version
 -- A value that is different after each change of pauses, lane policies, tenants' limits or domains' ceilings, and after a

@@ -11,26 +11,11 @@ and (
 
 -- part: unsent_emails
 -- The pending and waiting emails that a filter selects. A parameter that is null does not filter.
-dispatcher.email_log
-where status in ('pending', 'waiting')
-    and (%(status)s::text is null or status = %(status)s)
-    and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-    and (%(lane)s::text is null or lane = %(lane)s)
-    and (%(channel)s::text is null or coalesce(channel, 'email') = %(channel)s)
-    and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
-    and (
-        %(tag)s::text is null
-        or (select c.tags ? %(tag)s from dispatcher.email_content as c where c.email_id = email_log.email_id)
-    )
-    and (%(email_ids)s::uuid[] is null or email_id = any(%(email_ids)s))
-    and (
-        %(older_than_seconds)s::double precision is null
-        or created_at < now() - %(older_than_seconds)s * interval '1 second'
-    )
-    and (
-        %(newer_than_seconds)s::double precision is null
-        or created_at > now() - %(newer_than_seconds)s * interval '1 second'
-    )
+dispatcher.email_log as e
+where e.status in ('pending', 'waiting')
+    and (%(lane)s::text is null or e.lane = %(lane)s)
+    and (%(correlation_id)s::text is null or e.correlation_id = %(correlation_id)s)
+    and {is_selected}
 
 -- name: cancel_emails
 -- Cancels the given emails that are pending or waiting, and audits each cancellation. After the commit, no worker can
@@ -40,13 +25,9 @@ where status in ('pending', 'waiting')
 with found as (
     select
         email_id, status, {is_unsent} as is_unsent
-    from dispatcher.email_log
-    where {is_given}
-        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-    order by email_id
-    for no key update
+    {given_and_locked}
 ),
-cancelled as (
+changed as (
     update dispatcher.email_log as e
     set
         status = 'cancelled',
@@ -61,24 +42,16 @@ cancelled as (
         locked_until = 'epoch',
         publish_due_at = null,
         dead_letter_due_at = null
+    from found as f
     where e.email_id = any(array(select email_id from found where is_unsent))
         and e.email_id between %(lowest_id)s and %(highest_id)s
-    returning e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.attempt_count, e.error_type
+        and e.email_id = f.email_id
+    returning
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, 'cancelled' as kind, e.error_type as reason,
+        null as provider, 'cancel' as act, jsonb_build_object('attempts', e.attempt_count, 'from', f.status) as detail
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
-    select
-        %(actor)s, 'cancel', %(reason)s, c.email_id,
-        jsonb_build_object('attempts', c.attempt_count, 'from', f.status)
-    from cancelled as c
-    join found as f using (email_id)
-),
-announced as (
-    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason)
-    select 'cancelled', email_id, tenant_id, message_key, correlation_id, error_type
-    from cancelled
-    where (select is_on from dispatcher.outgoing_feed)
-)
+{audited_emails},
+{announced}
 select
     email_id,
     case when is_unsent then 'cancelled' when status = 'cancelled' then 'already_cancelled' else 'too_late' end
@@ -93,13 +66,9 @@ with found as (
     select
         email_id, status, {is_unsent} as is_unsent,
         coalesce(expires_at <= greatest(%(send_at)s, clock_timestamp()), false) as expires_first
-    from dispatcher.email_log
-    where {is_given}
-        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
-    order by email_id
-    for no key update
+    {given_and_locked}
 ),
-moved as (
+changed as (
     update dispatcher.email_log as e
     set
         status = 'waiting',
@@ -111,18 +80,15 @@ moved as (
         locked_until = 'epoch',
         published_at = null,
         publish_due_at = null
+    from found as f
     where e.email_id = any(array(select email_id from found where is_unsent and not expires_first))
         and e.email_id between %(lowest_id)s and %(highest_id)s
-    returning e.email_id, e.wait_until, e.attempt_count
+        and e.email_id = f.email_id
+    returning
+        e.email_id, 'reschedule' as act,
+        jsonb_build_object('attempts', e.attempt_count, 'from', f.status, 'send_at', e.wait_until) as detail
 ),
-audited as (
-    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
-    select
-        %(actor)s, 'reschedule', %(reason)s, m.email_id,
-        jsonb_build_object('attempts', m.attempt_count, 'from', f.status, 'send_at', m.wait_until)
-    from moved as m
-    join found as f using (email_id)
-)
+{audited_emails}
 select
     email_id,
     case when not is_unsent then 'too_late' when expires_first then 'expires_first' else 'rescheduled' end as verdict,

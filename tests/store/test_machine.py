@@ -241,8 +241,8 @@ MUTANTS: Final = {
         "(e.email_id, e.attempt_count) in (\n            select w.email_id, w.attempt_count",
         "(e.email_id) in (\n            select w.email_id",
     ),
-    "republished_although_not_dead": Mutant("republish_dead_letters", "    and e.status in ('failed', 'held')\n"),
-    "republished_although_discarded": Mutant("republish_dead_letters", "    and e.dead_letter_discarded_at is null\n"),
+    "republished_although_not_dead": Mutant("republish_dead_letters", "    and status in ('failed', 'held')\n"),
+    "republished_although_discarded": Mutant("republish_dead_letters", "    and dead_letter_discarded_at is null\n"),
 }
 
 
