@@ -4,8 +4,8 @@ Each statement contains the default schema, `dispatcher`, before the names of ou
 DISPATCHER_DATABASE_SCHEMA is set to a different schema, that schema replaces the default. So no statement depends on
 the search_path of a session, which may belong to the application or a pooler.
 
-`-- part: name` heads a text that several statements have in common. It replaces `{name}` in statements of all files. A part may
-include parts that include none.
+`-- part: name` heads a text that several statements have in common. It replaces `{name}` in statements of all files.
+A part may include parts that include none.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ async def report_processes(source: Source, holder: str, host: str, processes: Se
     """Records which processes run on a host, and that the host is running. `holder` is the name of its monitor."""
     shown = [{name: getattr(each, name) for name in _SHOWN} for each in processes]
     parameters = {"holder": holder, "host": host, "version": VERSION, "processes": _json(shown)}
-    await fetch(source, "report_processes", parameters)
+    await fetch(source, "report_presence", parameters)
 
 
 def _json(value: object) -> str:

@@ -1,29 +1,20 @@
 -- name: report_presence
--- Records that this monitor's host is running, and deletes hosts that have not reported for a day.
+-- Records that this monitor's host is running, and which processes run on it (null: keeps the last report). Deletes
+-- hosts that have not reported for a day.
 with forgotten as (
     delete from dispatcher.host_presence
     where seen_at < clock_timestamp() - interval '1 day'
         and holder <> %(holder)s
 )
-insert into dispatcher.host_presence (holder, host, seen_at)
-values (%(holder)s, %(host)s, clock_timestamp())
-on conflict (holder) do update
-set
-    host = excluded.host,
-    seen_at = excluded.seen_at
-returning holder;
-
--- name: report_processes
--- Records which processes run on this monitor's host, and that the host is running. Returns the host.
-insert into dispatcher.host_presence (holder, host, seen_at, version, processes)
+insert into dispatcher.host_presence as p (holder, host, seen_at, version, processes)
 values (%(holder)s, %(host)s, clock_timestamp(), %(version)s, %(processes)s::jsonb)
 on conflict (holder) do update
 set
     host = excluded.host,
     seen_at = excluded.seen_at,
-    version = excluded.version,
-    processes = excluded.processes
-returning host;
+    version = coalesce(excluded.version, p.version),
+    processes = coalesce(excluded.processes, p.processes)
+returning p.holder;
 
 -- name: leave_presence
 -- Records an orderly stop of this monitor, so that its host does not count as vanished. No row: this monitor has never
@@ -59,33 +50,25 @@ where queue = %(queue)s
 returning queue;
 
 -- name: find_oldest_dead_letters
--- The oldest failed and held emails that have a dead letter, without those whose dead letter an operator discarded.
--- Returns the correlation id and the age in seconds. The age counts from when the dead letter became due if it is still
--- due, else from the end of the last attempt, else from the enqueue.
+-- The oldest failed and held emails that have a dead letter which no operator discarded: correlation id, and age in
+-- seconds.
 select
     e.correlation_id,
     extract(epoch from clock_timestamp() - coalesce(e.dead_letter_due_at, a.finished_at, e.created_at))::double precision
 from (
-    (
-        select email_id, correlation_id, created_at, dead_letter_due_at
-        from dispatcher.email_log
-        where status = 'failed'
-            and error_type is distinct from 'suppressed'
-            and dead_letter_discarded_at is null
-            and isfinite(coalesce(dead_letter_due_at, created_at))
-        order by email_id
+    select email_id, correlation_id, created_at, dead_letter_due_at
+    from (values ('failed'), ('held')) as of_status (status)
+    cross join lateral (
+        select e.*
+        from dispatcher.email_log as e
+        where e.status in ('failed', 'held')
+            and e.status = of_status.status
+            and e.error_type is distinct from 'suppressed'
+            and e.dead_letter_discarded_at is null
+            and isfinite(coalesce(e.dead_letter_due_at, e.created_at))
+        order by e.email_id
         limit %(limit)s
-    )
-    union all
-    (
-        select email_id, correlation_id, created_at, dead_letter_due_at
-        from dispatcher.email_log
-        where status = 'held'
-            and dead_letter_discarded_at is null
-            and isfinite(coalesce(dead_letter_due_at, created_at))
-        order by email_id
-        limit %(limit)s
-    )
+    ) as oldest
     order by email_id
     limit %(limit)s
 ) as e
@@ -123,10 +106,9 @@ having count(*) > 1
 order by 1;
 
 -- name: find_flow
--- Shows whether emails are being sent. Returns the last hour with an accepted email, and the number of emails accepted
--- in that hour: at least one of these two values changes with each accepted email. Also returns the number of emails
--- that are due or in their first lease, up to a limit, and the id of one of these emails. Leaves out emails that are
--- stopped by a pause of everything, of a lane or of a tenant.
+-- Shows whether emails are being sent: the last hour with an accepted email, or the number of emails accepted in it,
+-- changes with each accepted email. Also returns the number of emails that are due or in their first lease and not
+-- paused, up to a limit, and the id of one of them.
 with {paused}
 select
     accepted.hour, accepted.emails, waiting.emails, waiting.email_id

@@ -7,8 +7,7 @@ where until_at is null
 order by began_at, scope, name;
 
 -- name: list_lane_policies
--- What operators set for lanes. Earlier releases stored weights that are no longer allowed, such as NaN. Such a weight
--- counts as 1.
+-- Earlier releases stored weights that are no longer allowed, such as NaN. Such a weight counts as 1.
 select
     lane, case when weight between 0.001 and 1000000 then weight else 1 end as weight, on_uncertain, max_attempts,
     redeliver_seconds
@@ -16,8 +15,7 @@ from dispatcher.lane_policy
 order by lane;
 
 -- name: list_tenant_limits
--- What operators set for tenants. A weight that is no longer allowed counts as 1, as in list_lane_policies. A ceiling
--- that is no longer allowed counts as the lowest ceiling, 0.001 emails per second.
+-- As list_lane_policies. A ceiling that is no longer allowed counts as the lowest ceiling, 0.001 emails per second.
 select
     tenant_id, case when weight between 0.001 and 1000000 then weight else 1 end as weight,
     case when per_second not between 0.001 and 1000000 then 0.001 else per_second end as per_second

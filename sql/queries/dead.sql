@@ -31,8 +31,7 @@ and (%(email_ids)s::uuid[] is null or e.email_id = any(%(email_ids)s))
 ) as e
 
 -- name: list_dead
--- A page of failed and held emails with ids below `after_email_id`, newest first. Reads only the emails of this page, so it
--- is fast however many emails match.
+-- A page of failed and held emails, newest first. Reads only the emails of this page, however many emails match.
 select
     e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.error_type, e.last_error as error, e.attempt_count,
     e.provider, e.created_at, e.dead_letter_due_at is not null as is_letter_due,
@@ -43,10 +42,8 @@ order by e.email_id desc
 limit %(limit)s;
 
 -- name: group_dead
--- Groups the newest failed and held emails, at most `limit`, by cause (error type and provider) or by one property.
--- Returns the largest groups, at most `groups`, largest first. An email counts once for each domain of its recipients: a
--- function finds the domains, because not every role may read addresses. The last column is the number of all grouped
--- emails.
+-- Groups the newest failed and held emails, at most `limit`. Returns the largest groups, largest first. An email counts
+-- once for each domain of its recipients: a function finds the domains, because not every role may read addresses.
 with selected as (
     select e.email_id, e.tenant_id, e.status, e.error_type, e.last_error, e.provider, e.created_at
     from {dead_emails}
@@ -86,8 +83,7 @@ left join dispatcher.email_log as s on s.email_id = g.sample_id
 order by g.emails desc, g.keys;
 
 -- name: preview_dead
--- What a replay would do to the selected emails: for each outcome, the number of emails and the first ids. See
--- replay_next.
+-- What a replay would do to the selected emails (see replay_next): for each outcome, their number and the first ids.
 select
     case
         when e.expires_at <= clock_timestamp() then 'expired'
@@ -128,8 +124,7 @@ group by status
 order by status;
 
 -- name: discard_dead
--- Records that an operator discards the dead letters of failed and held emails. The emails keep their status. Waits for
--- locked rows. Returns a row per email that exists: its verdict, and its status.
+-- Discards the dead letters of failed and held emails, which keep their status. Returns a row per email that exists.
 with found as (
     select
         email_id,
@@ -175,8 +170,7 @@ from dispatcher.email_log
 where {is_dead_lettered};
 
 -- name: republish_dead_letters
--- Makes the dead letters of these emails due again. Leaves out emails that have changed since the caller read them.
--- Returns the ids of the emails whose dead letter became due.
+-- Makes the dead letters of these emails due again, except of emails that have changed since the caller read them.
 update dispatcher.email_log as e
 set dead_letter_due_at = clock_timestamp()
 where {is_e_given}
@@ -196,8 +190,7 @@ from dispatcher.email_log
 where {is_given};
 
 -- name: audit_orphans
--- Audits that an operator discards dead letters whose emails no longer exist, with the number of dead letters per
--- email. No rows.
+-- Audits that an operator discards dead letters whose emails no longer exist. No rows.
 insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
 select %(actor)s, 'discard', %(reason)s, o.email_id, jsonb_build_object('letters', o.dead_letter_count)
 from unnest(%(email_ids)s::uuid[], %(counts)s::integer[]) as o (email_id, dead_letter_count);

@@ -27,9 +27,8 @@ where tenant_id = %(tenant_id)s
     and message_key = any(%(message_keys)s);
 
 -- name: find_tenants_of_key
--- The emails that have a message key, with their tenants; searches at most most_tenants tenants. The primary key begins
--- with the tenant. So the statement steps from tenant to tenant in the index, and looks up the key of each tenant. Zero
--- rows: no email has the key.
+-- The emails that have a message key, with their tenants; searches at most most_tenants tenants. Steps from tenant to
+-- tenant in the primary key, which begins with the tenant.
 with recursive tenant (tenant_id, position) as (
     select min(tenant_id), 1
     from dispatcher.email_idempotency

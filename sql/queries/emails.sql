@@ -8,7 +8,8 @@ email_id = any(%(email_ids)s) and email_id between %(lowest_id)s and %(highest_i
 e.email_id = any(%(email_ids)s) and e.email_id between %(lowest_id)s and %(highest_id)s
 
 -- part: given_and_locked
--- The given emails of a tenant (null: of any), locked in the order of their ids. Waits for other transactions' locks.
+-- The given emails of a tenant (null: of any), locked in the order of their ids. Waits for locked rows, so that each
+-- answer is about a committed status, for example after a concurrent lease.
 from dispatcher.email_log
 where {is_given}
     and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)

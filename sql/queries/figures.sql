@@ -123,8 +123,7 @@ exists (
 )
 
 -- name: count_paused
--- How many of the first `limit` pending emails are stopped by a pause of everything, of a lane or of a tenant; and
--- whether the counting stopped at this limit.
+-- How many of the first `limit` pending emails are paused, and whether the counting stopped at this limit.
 with {paused}
 select count(*) filter (where {is_paused}) as emails, count(*) >= %(limit)s as is_cut
 from (
@@ -137,10 +136,8 @@ from (
 
 -- name: find_oldest_pending
 -- The longest time that a pending email has waited since it could first be sent, and the longest time that an email has
--- been due, both in seconds. Emails that are stopped by a pause of everything, of a lane or of a tenant do not count.
--- Null if no email is pending or due, or if the first `limit` emails are paused. The pending email with the lowest id
--- has not always waited longest: it may be a scheduled email that has just become pending. So the first emails by id
--- are compared.
+-- been due, both in seconds. Paused emails do not count. Null if there is none, or if the first `limit` emails are paused.
+-- The pending email with the lowest id may be a scheduled email that has just become pending, so many are compared.
 with {paused}
 select
     (
@@ -265,15 +262,13 @@ full join leasing using (worker)
 order by worker;
 
 -- name: list_host_reports
--- The monitors that did not stop in an orderly way, the newest report of a host first: host, when the monitor last
--- reported and how many seconds ago, version, and processes.
+-- The monitors that did not stop in an orderly way, the newest report of a host first.
 select host, seen_at, extract(epoch from clock_timestamp() - seen_at)::double precision, version, processes
 from dispatcher.host_presence
 order by host, seen_at desc;
 
 -- name: find_alert_check
--- The last check of a DLQ: host, seconds since the check, depth, why RabbitMQ could not be read, and the active alerts.
--- No row: no monitor has checked the DLQ.
+-- The last check of a DLQ, with the seconds since then. No row: no monitor has checked the DLQ.
 select host, extract(epoch from clock_timestamp() - checked_at)::double precision, depth, fault, alerts
 from dispatcher.alert_check
 where queue = %(queue)s;

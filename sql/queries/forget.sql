@@ -1,8 +1,7 @@
 -- name: find_recipients_page
--- Reads the recipients of the next emails after a given id, without emails whose content was deleted. Returns one row:
--- the last id of these emails (null: there are none), their number, and [id, recipients] of each email whose recipients
--- contain a text; case is ignored. The caller must compare the addresses. The text only reduces the number of rows that
--- PostgreSQL sends.
+-- Reads the recipients of the next emails after a given id. Returns one row: the last id of these emails (null: there are
+-- none), their number, and [id, recipients] of each email whose recipients contain a text, in any case. The caller must
+-- compare the addresses: the text only reduces what PostgreSQL sends.
 with page as materialized (
     select email_id, recipients
     from dispatcher.email_content
@@ -159,8 +158,7 @@ from erased
 order by email_id;
 
 -- name: forget_outgoing_events
--- Erases the hash of an address from the feed of outgoing events. Reads the whole feed once; events are kept only for
--- days. No rows.
+-- Reads the whole feed of outgoing events once; they are kept only for days. No rows.
 update dispatcher.outgoing_event
 set address_hash = null
 where address_hash = %(address_hash)s;
@@ -173,9 +171,8 @@ where address_hash = %(address_hash)s
     and not is_domain;
 
 -- name: forget_suppressions
--- If `removes` is true, removes the entries for an address, of all tenants. Otherwise keeps the entries, so that the
--- address gets no email, but erases their texts, which could identify the address. Audits this, without the address.
--- Returns one row: the number of entries.
+-- Without `removes`, keeps the entries for an address, so that it gets no email, but erases their texts, which could
+-- identify the address. Of all tenants. Returns one row: the number of entries.
 with removed as (
     delete from dispatcher.suppression
     where address_hash = %(address_hash)s

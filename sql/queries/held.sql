@@ -71,8 +71,7 @@ select
 from found;
 
 -- name: release_held
--- Releases held emails, although they may have arrived (see made_pending). Waits for locked rows. Returns a row per email
--- that exists: its verdict, and its previous status.
+-- Releases held emails, although they may have arrived (see made_pending). Returns a row per email that exists.
 with item as (
     select
         email_id, status, true as is_of_held, true as include_held, 'infinity'::timestamptz as heeds_discards_from

@@ -62,8 +62,7 @@ and acted_at >= coalesce(%(since)s::timestamptz, '-infinity')
 (%(actor)s::text is null or actor = %(actor)s) and (%(action)s::text is null or action = %(action)s)
 
 -- name: list_audit
--- A page of audit records, newest first. Reads at most `examined` records, whatever the filters, so each page takes about
--- the same time. If the search stops there, the last row is the last record that was read, with nulls.
+-- As list_recent_events, for audit records.
 with examined as (
     select audit_id, acted_at, actor, action, reason, email_id, replay_id, detail
     from dispatcher.operator_audit

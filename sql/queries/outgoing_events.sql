@@ -7,15 +7,11 @@ select
     reason, provider, code, bounce, address_hash, happened_at, created_at
 from (
     select
-        made_in, position, event_id, kind, email_id, tenant_id, message_key, correlation_id, reason, provider, code,
-        bounce, address_hash, happened_at, created_at,
-        kind = any(%(kinds)s::text[]) and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s) as is_wanted,
+        slice.*, kind = any(%(kinds)s::text[]) and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s) as is_wanted,
         count(*) over () as total,
         row_number() over (order by made_in, position) as number
     from (
-        select
-            made_in, position, event_id, kind, email_id, tenant_id, message_key, correlation_id, reason, provider, code,
-            bounce, address_hash, happened_at, created_at
+        select *
         from dispatcher.outgoing_event
         where (made_in, position) > (%(made_in)s::text::xid8, %(position)s::bigint)
             and made_in < pg_snapshot_xmin(pg_current_snapshot())

@@ -152,8 +152,7 @@ where state = 'running'
 limit 1;
 
 -- name: find_overlaps
--- Other running replays in which some of these emails still wait: the given emails, and the emails that still wait in
--- the given replay. Returns the replay's id, actor, reason and rate, and the number of common emails.
+-- Other running replays in which some of the given emails still wait, or of those that still wait in the given replay.
 with wanted as (
     select email_id
     from unnest(%(email_ids)s::uuid[]) as t (email_id)

@@ -1,6 +1,5 @@
 -- name: find_last_sample
--- The newest sample: when it was taken, and how many seconds ago; its attempts by outcome, since the first sample; the
--- beginning of the last two hours that it counted; and the attempts by outcome in these hours. No row: there is no sample.
+-- The newest sample. `attempts` by outcome are since the first sample, `counted` since `counted_since`. No row: none.
 select taken_at, extract(epoch from clock_timestamp() - taken_at)::double precision, attempts, counted_since, counted
 from dispatcher.minute_sample
 order by minute desc

@@ -113,8 +113,7 @@ suppression_id as id, masked as recipient, is_domain, reason as kind, created_at
 tenant_id
 
 -- name: list_suppressions
--- A page of one tenant's entries, newest first. Includes entries that have ended. Reads at most `examined` entries,
--- whatever the filters. If the search should continue, the last row is the last entry that was read, without recipient.
+-- As list_recent_events, for one tenant's entries. Includes entries that have ended.
 with examined as (
     select {suppression}
     from dispatcher.suppression

@@ -10,7 +10,7 @@ and (
 )
 
 -- part: unsent_emails
--- The pending and waiting emails that a filter selects. A parameter that is null does not filter.
+-- The pending and waiting emails that a filter selects.
 dispatcher.email_log as e
 where e.status in ('pending', 'waiting')
     and (%(lane)s::text is null or e.lane = %(lane)s)
@@ -20,8 +20,7 @@ where e.status in ('pending', 'waiting')
 -- name: cancel_emails
 -- Cancels the given emails that are pending or waiting, and audits each cancellation. After the commit, no worker can
 -- lease the email. If RabbitMQ still has a message, a worker acknowledges it without an attempt.
--- Waits for locked rows, so that each answer is about a committed status, for example after a concurrent lease.
--- Returns a row per email that exists: its verdict, and its previous status. With tenant_id, only emails of this tenant.
+-- Returns a row per email that exists: its verdict, and its previous status.
 with found as (
     select
         email_id, status, {is_unsent} as is_unsent

@@ -71,7 +71,7 @@ from dispatcher.webhook
 where {wanted_webhook};
 
 -- name: delete_webhook
--- Removes a webhook and its refused events, and audits this. No row: the webhook does not exist.
+-- No row: the webhook does not exist.
 with changed as (
     delete from dispatcher.webhook
     where {wanted_webhook}
@@ -116,7 +116,7 @@ select {webhook_columns}, {lag_seconds} as lag_seconds, (select count(*) from du
 from changed as w;
 
 -- name: disable_webhook
--- Stops the deliveries to a webhook, and audits this. The webhook keeps its cursor. No row: the webhook does not exist.
+-- Stops the deliveries to a webhook, which keeps its cursor. No row: the webhook does not exist.
 with changed as (
     update dispatcher.webhook
     set state = 'disabled', failing_since = null, last_error = %(error)s, revision = revision + 1
@@ -128,8 +128,7 @@ select {webhook_columns}, {lag_seconds} as lag_seconds, {refused_events}
 from changed as w;
 
 -- name: rewind_webhook
--- Moves a webhook's cursor back, so that the events since an instant are delivered again, and audits this. Never moves
--- the cursor forward. No row: the webhook does not exist.
+-- Delivers the events since an instant again. Never moves the cursor forward. No row: the webhook does not exist.
 with begin as (
     select min(made_in::text::bigint)::text::xid8 as made_in
     from dispatcher.outgoing_event
