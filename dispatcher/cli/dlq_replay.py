@@ -111,7 +111,7 @@ def replay(
             replay_id=resume,
             per_second=0.0 if is_unlimited else asked.per_second if given["per_second"] else None,
             force=asked.force,
-            reason=asked.reason,
+            reason=asked.reason or "dispatcher dlq replay --resume",
         )
         return _resume(again, actor, as_json=as_json)
     _refuse(names and set(selection.filters) - {"tenant_id"}, "Give ids and message keys, or a filter, not both.")
