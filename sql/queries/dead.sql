@@ -18,7 +18,7 @@ and (
 and (%(email_ids)s::uuid[] is null or e.email_id = any(%(email_ids)s))
 
 -- part: dead_emails
--- The failed and held emails that a filter selects; see `Selection` in store/failures.py.
+-- The failed and held emails that a filter selects; see `Selection` in domain/failures.py.
 (
     select e.*
     from dispatcher.email_log as e
