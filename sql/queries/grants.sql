@@ -60,19 +60,17 @@ grant execute on function
 -- addresses, subjects, bodies or API keys. No rows.
 grant usage on schema dispatcher to {role};
 grant select on
-    dispatcher.email_log, dispatcher.every_attempt, dispatcher.email_attempt, dispatcher.email_event, dispatcher.email_recipient,
-    dispatcher.email_hourly, dispatcher.email_replay,
-    dispatcher.email_replay_item, dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate,
-    dispatcher.host_presence, dispatcher.outgoing_event, dispatcher.outgoing_feed, dispatcher.pause,
-    dispatcher.minute_sample, dispatcher.alert_check, dispatcher.lane_policy,
-    dispatcher.domain_limit
+    dispatcher.email_log, dispatcher.every_attempt, dispatcher.email_attempt, dispatcher.email_event,
+    dispatcher.email_recipient, dispatcher.email_hourly, dispatcher.email_replay, dispatcher.email_replay_item,
+    dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate, dispatcher.host_presence,
+    dispatcher.outgoing_event, dispatcher.outgoing_feed, dispatcher.pause, dispatcher.minute_sample,
+    dispatcher.alert_check, dispatcher.lane_policy, dispatcher.domain_limit
     to {role};
 grant select (email_id, tags) on dispatcher.email_content to {role};
 grant select (recipients_since) on dispatcher.dispatcher_database to {role};
 grant select (tenant_id, message_key, email_id) on dispatcher.email_idempotency to {role};
 grant execute on function
     dispatcher.email_id_lowest_at, dispatcher.email_partitions_ended, dispatcher.hash_addresses,
-    dispatcher.recipient_domains,
-    dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.named_lock_holder,
-    dispatcher.advisory_lock_holders
+    dispatcher.recipient_domains, dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since,
+    dispatcher.named_lock_holder, dispatcher.advisory_lock_holders
     to {role};
