@@ -43,7 +43,8 @@ def routes(site: Site) -> list[Route]:
         )
 
     async def show(request: Request, visitor: Visitor, posted: face.Posted = face.NOTHING) -> Response:
-        """The page with a replay's progress. A tenant's visitor sees only replays whose filter names the tenant."""
+        """The page with a replay's progress. A tenant's visitor sees only replays whose filter names the tenant, and the
+        filter only of replays that the tenant's own people created."""
         replay = await face.one(site, GetReplay, request, visitor, posted.form)
         async with site.session() as session:
             became = await count_replayed_by_status(session, replay_id=replay.id, limit=MOST_COUNTED)
@@ -56,6 +57,7 @@ def routes(site: Site) -> list[Route]:
             "replay": site.jobs.seen(replay),
             "became": became,
             "most_counted": MOST_COUNTED,
+            "is_own": is_own,
             "by": replay.actor if is_own else AN_OPERATOR,
             "reason": replay.reason if is_own else None,
             "stop": StopReplay,

@@ -176,7 +176,7 @@ async def test_hostile_texts_and_filters_are_text_on_every_page(operator: Browse
 async def test_a_visitor_of_a_tenant_sees_and_replays_only_its_own(
     operator: Browser, visitor_of_shop: Browser, books: Books
 ) -> None:
-    (own,) = make_dead(books, tenant="shop")
+    (own,) = make_dead(books, tenant="shop", last_error="confidential")
     (other,) = make_dead(books, tenant="bank", last_error="secret of the bank")
     await operator.get("/ops/replays/new?tenant_id=bank")
     created = await operator.submit("/replays/new", reason="for the bank")
@@ -197,6 +197,11 @@ async def test_a_visitor_of_a_tenant_sees_and_replays_only_its_own(
     mine = await visitor_of_shop.submit("/replays/new", reason="for the shop")
     await has_text(visitor_of_shop, mine.headers["location"], "done 1 of 1")
     assert (books.status(own), books.status(other)) == ("pending", "failed")
+    books.change(own, status="failed", publish_due_at=None)
+    await operator.get("/ops/replays/new?tenant_id=shop&text=confidential")
+    theirs = (await operator.submit("/replays/new", reason="y")).headers["location"]
+    assert "confidential" in text_of(await operator.get(theirs))
+    assert "confidential" not in text_of(await visitor_of_shop.get(theirs))
     for action in ("stop", "resume"):
         await visitor_of_shop.get(mine.headers["location"])
         token = dict(await _token(visitor_of_shop))
