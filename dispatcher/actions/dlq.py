@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID
@@ -77,9 +77,9 @@ class FailureFilter(Action[R], reach=Reach.ANY_TENANT):
     newer_than_seconds: float | None = field(AGE, "Only emails enqueued more recently than this.", default=None)
 
     def selected(self, **more: Any) -> Selection:
-        """The filter as a selection, with more of its fields."""
-        given = {name: value for name, value in self.values().items() if name in Selection.__match_args__}
-        return Selection(**given | more)
+        """What the filter selects, with more of its fields."""
+        given = {name: value for name, value in self.values().items() if name in select().parameters}
+        return select(**given | more)
 
 
 FailureFilter.filters = tuple(name for name in FailureFilter.fields if name != "tenant_id")
@@ -94,6 +94,14 @@ class DeadFilter(FailureFilter[R]):
     )
 
     filters: ClassVar[tuple[str, ...]] = (*FailureFilter.filters, "status", "discarded")
+
+
+def select(*, email_ids: Iterable[UUID] | None = None, discarded: bool | None = False, **filters: Any) -> Selection:
+    """The failed and held emails with these values of the fields of `DeadFilter`; see `Selection`."""
+    unfiltered = dict.fromkeys((*DeadFilter.filters, "tenant_id"))
+    assert filters.keys() <= unfiltered.keys(), filters
+    ids = None if email_ids is None else list(email_ids)
+    return Selection({**unfiltered, **filters, "discarded": discarded, "email_ids": ids})
 
 
 class ListDead(

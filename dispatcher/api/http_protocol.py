@@ -75,6 +75,7 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
         self._fault: Problem | None = None
         # Bytes that arrived after the parser last reported a complete head, a piece of a body, or the end of a request.
         self._overhead_bytes = 0
+        self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._is_in_head = True
         self._body_began_at = 0.0
@@ -173,8 +174,12 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
     # httptools' callbacks
 
     def on_message_begin(self) -> None:
+        self._url = b""
         self._headers = []
         self._overhead_bytes = self._overhead_bytes or 1  # a head that begins behind the end of another request
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_head:
@@ -192,15 +197,18 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
             self._fail(None, "overloaded")
         if self._parser.should_upgrade():
             self._fail("This API does not support Upgrade and CONNECT. Configure the client for plain HTTP/1.1.")
+        try:  # as uvicorn, which would answer itself, and perhaps instead of an earlier request
+            httptools.parse_url(self._url).path.decode("ascii")
+        except (httptools.HttpParserInvalidURLError, AttributeError, UnicodeDecodeError):
+            self._fail("The request line must have a path.")
         version = self._parser.get_http_version()
         names = [name for name, _ in self._headers]
         if version not in ("1.1", "1.0"):
             self._fail("The HTTP version must be 1.1 or 1.0.")
         if names.count(b"host") != 1 and (version == "1.1" or b"host" in names):
             self._fail("The request must have one Host header.")
-        if b"transfer-encoding" in names and (
-            version == "1.0" or dict(self._headers)[b"transfer-encoding"].lower() != b"chunked"
-        ):
+        codings = [value.lower() for name, value in self._headers if name == b"transfer-encoding"]
+        if codings and (version == "1.0" or codings != [b"chunked"]):
             self._fail(
                 "Send a Content-Length header. HTTP/1.1 also allows Transfer-Encoding: chunked, without another coding."
             )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from dispatcher.actions.dlq import OUTCOMES, CreateReplay, ResumeReplay
+from dispatcher.actions.dlq import OUTCOMES, CreateReplay, ResumeReplay, select
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.face import option, read_options
@@ -111,7 +111,7 @@ def replay(
             replay_id=resume,
             per_second=0.0 if is_unlimited else asked.per_second if given["per_second"] else None,
             force=asked.force,
-            reason=asked.reason,
+            reason=asked.reason or "dispatcher dlq replay --resume",
         )
         return _resume(again, actor, as_json=as_json)
     _refuse(names and set(selection.filters) - {"tenant_id"}, "Give ids and message keys, or a filter, not both.")
@@ -188,18 +188,18 @@ async def _find(
     from dispatcher.store.failures import find_dead_ids
 
     if names:  # discarded or not
-        ids = await find_ids(session, selection.tenant_id or DEFAULT_TENANT, names)
-        selection = Selection(email_ids=ids, discarded=None)
+        found_ids = await find_ids(session, selection.parameters["tenant_id"] or DEFAULT_TENANT, names)
+        selection = select(email_ids=found_ids, discarded=None)
     if from_queue:
         from dispatcher.monitor.dead_letters import list_dead_letter_ids
 
         async with open_dlq(settings, "dlq") as dlq:
-            selection = replace(selection, email_ids=tuple(await list_dead_letter_ids(session, dlq)))
+            selection = selection.of(await list_dead_letter_ids(session, dlq))
     given = selection.email_ids
-    ids = tuple(await find_dead_ids(session, selection)) if given is None else given
+    ids = await find_dead_ids(session, selection) if given is None else given
     found = await preview(session, selection, include_held=include_held)
     others = 0 if given is None or selection.filters else len(set(given)) - found.total
-    return _Replayable(replace(selection, email_ids=ids), found, others, await overlaps(session, selection))
+    return _Replayable(selection.of(ids), found, others, await overlaps(session, selection))
 
 
 def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
@@ -270,7 +270,7 @@ def replay_ids(settings: Settings, email_ids: tuple[UUID, ...], act: Act, per_se
     from dispatcher.ops.replaying import create
 
     with one_session("dlq", settings) as on_session:
-        selection = Selection(email_ids=email_ids)
+        selection = select(email_ids=email_ids)
         made = on_session(lambda session: create(session, selection, act, per_second=per_second, source="ids"))
         return _run(on_session, made, as_json=as_json)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -16,9 +16,6 @@ from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import say
 from dispatcher.domain.instant import parse_length
 from dispatcher.errors import InvalidEmail
-
-if TYPE_CHECKING:
-    pass
 
 ACTOR: Final = "The operator's name for the audit log.  [default: the system's user@host]"
 T = TypeVar("T")

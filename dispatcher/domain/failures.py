@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -23,37 +23,32 @@ MAX_PER_SECOND: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A filter for failed and held emails; a field that is None does not filter. `dead_emails` in dead.sql applies it.
+    """Selects failed and held emails; `actions.dlq.select` makes it, and `dead_emails` in dead.sql applies it.
 
     Attributes:
-        discarded: True for emails whose dead letter an operator discarded, False for all others.
+        parameters: The value of each filter by name, and `email_ids`; None does not filter. `discarded`: True for
+            emails whose dead letter an operator discarded, False for all others.
     """
 
-    status: Status | None = None
-    error_type: str | None = None
-    provider: str | None = None
-    tenant_id: str | None = None
-    text: str | None = None
-    older_than_seconds: float | None = None
-    newer_than_seconds: float | None = None
-    email_ids: tuple[UUID, ...] | None = None
-    discarded: bool | None = False
-    tag: str | None = None
-    channel: str | None = None
+    parameters: Mapping[str, Any]
+
+    @property
+    def email_ids(self) -> Sequence[UUID] | None:
+        ids: Sequence[UUID] | None = self.parameters["email_ids"]
+        return ids
 
     @property
     def filters(self) -> dict[str, Any]:
         """The filters that are set, by name, without `email_ids`."""
         return {
             name: value
-            for name, value in asdict(self).items()
+            for name, value in self.parameters.items()
             if name != "email_ids" and value is not None and (name, value) != ("discarded", False)
         }
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The parameters of `dead_emails`."""
-        return {**asdict(self), "email_ids": None if self.email_ids is None else list(self.email_ids)}
+    def of(self, email_ids: Iterable[UUID]) -> Selection:
+        """The same filter for these emails only."""
+        return Selection({**self.parameters, "email_ids": list(email_ids)})
 
 
 @dataclass(frozen=True, slots=True)

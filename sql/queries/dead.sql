@@ -1,5 +1,5 @@
 -- part: dead_emails
--- The failed and held emails that a filter selects; see `Selection` in store/failures.py.
+-- The failed and held emails that a filter selects; see `Selection` in domain/failures.py.
 (
     select e.*
     from dispatcher.email_log as e

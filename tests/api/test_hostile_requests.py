@@ -433,6 +433,17 @@ async def test_a_protocol_upgrade_closes_the_connection_and_its_body_is_not_pars
         assert b"Configure the client for plain HTTP/1.1" in answers, name
 
 
+async def test_a_request_that_uvicorn_would_refuse_or_read_differently_is_refused_before_it(api: Api) -> None:
+    health = request("/healthz", method="GET")
+    codings = ("Transfer-Encoding: gzip", "Transfer-Encoding: chunked")
+    targets = ("http://x", "http://", "http://x:99999999/")
+    for sent in (*(request(each, method="GET") for each in targets), request("/v1/emails", *codings) + b"0\r\n\r\n"):
+        answer = await exchange(api, sent)
+        assert answer is not None
+        assert (answer.status, answer.code) == (400, "malformed-request")
+        assert await exchange(api, health + sent) is None  # the client would read it as the answer to `health`
+
+
 def upload(token: str | None, body: bytes, length: int) -> bytes:
     """A request with this content length, and only part of its body."""
     authorization = [f"Authorization: Bearer {token}"] if token else []

@@ -192,8 +192,13 @@ def test_hosts_have_their_processes_with_restarts_and_vanished_hosts_come_first(
     ]
     workers = [WorkerSeen("a:w0:42:beef", 15.0, 7, 20.0), WorkerSeen("z:w1:9:beef", None, 4, 25.0)]
 
-    vanished, living = hosts_of(workers, [HostReport("a", datetime.now(UTC), 5.0, "1.0", rows)], settings)
+    now = datetime.now(UTC)
+    reports = [HostReport("a", now, 5.0, "1.0", rows), HostReport("s", now, 10_800.0, "1.0", [])]
+    silent, vanished, living = hosts_of(workers, reports, settings)
 
+    assert (silent.name, silent.is_vanished, silent.silent_seconds, silent.settled_in_seconds) == (
+        *("s", True, 10_800.0, None),
+    )
     assert (vanished.name, vanished.in_flight, vanished.is_vanished) == ("z", 4, True)
     assert vanished.settled_in_seconds is not None
     assert [process.state for process in vanished.processes] == ["dead"]

@@ -12,10 +12,10 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from dispatcher.actions.dlq import DiscardDead, ResumeReplay, StopReplay
+from dispatcher.actions.dlq import DiscardDead, ResumeReplay, StopReplay, select
 from dispatcher.actions.runner import Face, Who
 from dispatcher.actions.runner import run as act_on
-from dispatcher.domain.failures import ItemOutcome, Replay, ReplayState, Selection
+from dispatcher.domain.failures import ItemOutcome, Replay, ReplayState
 from dispatcher.ops.acts import Act
 from dispatcher.ops.replaying import ReplayBusy, create, overlaps, preview, run
 from dispatcher.store.connections import AsyncSession, connect_async
@@ -26,7 +26,7 @@ from tests.ops.decisions import decide
 from tests.waiting import DEADLINE_SECONDS, until_answer
 
 ACT = Act.of("ann@ops-1", "the provider is back")
-REJECTED = Selection(error_type="rejected")
+REJECTED = select(error_type="rejected")
 
 
 async def stop(session: AsyncSession, replay_id: int) -> None:
@@ -40,12 +40,12 @@ async def test_the_dry_run_changes_nothing_and_reports_what_would_be_skipped(
     dead_emails.books.connection.execute("delete from email_content where email_id = %s", pruned)
     before = dead_emails.books.rows()
 
-    found = await preview(session, Selection())
+    found = await preview(session, select())
 
     assert found.counts == {ItemOutcome.REPLAYED: 7, ItemOutcome.MAY_HAVE_ARRIVED: 2, ItemOutcome.CONTENT_PRUNED: 1}
     assert found.samples[ItemOutcome.REPLAYED] == sorted(failed)[:5]
     assert found.samples[ItemOutcome.MAY_HAVE_ARRIVED] == held
-    assert (await preview(session, Selection(), include_held=True)).replayable == 9
+    assert (await preview(session, select(), include_held=True)).replayable == 9
     assert dead_emails.books.rows() == before
 
 
@@ -73,8 +73,8 @@ async def test_a_replay_of_one_email_is_done_at_once_unless_its_row_is_locked(
     (locked,) = dead_emails.create()
 
     with lock_holder(tables_url, locks=[locked]):
-        left = await create(session, Selection(email_ids=(locked,)), ACT)
-    again = await create(session, Selection(email_ids=(locked,)), ACT)
+        left = await create(session, select(email_ids=(locked,)), ACT)
+    again = await create(session, select(email_ids=(locked,)), ACT)
 
     assert (left.state, left.waiting) == (ReplayState.INTERRUPTED, 1)
     assert (again.state, again.outcomes) == (ReplayState.DONE, {"replayed": 1})
@@ -92,7 +92,7 @@ async def test_skipped_emails_are_listed_with_the_reason(session: AsyncSession, 
     dead_emails.books.connection.execute("delete from email_content where email_id = %s", pruned)
     ids = (*sent, *under_way, *pruned, *held, *failed, unknown)
 
-    replay = await create(session, Selection(email_ids=ids), ACT, per_second=None)
+    replay = await create(session, select(email_ids=ids), ACT, per_second=None)
     ended = await run(session, replay.id)
 
     assert (await list_skipped(session, replay_id=replay.id, limit=10)) == {
@@ -114,7 +114,7 @@ async def test_emails_that_expired_were_cancelled_or_wait_are_not_replayed(
     books.change(held, status="held", expires_at=datetime(2026, 1, 1, tzinfo=UTC))
     books.change(cancelled, status="cancelled")
     books.change(waiting, status="waiting")
-    ids = Selection(email_ids=(failed, held, cancelled, waiting, alive))
+    ids = select(email_ids=(failed, held, cancelled, waiting, alive))
     assert (await preview(session, ids, include_held=True)).counts == {
         ItemOutcome.EXPIRED: 2,
         ItemOutcome.REPLAYED: 1,
@@ -137,9 +137,9 @@ async def test_a_discarded_email_is_replayed_only_if_given_by_id_after_the_disca
 ) -> None:
     before, since, by_filter, by_queue, also = dead_emails.create(5)
     await decide(session, DiscardDead(reason=ACT.reason), before)
-    named = await create(session, Selection(email_ids=(before, since), discarded=None), ACT, per_second=None)
-    filtered = await create(session, Selection(), ACT, per_second=None)
-    queued = await create(session, Selection(email_ids=(by_queue, also)), ACT, per_second=None, source="queue")
+    named = await create(session, select(email_ids=(before, since), discarded=None), ACT, per_second=None)
+    filtered = await create(session, select(), ACT, per_second=None)
+    queued = await create(session, select(email_ids=(by_queue, also)), ACT, per_second=None, source="queue")
     await decide(session, DiscardDead(reason=ACT.reason), since, by_filter, by_queue, also)
 
     for replay in (named, filtered, queued):
@@ -161,7 +161,7 @@ async def test_discarded_emails_are_replayed_if_the_filter_selects_them(
     email_id, _ = dead_emails.create(2)
     await decide(session, DiscardDead(reason=ACT.reason), email_id)
 
-    replay = await create(session, Selection(discarded=True), ACT, per_second=None)
+    replay = await create(session, select(discarded=True), ACT, per_second=None)
     ended = await run(session, replay.id)
 
     assert (ended.replay.replayed, ended.replay.total) == (1, 1)
@@ -171,7 +171,7 @@ async def test_discarded_emails_are_replayed_if_the_filter_selects_them(
 async def test_held_emails_are_replayed_only_with_include_held(session: AsyncSession, dead_emails: DeadEmails) -> None:
     held = dead_emails.create(2, status="held")
 
-    replay = await create(session, Selection(), ACT, include_held=True, per_second=None)
+    replay = await create(session, select(), ACT, include_held=True, per_second=None)
     ended = await run(session, replay.id)
 
     assert ended.replay.replayed == 2
@@ -259,11 +259,11 @@ async def test_replays_of_the_same_emails_share_the_slower_pace_unless_forced(
     dead_emails.create(3)
     dead_emails.create(2, error_type="server_error")
     slow = await create(session, REJECTED, ACT, per_second=20)
-    met = await overlaps(session, Selection())
+    met = await overlaps(session, select())
 
-    fast = await create(session, Selection(), ACT, per_second=50)
-    forced = await create(session, Selection(), ACT, per_second=40, force=True)
-    apart = await create(session, Selection(provider="ses"), ACT, per_second=1)
+    fast = await create(session, select(), ACT, per_second=50)
+    forced = await create(session, select(), ACT, per_second=40, force=True)
+    apart = await create(session, select(provider="ses"), ACT, per_second=1)
 
     async def paces() -> list[float | None]:
         return [await find_pace(session, replay_id=each.id) for each in (slow, fast, forced, apart)]
@@ -320,7 +320,7 @@ async def test_a_locked_email_is_skipped_and_the_replay_can_be_resumed(
 ) -> None:
     email_ids = dead_emails.create(5)
     unknown = uuid4()
-    replay = await create(session, Selection(email_ids=(*email_ids, unknown)), ACT, per_second=None)
+    replay = await create(session, select(email_ids=(*email_ids, unknown)), ACT, per_second=None)
 
     with lock_holder(tables_url, locks=[email_ids[0], email_ids[2]]):
         left = await run(session, replay.id, lock_seconds=0.0)
@@ -419,7 +419,7 @@ async def test_a_failed_email_that_may_have_arrived_is_treated_like_a_held_one(
     (email_id,) = dead_emails.create(was_uncertain=True, crash_count=2)
 
     for include_held in (False, True):
-        replay = await create(session, Selection(), ACT, include_held=include_held, per_second=None)
+        replay = await create(session, select(), ACT, include_held=include_held, per_second=None)
         await run(session, replay.id)
         found = await get_replay(session, replay.id)
         assert found is not None

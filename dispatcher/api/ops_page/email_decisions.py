@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from dispatcher.actions.action import Change, Mistakes, read
 from dispatcher.actions.batch import LOCKED, Batch
-from dispatcher.actions.dlq import OUTCOMES, TWICE, CreateReplay, DiscardDead, StopReplay
+from dispatcher.actions.dlq import OUTCOMES, TWICE, CreateReplay, DiscardDead, StopReplay, select
 from dispatcher.actions.held import Confirm, Release
 from dispatcher.actions.runner import Face, Who, run, run_batch
 from dispatcher.actions.unsent import Cancel, Reschedule
@@ -29,7 +29,7 @@ from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.domain.email_history import EmailRow, Moment, since
-from dispatcher.domain.failures import DEAD, ItemOutcome, ReplayState, Selection
+from dispatcher.domain.failures import DEAD, ItemOutcome, ReplayState
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.status import Status
@@ -73,7 +73,7 @@ async def find_choices(session: AsyncSession, email: EmailRow) -> tuple[dict[str
     """What each decision that is possible now would do to an email, by its name; and why others are not possible."""
     why = _NO_CHOICE.get(email.status, "")
     if email.status in DEAD:
-        selection = Selection(email_ids=(email.email_id,), discarded=None)
+        selection = select(email_ids=(email.email_id,), discarded=None)
         found = await replaying.preview(session, selection, include_held=True)
         why = "".join(_NOT_REPLAYABLE.get(outcome, "") for outcome in found.counts)
     has_letter = email.dead_letter_discarded_at is None and email.error_type != Reason.SUPPRESSED
@@ -275,7 +275,7 @@ async def _carry_out(session: AsyncSession, asked: Change[Any], email: EmailRow,
 
 async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> list[ItemOutcome]:
     """Replays one email immediately. Returns what became of it; nothing, if its row is locked."""
-    selection = Selection(email_ids=(email_id,), discarded=None)
+    selection = select(email_ids=(email_id,), discarded=None)
     replay = await replaying.create(session, selection, act, include_held=True, per_second=None, source="ids")
     if replay.state is not ReplayState.DONE:  # another transaction has locked the row
         try:

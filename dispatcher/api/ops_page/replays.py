@@ -43,8 +43,8 @@ def routes(site: Site) -> list[Route]:
         )
 
     async def show(request: Request, visitor: Visitor, posted: face.Posted = face.NOTHING) -> Response:
-        """The page with a replay's progress. A tenant's visitor sees only replays whose filter names the tenant, and the
-        filter only of replays that the tenant's own people created."""
+        """The page with a replay's progress. A tenant's visitor sees only replays whose filter names the tenant, and
+        sees the filter only if the tenant's own people created the replay."""
         replay = await face.one(site, GetReplay, request, visitor, posted.form)
         async with site.session() as session:
             became = await count_replayed_by_status(session, replay_id=replay.id, limit=MOST_COUNTED)

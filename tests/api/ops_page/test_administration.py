@@ -11,12 +11,12 @@ import pytest
 
 from dispatcher import Email, enqueue
 from dispatcher.actions.audit import ListAudit
+from dispatcher.actions.dlq import select
 from dispatcher.actions.pauses import PauseTenant
 from dispatcher.actions.runner import Face, Who, run
 from dispatcher.actions.suppressions import AddSuppressions, RemoveSuppressions
 from dispatcher.actions.webhooks import DisableWebhook
 from dispatcher.domain.controls import login_of
-from dispatcher.domain.failures import Selection
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import connect_async
@@ -437,7 +437,7 @@ async def test_a_tenant_sees_no_operators_host_and_an_operator_sees_it(
     async with await connect_async(database_url, name="test session") as session:
         await run(session, PauseTenant(tenant_id="shop", reason=act.reason), Who(Face.COMMAND, act.actor))
         await run(session, DisableWebhook(webhook_id=webhook_id, reason=act.reason), Who(Face.COMMAND, act.actor))
-        replay = await replaying.create(session, Selection(tenant_id="shop"), act)
+        replay = await replaying.create(session, select(tenant_id="shop"), act)
     token = make_key(connection, scopes=["operate"])
     pages = ("/", "/emails", "/pauses", "/webhooks", f"/webhooks/{webhook_id}", f"/replays/{replay.id}")
     paths = ("pauses", "webhooks", f"webhooks/{webhook_id}", f"replays/{replay.id}")
