@@ -11,8 +11,10 @@
 set transaction isolation level repeatable read, read only;
 
 -- name: limit_overview
--- Limits how long each statement of this transaction may take.
-select set_config('statement_timeout', %(milliseconds)s::text, true);
+-- Limits how long each statement of this transaction may take. A plan for any tenant would read the emails of all.
+select
+    set_config('statement_timeout', %(milliseconds)s::text, true),
+    set_config('plan_cache_mode', 'force_custom_plan', true);
 
 -- name: count_emails
 -- The number of emails of each status. A partial index contains all emails that are not sent; the hourly counts have the
