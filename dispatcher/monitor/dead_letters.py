@@ -37,7 +37,8 @@ class DlqSweep:
 
     It reads the DLQ only if there are more messages than emails that must have a dead letter, and more of these surplus
     messages than the last sweep left: poison messages, and dead letters of emails that no longer exist. What it left is
-    what it saw: a count of messages is late, and would hide as many stale dead letters from all later sweeps.
+    what it saw: a count of messages is late, and would hide as many stale dead letters from all later sweeps. It does
+    not read again while both counts stay the same.
     """
 
     def __init__(self, settings: Settings, depth: Depth) -> None:
@@ -45,6 +46,7 @@ class DlqSweep:
         self._settings = settings
         self._depth = depth
         self._surplus = 0
+        self._counts = (0, 0)
 
     async def run_once(self) -> None:
         """Sweeps the DLQ if necessary. While RabbitMQ is unreachable, does nothing: an alert says so."""
@@ -61,6 +63,8 @@ class DlqSweep:
             except DispatcherError:
                 return  # the alert `probe_failed` reports it
             surplus = max(0, depth - letters)  # a count of messages is late: while emails fail, it is too low
+            if (depth, letters) == self._counts:
+                return
             if surplus > self._surplus:
                 try:
                     name = "dispatcher dlq sweep"
@@ -71,10 +75,10 @@ class DlqSweep:
                 except DispatcherError as error:
                     get_log().warning("dlq.not_swept", reason=error.message, remedy=error.remedy)
                     return
-                surplus = swept.surplus
+                surplus = max(0, swept.left - letters)
                 if swept.removed:
                     get_log().info("dlq.swept", count=swept.removed)
-            self._surplus = surplus
+            self._surplus, self._counts = surplus, (depth, letters)
 
 
 class DlqEntry(NamedTuple):
@@ -142,10 +146,10 @@ async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[D
 
 
 class Swept(NamedTuple):
-    """How many messages were removed from the DLQ, and how many of those left belong to no current failure."""
+    """How many messages were removed from the DLQ, and how many were left."""
 
     removed: int
-    surplus: int
+    left: int
 
 
 async def sweep(session: AsyncSession, dlq: DeadLetterQueue) -> Swept:
@@ -159,7 +163,7 @@ async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Calla
         first = found = await _remove(session, dlq, is_selected)
         for _ in range(MAX_PASSES):
             if not found.removed:
-                return Swept(first.removed, found.surplus)
+                return Swept(first.removed, found.left)
             found = await _remove(session, dlq, is_selected)
     raise BrokerUnavailable(
         f'RabbitMQ still delivers messages that were already removed from the queue "{dlq.queue}".',
@@ -170,7 +174,6 @@ async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Calla
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> Swept:
     """Removes the selected messages in one pass over the DLQ. RabbitMQ may still return some of them."""
     removed = left = 0
-    current = set()
     async with dlq.scan() as opened:
         async for batch in opened.batches():
             entries = await classify(session, batch)
@@ -178,10 +181,7 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Call
             opened.remove(selected)
             removed += len(selected)
             left += len(entries) - len(selected)
-            current |= {
-                each.dead_letter.email_id for each in entries if each.email and each.dead_letter and not each.is_stale
-            }
-    return Swept(removed, left - len(current))
+    return Swept(removed, left)
 
 
 async def list_dead_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> list[UUID]:

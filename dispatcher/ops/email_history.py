@@ -76,7 +76,10 @@ class EmailHistory:
         return {
             "timeline": self.timeline,
             "attempts (by the clock of the sending host)": self.attempts,
-            "events from providers (by the provider's clock)": self.events,
+            "events from providers (by the provider's clock)": [
+                replace(each, doubt=each.doubt and f"{each.doubt}: {DOUBTS.get(each.doubt, '')}")
+                for each in self.events
+            ],
             "operator actions": self.acts,
             "replays": self.replays,
         }

@@ -279,7 +279,7 @@ async def disable_statement_timeout(session: AsyncSession) -> None:
     probes, but not a statement, the session ends after `NO_TIMEOUT_ANSWER_SECONDS`.
     """
     with translated():
-        await session.execute(query("limit_statements"), {"milliseconds": 0, "in_transaction": False})
+        await session.execute(query("disable_statement_timeout"))
     if isinstance(session, TimedSession):
         session.answer_seconds = NO_TIMEOUT_ANSWER_SECONDS
 

@@ -164,7 +164,7 @@ async def one_snapshot(session: AsyncSession) -> AsyncIterator[None]:
     """Makes all statements in the block read the same snapshot, and limits each to `STATEMENT_MILLISECONDS`."""
     async with session.transaction():
         await session.execute(query("begin_snapshot"))
-        await fetch(session, "limit_statements", {"milliseconds": STATEMENT_MILLISECONDS, "in_transaction": True})
+        await fetch(session, "limit_overview", {"milliseconds": STATEMENT_MILLISECONDS})
         yield
 
 

@@ -3,12 +3,8 @@
 A batched statement waits for the lock of each of its rows. So one row that stays locked (for example by a `psql`
 session that was left in a transaction) would delay the whole batch. After a statement has run into the lock timeout,
 one query finds its locked emails. The process remembers these emails, and checks them before a batch includes them
-again. While no row is locked, no such query is made.
-
-A batched statement also fails as a whole if PostgreSQL cannot read or write one row, for example because of a damaged
-TOAST value, an unreadable disk block, a trigger that raises an error, or a value out of range. The statement is then
-executed for each half of the batch. A half that fails is split again, until each refused row is found. A batch of n
-rows with one refused row takes about 2 log2(n) more statements.
+again. While no row is locked, no such query is made. If PostgreSQL refuses a statement, `store.bisection` finds the
+emails that cause the error.
 """
 
 from __future__ import annotations
@@ -23,6 +19,7 @@ from uuid import UUID
 from dispatcher.domain.values import dataclass, field
 from dispatcher.domain.waiting import describe_holder
 from dispatcher.errors import StatementRefused, StoreBusy
+from dispatcher.store.bisection import bisect_batch, report_refused
 from dispatcher.store.connections import BATCH_LOCK_SECONDS
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
@@ -160,31 +157,3 @@ class LockedRows:
 def subset(mapping: Mapping[UUID, T], email_ids: Collection[UUID]) -> Mapping[UUID, T]:
     """The entries of a mapping for these emails."""
     return mapping if len(email_ids) == len(mapping) else {email_id: mapping[email_id] for email_id in email_ids}
-
-
-async def bisect_batch(
-    items: Sequence[T], execute: Callable[[Sequence[T]], Awaitable[R]]
-) -> tuple[list[R], list[tuple[T, StatementRefused]]]:
-    """Executes a batched statement, and bisects the batch if PostgreSQL refuses the statement (StatementRefused).
-
-    `execute` is called first with all items (at least one). Returns the results of the calls that succeeded, in the
-    order of the items; and each refused item with its error.
-    """
-    try:
-        return [await execute(items)], []
-    except StatementRefused as error:
-        if len(items) == 1:
-            return [], [(items[0], error)]
-    middle = len(items) // 2
-    answers, culprits = await bisect_batch(items[:middle], execute)
-    more_answers, more_culprits = await bisect_batch(items[middle:], execute)
-    return answers + more_answers, culprits + more_culprits
-
-
-def report_refused(email_id: UUID, reason: str) -> None:
-    """Logs and counts an email that a batch leaves out."""
-    from dispatcher.telemetry import metrics  # imported here, because few commands need it
-    from dispatcher.telemetry.log import get_log
-
-    metrics.STATEMENTS_REFUSED.add(1, "email")
-    get_log().error("email.statement_failed", email_id=str(email_id), reason=reason)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from dispatcher.domain.suppression import Recipient
 from dispatcher.store.address_hashes import AddressHasher, normalised
-from dispatcher.store.locked import bisect_batch
+from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch, statement
 

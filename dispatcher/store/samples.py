@@ -60,7 +60,7 @@ async def save_sample(
     the database.
     """
     last = await fetch(session, "find_last_sample")
-    last_at, age_seconds, attempts, since, counted = last[0] if last else (None, None, {}, None, {})
+    age_seconds, attempts, since, counted = last[0] if last else (None, {}, None, {})
     # If PostgreSQL's clock was set back, the age is negative, and a new sample is due.
     if age_seconds is not None and 0 <= age_seconds < every_seconds:
         return None
@@ -79,7 +79,6 @@ async def save_sample(
         "counted_since": rows[0][0],
         "counted": _json({outcome: recent for _, outcome, _, recent in rows if outcome is not None}),
         "days": KEEP_DAYS,
-        "last_at": last_at,
         "every_seconds": every_seconds,
     }
     stored = await fetch(session, "save_sample", parameters)

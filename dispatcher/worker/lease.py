@@ -24,9 +24,9 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
+from dispatcher.store.bisection import bisect_batch, report_refused
 from dispatcher.store.controls import READ_SECONDS
 from dispatcher.store.leases import Lease, LeaseStore, UnleasedEmail
-from dispatcher.store.locked import bisect_batch, report_refused
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.controls import OperatorControls

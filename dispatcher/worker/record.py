@@ -21,8 +21,8 @@ from dispatcher.errors import SchemaError, StatementRefused, StoreBusy, StoreUna
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
+from dispatcher.store.bisection import bisect_batch, report_refused
 from dispatcher.store.leases import LeaseStore
-from dispatcher.store.locked import bisect_batch, report_refused
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.in_flight_email import EmailEvent, EmailState, EndedAttempt

@@ -30,7 +30,7 @@ from dispatcher.errors import DispatcherError, StatementRefused
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.lifecycle import raise_on_stray_cancel
 from dispatcher.store.address_hashes import AddressHasher
-from dispatcher.store.locked import bisect_batch
+from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.suppressions import SuppressionReader, number_of
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log

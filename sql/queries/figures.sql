@@ -10,6 +10,12 @@
 -- statements would be counted twice. The transaction is read-only. No rows.
 set transaction isolation level repeatable read, read only;
 
+-- name: limit_overview
+-- Limits how long each statement of this transaction may take. A plan for any tenant would read the emails of all.
+select
+    set_config('statement_timeout', %(milliseconds)s::text, true),
+    set_config('plan_cache_mode', 'force_custom_plan', true);
+
 -- name: count_emails
 -- The number of emails of each status. A partial index contains all emails that are not sent; the hourly counts have the
 -- number of emails ever sent, without a scan.

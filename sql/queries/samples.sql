@@ -1,6 +1,7 @@
 -- name: find_last_sample
--- The newest sample. `attempts` by outcome are since the first sample, `counted` since `counted_since`. No row: none.
-select taken_at, extract(epoch from clock_timestamp() - taken_at)::double precision, attempts, counted_since, counted
+-- The newest sample, and its age in seconds. `attempts` by outcome are since the first sample, `counted` since
+-- `counted_since`, the beginning of the last two hours that it counted. No row: there is no sample.
+select extract(epoch from clock_timestamp() - taken_at)::double precision, attempts, counted_since, counted
 from dispatcher.minute_sample
 order by minute desc
 limit 1;
@@ -24,8 +25,9 @@ group by b.next_since, h.outcome;
 -- name: save_sample
 -- Stores the sample of this minute, or replaces an earlier sample of the same minute. Also deletes the samples that are
 -- older than `days`. Returns how many emails operators and applications cancelled from a minute before the last sample
--- (null: there is none) until a minute ago, because a younger cancellation may not be committed yet. No row: another
--- monitor has just stored a sample. A sample may be of the future if PostgreSQL's clock was set back.
+-- until a minute ago, because a younger cancellation may not be committed yet. The last sample is read here: while this
+-- monitor counted emails, another one may have stored it. No row: another monitor has just stored a sample. A sample may
+-- be of the future if PostgreSQL's clock was set back.
 with deleted as (
     delete from dispatcher.minute_sample
     where minute < statement_timestamp() - %(days)s * interval '1 day'
@@ -54,7 +56,10 @@ returning (
     select count(*)
     from dispatcher.operator_audit
     where action = 'cancel'
-        and acted_at > %(last_at)s::timestamptz - interval '1 minute'
+        and actor <> 'expiry'  -- the relay counts expired emails
+        and acted_at > (
+            select taken_at - interval '1 minute' from dispatcher.minute_sample order by minute desc limit 1
+        )
         and acted_at <= statement_timestamp() - interval '1 minute'
 );
 

@@ -283,9 +283,9 @@ select
     set_config('tcp_keepalives_count', '3', false),
     set_config('tcp_user_timeout', '15000', false);
 
--- name: limit_statements
--- Limits how long each statement of this transaction or session may take; 0: no limit.
-select set_config('statement_timeout', %(milliseconds)s::text, %(in_transaction)s);
+-- name: disable_statement_timeout
+-- Disables the statement timeout of configure_session, for a session that reads whole large tables.
+select set_config('statement_timeout', '0', false);
 
 -- name: keep_plans
 -- Makes PostgreSQL plan each statement of a session once for all values (a generic plan). Used after configure_session,

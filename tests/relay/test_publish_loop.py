@@ -296,16 +296,6 @@ async def test_a_relay_waits_while_a_relay_of_the_release_before_leads(
     await until(lambda: leader(books) in {row["pid"] for row in books.sessions("dispatcher relay")})
 
 
-async def test_a_relay_of_the_release_before_waits_while_a_relay_leads(
-    start: Start, settings: Settings, books: Books, tables_url: str
-) -> None:
-    await start(settings)
-    first = await until(lambda: leader(books))
-    with psycopg.connect(tables_url, autocommit=True) as old:
-        assert old.execute(OLD_LEADER).fetchone() == (False,)
-        assert leader(books) == first
-
-
 async def test_losing_the_session_between_publishing_and_marking_causes_no_second_message(
     start: Start, settings: Settings, books: Books, rabbit: Rabbit, tables_url: str
 ) -> None:

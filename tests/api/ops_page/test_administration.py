@@ -183,8 +183,9 @@ async def test_both_tables_of_events_say_what_an_event_does_not_prove(
 
     for path in ("/ops/events", f"/ops/emails/{email_id}"):
         html = (await operator.get(path)).body.decode()
-        (cell,) = re.findall(r'<td data-label="Doubt"[^>]*>(.*?)</td>', html)
-        assert cell == (words or "\u2013")
+        cells = re.findall(r'<td data-label="Doubt"[^>]*>(.*?)</td>', html)
+        none = ["\u2013"] if path == "/ops/events" else []  # the other table leaves out a column without values
+        assert [re.sub("<[^>]+>", "", cell) for cell in cells] == ([words] if words else none)
 
 
 async def test_a_webhook_is_disabled_enabled_rotated_replayed_and_removed_with_reasons(
