@@ -97,7 +97,10 @@ async def over_http(api: Api, action: type[Action[Any]], given: Mapping[str, Any
     return await api.call(action.http.split()[0], path(action, given), body=body, token=token)
 
 
-ON_ANOTHER_PAGE = {"suppressions remove", "webhooks enable"}
+ON_ANOTHER_PAGE = {
+    "suppressions remove",
+    *(f"webhooks {verb}" for verb in ("enable", "disable", "rotate", "replay", "remove")),
+}
 """Actions whose forms are on the page of one row, or in a list that was searched."""
 
 
