@@ -18,14 +18,14 @@ from dispatcher.transport import mime
 
 def inject_faults(poison: UUID) -> None:
     """Patches this process, and thereby all processes that it forks."""
-    other_fields = vars(mime)["_other_fields"]
+    fields = vars(mime)["_fields"]
 
-    def fields_or_death(email: object, domain: str) -> object:
+    def fields_or_death(email: object, *others: object) -> object:
         if getattr(email, "email_id", None) == poison:
             os.kill(os.getpid(), signal.SIGKILL)
-        return other_fields(email, domain)
+        return fields(email, *others)
 
-    vars(mime)["_other_fields"] = fields_or_death
+    vars(mime)["_fields"] = fields_or_death
 
 
 if __name__ == "__main__":
