@@ -205,7 +205,7 @@ class CreateReplay(DeadFilter[Any], Change[Replay], name="dlq replay", http="POS
     examples = ('dlq replay --error-type refused --reason "The domain is verified now."',)
 
     async def run(self, source: Any, parameters: Mapping[str, Any]) -> Sequence[Replay]:
-        """Stores the list of emails; whoever asked for the replay then runs it (`ops.replaying`)."""
+        """Stores the list of emails. Afterwards the command or the API runs the replay (`ops.replaying`)."""
         from dispatcher.ops.acts import Act
         from dispatcher.ops.replaying import create
 

@@ -104,14 +104,16 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
         if self.is_closing():
             return
         try:
-            for start in range(0, len(data), _STEP_BYTES):
-                piece = data[start : start + _STEP_BYTES]
+            start = 0
+            while start < len(data):
                 # When the parser finds the end of a head, or a piece of a body, its callback sets the count back to 0.
-                self._overhead_bytes += len(piece)
-                self._parser.feed_data(piece)
-                if self._overhead_bytes > MAX_HEAD_BYTES:
+                if not (room := MAX_HEAD_BYTES - self._overhead_bytes):
                     self._refuse(Problem("headers-too-large", f"The limit is {MAX_HEAD_BYTES:,} bytes."))
                     return
+                piece = data[start : start + min(_STEP_BYTES, room)]
+                start += len(piece)
+                self._overhead_bytes += len(piece)
+                self._parser.feed_data(piece)
         except httptools.HttpParserError:
             unparsable = Problem("malformed-request", "The request could not be parsed as HTTP/1.1.")
             self._refuse(self._fault or unparsable)

@@ -68,7 +68,7 @@ async def fetch(
 ) -> list[Any]:
     """Executes a statement, and returns its rows, converted by `into` (see `from_rows`). Errors are translated.
 
-    If Python cannot represent an instant, the nearest one that it can stands for it (see `store.instants`). With
+    An instant that Python cannot represent becomes the nearest one that it can (see `store.instants`). With
     `is_exact`, this is an error instead, and the rows are read in binary, which takes less time.
     """
     async with session_of(source) as connection:

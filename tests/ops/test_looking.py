@@ -176,7 +176,7 @@ async def test_a_count_of_messages_that_is_late_does_not_hide_stale_dead_letters
     failed, replayed = dead_emails.create(2)
     await dead_emails.publish_dead_letters([failed, replayed])
     await until_answer(lambda: has(dlq, 2))
-    depths = iter([300, 2])  # the first count is from before somebody else removed most messages
+    depths = iter([300, 2])  # the first count is late: most of these messages are removed already
 
     async def depth() -> int:
         return next(depths)
