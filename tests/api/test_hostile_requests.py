@@ -22,6 +22,7 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
+from dispatcher.api.http_protocol import MAX_HEAD_BYTES
 from dispatcher.api.large_json import MAX_VALUES
 from dispatcher.config import Settings
 from tests.api.raw import DEADLINE_SECONDS, exchange, request
@@ -370,6 +371,18 @@ async def test_an_endless_head_is_refused(api: Api) -> None:
 
     assert answer is not None
     assert (answer.status, answer.code) == (431, "headers-too-large")
+
+
+@pytest.mark.parametrize(("octets", "status"), [(MAX_HEAD_BYTES, 200), (MAX_HEAD_BYTES + 1, 431)])
+async def test_the_limit_of_a_head_is_exact_although_the_head_arrives_at_once(
+    api: Api, octets: int, status: int
+) -> None:
+    before = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Filler: "
+
+    answer = await exchange(api, before + b"x" * (octets - len(before) - 4) + b"\r\n\r\n")
+
+    assert answer is not None
+    assert answer.status == status
 
 
 CHUNKED_BODY: Final = request("/v1/emails", *JSON, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n"
