@@ -96,7 +96,12 @@ class HttpDouble(RecordingServer[HttpSession]):
         assert self._ledger is not None
         # A bulk call has one size, which is divided equally among its emails.
         octets, at = request.octets // max(1, len(mails)), time.time()
-        self._ledger.append(*(LedgerEntry(mail.email_id, len(mail.addresses), octets, at) for mail in mails))
+        entries = (
+            # An address without "@" is a phone number. With it, readers of the ledger know an SMS.
+            LedgerEntry(mail.email_id, len(mail.addresses), octets, at, [to for to in mail.addresses if "@" not in to])
+            for mail in mails
+        )
+        self._ledger.append(*entries)
 
     def record_request(self, request: Request, came: str) -> None:
         """Writes one line to requests.jsonl for each email of a completely read request, with its result: `accepted`,

@@ -79,6 +79,10 @@ class Double:
         """See `Recipient`."""
         return Counter({UUID(email_id): times for email_id, times in read_ledger(self._ledger).times.items()})
 
+    def sms(self) -> set[UUID]:
+        """The accepted SMS: only these have addresses in the ledger."""
+        return {UUID(email_id) for email_id, address in read_ledger(self._ledger).deliveries if address}
+
     @property
     def ledger_octets(self) -> int:
         """The size of the record in bytes. The record grows with each accepted email."""

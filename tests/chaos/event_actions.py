@@ -21,7 +21,7 @@ from dispatcher.store.connections import connect_async
 from dispatcher.store.events import EventRow, store_events
 from tests.acceptance.outages import POSTGRES
 from tests.chaos.action import BROKEN
-from tests.chaos.reporter import event_of
+from tests.chaos.reporter import TWILIO, event_of
 from tests.chaos.stage import StormStage
 from tests.ops.decisions import decide
 
@@ -55,11 +55,13 @@ def kill_api(stage: StormStage, random: Random) -> bool:
 
 
 async def _release(stage: StormStage, email_ids: Sequence[UUID]) -> None:
+    sms = stage.sms()
     async with await connect_async(stage.database_url, name="chaos operator") as session:
         hasher = AddressHasher(b"no recipient")
         for email_id in email_ids:
             async with session.transaction():
                 released = Release(reason="an event arrives before the lease")
                 if await decide(session, released, email_id, actor="chaos") == ["released"]:
-                    event = event_of(email_id, EventKind.CLICKED, stage.provider_name, datetime.now(UTC))
+                    provider = TWILIO if email_id in sms else stage.provider_name
+                    event = event_of(email_id, EventKind.CLICKED, provider, datetime.now(UTC))
                     await store_events(session, [EventRow.of(event, hasher)], SuppressionRules())

@@ -25,6 +25,7 @@ from tests.chaos.diary import Diary
 from tests.events.requests import SendGridKey, sendgrid_event
 from tests.supervisor.program import Program
 
+SENDGRID: Final = "sendgrid"
 POST_SECONDS: Final = 30.0
 CLOSE_SECONDS: Final = 2.0
 MAX_AGE_SECONDS: Final = 3600
@@ -107,9 +108,10 @@ class DirectSource:
 
 
 class WebhookSource:
-    """Posts signed requests to a `dispatcher api`, as SendGrid does."""
+    """Posts signed requests to a `dispatcher api`, as SendGrid does. `others` stores the events of other providers."""
 
-    def __init__(self, folder: Path, env: Mapping[str, str], diary: Diary) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str], diary: Diary, others: DirectSource) -> None:
+        self._others = others
         (self._port,) = choose(1)
         self._key = SendGridKey()
         self._folder = folder
@@ -130,8 +132,11 @@ class WebhookSource:
 
     def store(self, events: Sequence[ProviderEvent]) -> bool:
         """See `EventSource`."""
-        body = _body(events)
-        return self._post(body, self._key.headers(body)) == 204
+        own = [event for event in events if event.provider == SENDGRID]
+        others = [event for event in events if event.provider != SENDGRID]
+        body = _body(own)
+        is_stored = not own or self._post(body, self._key.headers(body)) == 204
+        return is_stored and (not others or self._others.store(others))
 
     def forge(self, events: Sequence[ProviderEvent], random: Random) -> bool | None:
         """See `EventSource`. The request is signed by another key, changed afterwards, unsigned, or too old."""
@@ -179,6 +184,7 @@ class WebhookSource:
     def close(self) -> None:
         """See `EventSource`."""
         self._api.destroy()
+        self._others.close()
 
 
 def _body(events: Sequence[ProviderEvent]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
@@ -29,6 +29,7 @@ SHARE_REPEATED: Final = 0.01
 MOST_TIMES: Final = 46
 SHARE_FORGED: Final = 0.2
 """After this share of requests, a forged request follows."""
+TWILIO: Final = "twilio"
 FORGED: Final = EventKind.UNSUBSCRIBED
 BATCH: Final = 200
 _KINDS: Final = (
@@ -73,18 +74,19 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def observe(self, accepted: Iterable[UUID]) -> None:
-        """Schedules the events of emails that the provider has accepted. Call this again with all accepted emails."""
+    def observe(self, accepted: Iterable[UUID], sms: Collection[UUID] = ()) -> None:
+        """Schedules the events of emails, and of `sms` among them, that the provider has accepted. Call this again with
+        all accepted emails."""
         with self._lock:
             for email_id in sorted(set(accepted) - self._known):
                 self._known.add(email_id)
                 if self._random.random() >= SHARE_SILENT:
-                    self._schedule(email_id)
+                    self._schedule(email_id, TWILIO if email_id in sms else self._provider)
 
-    def _schedule(self, email_id: UUID) -> None:
+    def _schedule(self, email_id: UUID, provider: str) -> None:
         random, now = self._random, datetime.now(UTC)
         for kind in random.sample(_KINDS, random.randint(1, 3)):
-            event = event_of(email_id, kind, self._provider, now + timedelta(seconds=random.uniform(-5, 5)))
+            event = event_of(email_id, kind, provider, now + timedelta(seconds=random.uniform(-5, 5)))
             times = MOST_TIMES if random.random() < SHARE_REPEATED else random.choice((1, 1, 2, 3))
             for _ in range(times):
                 due_at = time.monotonic() + random.expovariate(1 / MEAN_DELAY_SECONDS)

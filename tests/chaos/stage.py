@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from dispatcher.broker.topology import Topology
+from tests.acceptance.double import Double
 from tests.acceptance.rabbit import Rabbit
 from tests.chaos.diary import Diary
 from tests.chaos.harness import HarnessFailed
@@ -68,6 +69,7 @@ class StormStage:
 
     Attributes:
         hosts: The hosts. Each is a `dispatcher run` with a name, a run directory, and optionally its own network.
+        has_sms: Whether SMS are sent, too.
         provider_name: The provider that the double simulates: `sendgrid`, `twilio` or `smtp`.
         clock: PostgreSQL's clock.
         lease_seconds: The length of a lease; freezes last longer.
@@ -92,6 +94,7 @@ class StormStage:
     latency_ms: int
     shares_broker: bool
     recipients: int = 1
+    has_sms: bool = False
     reporter: Reporter | None = None
     calm: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _hung: dict[int, Timer] = field(default_factory=dict)
@@ -124,13 +127,17 @@ class StormStage:
             self.reporter.source.step()
             self._observe(self.reporter)
 
+    def sms(self) -> set[UUID]:
+        """The SMS that the provider has accepted."""
+        return self.provider.sms() if self.has_sms and isinstance(self.provider, Double) else set()
+
     def _observe(self, reporter: Reporter) -> None:
         """Show the reporter what the provider has accepted, at most twice a second."""
         observed_at, octets = self._observed
         if time.monotonic() < observed_at + OBSERVE_SECONDS:
             return
         if (now_octets := self.provider.ledger_octets) != octets:
-            reporter.observe(self.provider.delivered())
+            reporter.observe(self.provider.delivered(), self.sms())
         self._observed = (time.monotonic(), now_octets)
 
     def behave(self, **behaviour: object) -> None:

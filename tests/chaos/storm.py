@@ -173,7 +173,7 @@ def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutc
             _rest(plan, stage, tell, stage.rabbit.waiting)
             if stage.reporter is not None:
                 tell("reporting the remaining events")
-                stage.reporter.observe(stage.provider.delivered())
+                stage.reporter.observe(stage.provider.delivered(), stage.sms())
                 stage.reporter.finish()
                 tell(f"forged requests: {stage.reporter.refused_forgeries} refused")
                 _rest(plan, stage, tell, stage.rabbit.waiting)
@@ -229,7 +229,8 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
         if plan.events:
             env = _environment(plan, ground, folder, "api", direct, _provider_settings(plan, provider))
             is_sendgrid = plan.provider == "sendgrid"
-            source = WebhookSource(folder, env, diary) if is_sendgrid else DirectSource(ground.database_url)
+            direct_source = DirectSource(ground.database_url)
+            source = WebhookSource(folder, env, diary, direct_source) if is_sendgrid else direct_source
             reporter = Reporter(source, plan.provider, plan.seed)
         servers = ground.stoppable.servers
         # During a memory alarm, RabbitMQ does not read from publishers. The storm's own publishing must not wait for
@@ -251,6 +252,7 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
             latency_ms=plan.latency_ms,
             shares_broker=ground.shares_broker,
             recipients=plan.recipients,
+            has_sms=plan.channel != "email",
             reporter=reporter,
         )
     finally:
