@@ -43,6 +43,7 @@ class ListPauses(
 
     tenant_id: str | None = field(TENANT, "Only the pause of this tenant.", default=None)
 
+    constants: ClassVar = {"email_id": None}
     nothing = "Nothing is paused."
     missing: ClassVar = {"until": "an operator resumes"}
     examples = ("pause list",)

@@ -173,7 +173,7 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
             remedy = "Turn on fsync and synchronous_commit: otherwise a crash loses emails."
             yield passed_if(is_durable, "PostgreSQL durability", words, remedy)
             if server.standby_count:
-                is_synchronous = server.has_synchronous_standby
+                is_synchronous = bool(server.standby_names)
                 waits = "commits wait for a standby" if is_synchronous else "commits do not wait for a standby"
                 words = f"{server.standby_count} connected; {waits}"
                 yield passed_if(is_synchronous, "PostgreSQL standbys", words, _SYNCHRONOUS, CheckState.WARNING)

@@ -45,9 +45,9 @@ from dispatcher.store.webhooks import (
     Deliveries,
     DueWebhook,
     RefusedEvent,
-    adapt_restored_feed,
     find_due_retries,
     find_due_webhooks,
+    restore_feed,
     save_deliveries,
 )
 from dispatcher.telemetry import metrics
@@ -139,7 +139,7 @@ class WebhookDelivery:
     async def _lead(self, session: AsyncSession) -> None:
         """Starts rounds until the session ends. Only this session, which holds the lock LOCK_NAME, writes cursors."""
         try:
-            if await adapt_restored_feed(session):
+            if await restore_feed(session):
                 self._log.warning("webhook.feed_restored")
             while True:
                 self._wake.clear()

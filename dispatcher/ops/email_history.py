@@ -129,7 +129,7 @@ async def find_history(
     if reveal:
         from dispatcher.store.failures import audit
 
-        await audit(cast("AsyncSession", source), "reveal", actor=reveal.actor, reason=reveal.reason, email_id=email_id)
+        await audit(cast("AsyncSession", source), "reveal", {email_id: None}, actor=reveal.actor, reason=reveal.reason)
         content = await emails.reveal_content(source, email_id)
     if facts := await emails.find_facts(source, email_id, most_ahead=most_ahead):
         holders = await emails.find_holders(source, email_id) if most_ahead else []

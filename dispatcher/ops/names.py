@@ -9,7 +9,7 @@ from uuid import UUID
 from dispatcher.errors import DispatcherError
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.emails import find_ids_by_key, find_tenants_of_key
-from dispatcher.store.failures import find_known_ids
+from dispatcher.store.failures import find_dead_letter_emails
 
 _NAMED: Final = 5
 MOST_TENANTS: Final = 5_000
@@ -23,7 +23,7 @@ async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) 
     even if no email has this id: the operator's action then reports that the id is unknown.
     """
     ids = {name: email_id for name in names if (email_id := _id(name))}
-    known = await find_known_ids(session, ids.values())
+    known = await find_dead_letter_emails(session, ids.values())
     by_key = await find_ids_by_key(session, tenant_id, [name for name in names if ids.get(name) not in known])
     if missing := [name for name in dict.fromkeys(names) if name not in ids and name not in by_key]:
         some = ", ".join(map(repr, missing[:_NAMED])) + (" …" if len(missing) > _NAMED else "")

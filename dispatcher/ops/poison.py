@@ -116,7 +116,7 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
 
 async def _note(session: AsyncSession, action: str, act: Act, name: str, count: int) -> None:
     """Writes the audit record: before the removal, because a removed message cannot be restored."""
-    await audit(session, action, actor=act.actor, reason=act.reason, detail={"poison": name, "messages": count})
+    await audit(session, action, {None: {"poison": name, "messages": count}}, actor=act.actor, reason=act.reason)
 
 
 async def _count(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:

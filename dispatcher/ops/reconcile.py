@@ -17,7 +17,7 @@ from dispatcher.domain.poison_id import poison_id
 from dispatcher.monitor.dead_letters import MAX_PASSES, DlqEntry, classify, scan
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import audit, audit_orphans, find_dead_lettered, republish_dead_letters
+from dispatcher.store.failures import audit, find_dead_lettered, republish_dead_letters
 
 
 @dataclass(slots=True)
@@ -79,17 +79,17 @@ async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None
         await republish_dead_letters(session, {email_id: announced[email_id] for email_id in found.missing})
         # Write orphans (dead letters without an email) to the audit log before their removal: without the email's row,
         # a removed orphan cannot be published again.
-        orphans = Counter(found.orphans)
-        await audit_orphans(
-            session, email_ids=list(orphans), counts=list(orphans.values()), actor=act.actor, reason=act.reason
-        )
+        letters: dict[UUID | None, dict[str, int]] = {
+            email_id: {"letters": count} for email_id, count in Counter(found.orphans).items()
+        }
+        await audit(session, "discard", letters, actor=act.actor, reason=act.reason)
         counts = {
             "missing": len(found.missing),
             "stale": len(found.stale),
             "duplicates": len(found.duplicates),
             "orphans": len(found.orphans),
         }
-        await audit(session, "reconcile", actor=act.actor, reason=act.reason, detail=counts)
+        await audit(session, "reconcile", {None: counts}, actor=act.actor, reason=act.reason)
         for _ in range(MAX_PASSES):
             if not await _remove(session, dlq, frozenset(found.orphans)):
                 found.fixed = True

@@ -17,6 +17,7 @@ from dispatcher.domain.alert import MAX_CORRELATION_IDS, MAX_DUE_COUNT, Alert, K
 from dispatcher.domain.controls import Pause
 from dispatcher.domain.values import dataclass
 from dispatcher.domain.waiting import Facts, ProviderProblem
+from dispatcher.domain.webhook import WebhookState
 from dispatcher.errors import DispatcherError
 from dispatcher.store import named_locks
 from dispatcher.store.connections import TimedSession, connect_async
@@ -26,7 +27,7 @@ from dispatcher.store.figures import list_host_reports
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.retention import Retention, count_expiring
 from dispatcher.store.statements import Row, Source, fetch, statement
-from dispatcher.store.webhooks import DisabledWebhook, list_disabled_webhooks
+from dispatcher.store.webhooks import WebhookCheck, check_webhooks
 
 ANSWER_SECONDS: Final = 4.0
 """How long a monitor waits for PostgreSQL to answer a statement about alerts."""
@@ -58,7 +59,7 @@ class TableFindings:
     troubles: Sequence[ProviderProblem]
     hosts: Mapping[str, datetime]  # when each last reported, without hosts that stopped in an orderly way
     shared_names: Sequence[str]
-    webhooks: Sequence[DisabledWebhook]
+    webhooks: Sequence[WebhookCheck]
     pauses: Sequence[Pause] = ()
     impossible_events: Sequence[Row] = ()
 
@@ -176,7 +177,7 @@ class AlertStore:
             await find_troubles(session),
             {each.host: each.seen_at for each in reports},
             await list_shared_host_names(session),
-            await list_disabled_webhooks(session),
+            [each for each in await check_webhooks(session) if each.state is WebhookState.DISABLED],
             await list_pauses(session),
             await find_impossible_events(session, limit=MAX_DUE_COUNT),
         )

@@ -12,7 +12,7 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.values import replace
 from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder, problems_with_pauses
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, Session
-from dispatcher.store.controls import find_pauses_of
+from dispatcher.store.controls import list_pauses
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.providers import find_troubles, list_rates
 from dispatcher.store.queries import ids_within
@@ -31,7 +31,7 @@ async def find_facts(session: Source, email_id: UUID, *, most_ahead: int = MAX_A
     ceilings = {each.provider: each.per_second for each in await list_rates(session) if each.was_used}
     is_blocked = await is_held_by_another(session, RELAY_BLOCKED)
     facts = from_rows(Facts, [(*rows[0], is_blocked, await find_troubles(session), ceilings)])[0]
-    if not (pauses := await find_pauses_of(session, email_id)):
+    if not (pauses := await list_pauses(session, email_id=email_id)):
         return facts
     problems = problems_with_pauses(facts.troubles, pauses, now=facts.now, workers=facts.workers)
     stopping = [pause for pause in pauses if pause.scope is not PauseScope.PROVIDER]

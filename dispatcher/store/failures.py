@@ -5,7 +5,7 @@ Also finds the emails that must have a dead letter on the DLQ.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -62,13 +62,6 @@ async def find_dead_ids(source: Source, selected: Selection, *, most: int | None
     return [row[0] for row in await fetch(source, "find_dead_ids", {**selected.parameters, "most": most})]
 
 
-async def find_known_ids(source: Source, email_ids: Collection[UUID]) -> set[UUID]:
-    """The given ids for which an email exists."""
-    if not email_ids:
-        return set()
-    return {row[0] for row in await fetch(source, "find_known_ids", ids_within(set(email_ids)))}
-
-
 async def find_dead_letter_emails(source: Source, email_ids: Collection[UUID]) -> dict[UUID, DeadLetterEmail]:
     """The emails that dead letters are about, by id. Does not contain ids that have no email."""
     if not email_ids:
@@ -88,25 +81,21 @@ async def republish_dead_letters(source: Source, attempts: Mapping[UUID, int]) -
 async def find_dead_lettered(source: Source) -> dict[UUID, int]: ...
 @statement
 async def count_dead_lettered(source: Source) -> int: ...
-@statement
-async def audit_orphans(
-    source: Source, *, email_ids: Sequence[UUID], counts: Sequence[int], actor: str, reason: str
-) -> None: ...
 
 
 async def audit(
     source: Source,
     action: str,
+    details: Mapping[UUID | None, Mapping[str, Any] | None],
     *,
     actor: str,
     reason: str | None,
-    email_id: UUID | None = None,
-    detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Adds an audit record. Only for actions that change no email: statements that change emails add their own."""
-    written = None if detail is None else orjson.dumps(detail).decode()
+    """Adds an audit record for each email, or one that is about no email. Only for actions that change no email:
+    statements that change emails add their own."""
+    written = [None if detail is None else orjson.dumps(detail).decode() for detail in details.values()]
     await fetch(
         source,
         "audit",
-        {"actor": actor, "action": action, "reason": reason, "email_id": email_id, "detail": written},
+        {"actor": actor, "action": action, "reason": reason, "email_ids": list(details), "details": written},
     )

@@ -11,11 +11,13 @@ from typing import Any, Final
 from dispatcher.domain.controls import Pause
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass
+from dispatcher.domain.webhook import WebhookState
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.controls import list_pauses
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.queries import query
 from dispatcher.store.statements import Source, fetch, statement
+from dispatcher.store.webhooks import check_webhooks
 
 MISSED_REPORTS: Final = 3
 """A host counts as silent only after its monitor missed this many reports, even if DISPATCHER_ALERT_AFTER_SECONDS is
@@ -174,7 +176,11 @@ async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
         await count_monitored(session),
         *await find_oldest_pending(session),
         *await count_sent_recently(session),
-        await measure_webhook_lag(session),
+        {
+            each.webhook_id: each.lag_seconds or 0.0
+            for each in await check_webhooks(session)
+            if each.state is WebhookState.ACTIVE
+        },
         await list_pauses(session),
         await is_held_by_another(session, RELAY_BLOCKED),
     )
@@ -198,8 +204,6 @@ async def count_sent_recently(source: Source) -> tuple[float, float]: ...
 async def measure_latency(source: Source, *, limit: int = READ_FOR_LATENCY) -> Latency | None: ...
 @statement
 async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attempts]: ...
-@statement
-async def measure_webhook_lag(source: Source) -> dict[int, float]: ...
 @statement
 async def list_workers(source: Source) -> list[WorkerSeen]: ...
 @statement

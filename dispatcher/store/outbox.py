@@ -171,15 +171,17 @@ class Outbox:
         if not ids:
             return []
         try:
-            rows = await self._fetch("find_due_dead_letters", ids_within(row[0] for row in ids))
+            rows = await self._fetch(
+                "find_due_dead_letters", {**ids_within(row[0] for row in ids), "is_minimal": False}
+            )
         except StatementRefused:
-            outcome = await self._fetch_readable("find_due_dead_letters", ids)
+            outcome = await self._fetch_readable("find_due_dead_letters", ids, is_minimal=False)
             rows = outcome.rows()
             for email_id in outcome.refused:
                 # Publish the dead letter without the columns that may be damaged. If PostgreSQL cannot read the
                 # remaining columns, either, the dead letter stays due.
                 with suppress(StatementRefused):
-                    rows += await self._fetch("find_minimal_dead_letter", {"email_id": email_id})
+                    rows += await self._fetch("find_due_dead_letters", {**ids_within([email_id]), "is_minimal": True})
         return from_rows(DueDeadLetter, rows)
 
     async def mark_dead_lettered(self, due: Mapping[UUID, datetime]) -> None:
@@ -270,9 +272,8 @@ class Outbox:
 
     async def find_next_wake(self) -> float | None:
         """The seconds until the first waiting email is due; negative if it is overdue, None if no email waits."""
-        for (seconds,) in await self._fetch("find_next_wake"):
-            return float(seconds)
-        return None
+        ((seconds,),) = await self._fetch("find_next_wake")
+        return None if seconds is None else float(seconds)
 
     async def wake(self, limit: int) -> int:
         """Makes waiting emails whose time has come pending and due, at most `limit`. Returns their number."""

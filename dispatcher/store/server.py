@@ -10,7 +10,7 @@ from uuid import UUID
 
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import ConfigurationError, StoreUnavailable
-from dispatcher.store.connections import Session, check_url, connect_async, connect_unconfigured
+from dispatcher.store.connections import check_url, connect_async, connect_unconfigured
 from dispatcher.store.statements import Source, statement
 
 COMMIT_SECONDS: Final = 5.0
@@ -27,23 +27,12 @@ class Server:
     fsync: str
     max_connections: int
     standby_count: int
-    has_synchronous_standby: bool
-
-
-def verify_writable(connection: Session) -> None:
-    """Raises StoreUnavailable if the server is a standby, or read-only."""
-    describe_writes.sync(connection).verify()
-
-
-@dataclass(frozen=True, slots=True)
-class _Writes:
-    """Whether the server accepts writes, and the standbys for which a commit waits (`synchronous_standby_names`)."""
-
+    standby_names: str  # for which a commit waits (`synchronous_standby_names`)
     is_standby: bool
     is_read_only: bool
-    standby_names: str
 
-    def verify(self) -> None:
+    def verify_writable(self) -> None:
+        """Raises StoreUnavailable if the server is a standby, or read-only."""
         if self.is_standby:
             raise StoreUnavailable("PostgreSQL is a standby and takes no writes.", remedy=_STANDBY)
         if self.is_read_only:
@@ -55,17 +44,17 @@ async def time_commit(database_url: str, *, name: str, within_seconds: float = C
     the commit took longer than `within_seconds`, or PostgreSQL is read-only or unreachable."""
     began_at = time.monotonic()
     async with await connect_async(database_url, name=name) as session:
-        writes = await describe_writes(session)
-        writes.verify()
+        server = await show_server(session)
+        server.verify_writable()
         try:
             async with asyncio.timeout(within_seconds):
                 await write_nothing(session)
         except TimeoutError:
             words = f"PostgreSQL did not commit a small write within {within_seconds:g} s."
             remedy = "Check PostgreSQL's log, its disk, and what its sessions wait for (pg_stat_activity)."
-            if writes.standby_names:
+            if server.standby_names:
                 remedy = (
-                    f"A commit waits for a standby (synchronous_standby_names is '{writes.standby_names}'). Restart "
+                    f"A commit waits for a standby (synchronous_standby_names is '{server.standby_names}'). Restart "
                     "the missing standby, or remove it from that setting and reload PostgreSQL."
                 )
             raise StoreUnavailable(words, remedy=remedy) from None
@@ -109,8 +98,6 @@ _SHARED: Final = (
 
 @statement
 async def show_server(source: Source) -> Server: ...
-@statement
-async def describe_writes(source: Source) -> _Writes: ...
 @statement
 async def write_nothing(source: Source) -> None: ...
 @statement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from dispatcher.domain.outcome import Reason
@@ -15,6 +15,9 @@ from dispatcher.store.connections import AsyncSession
 from dispatcher.store.leases import limits_in
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statements import Source, fetch, statement
+
+_EVER: Final = 1e12
+"""Seconds. The schema refuses a lease that ends after the year 9999."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,6 @@ async def terminate_sessions(session: AsyncSession, worker: str) -> int:
     return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
-@statement
-async def find_leases(source: Source, worker: str) -> list[FoundLease]: ...
 @statement
 async def find_recovered(source: Source, worker: str) -> dict[UUID, int]: ...
 
@@ -96,6 +97,11 @@ async def find_expiring(
     }
     rows = await fetch(session, "find_expiring", parameters)
     return [replace(FoundLease(*others), limits=limits_in(limits)) for *others, limits in rows]
+
+
+async def find_leases(session: AsyncSession, worker: str) -> list[FoundLease]:
+    """All leases of a worker, whenever they expire."""
+    return await find_expiring(session, [worker], within_seconds=_EVER)
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:

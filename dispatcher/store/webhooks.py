@@ -10,7 +10,6 @@ from uuid import UUID
 from dispatcher.domain.event import OutgoingEvent, OutgoingKind
 from dispatcher.domain.values import dataclass, field
 from dispatcher.domain.webhook import WebhookState
-from dispatcher.store.connections import AsyncSession
 from dispatcher.store.outgoing_events import Position, event_of
 from dispatcher.store.statements import Source, fetch, statement
 
@@ -68,16 +67,23 @@ class Deliveries:
 
 
 @dataclass(frozen=True, slots=True)
-class DisabledWebhook:
-    """A disabled webhook. `last_error` says why: an operator disabled it, or its receiver fails."""
+class WebhookCheck:
+    """What the monitor checks of a webhook.
+
+    Attributes:
+        last_error: Of a disabled webhook, why it is disabled: an operator disabled it, or its receiver fails.
+        lag_seconds: The age of the oldest event of the feed after the webhook's cursor. None if there is none.
+    """
 
     webhook_id: int
     tenant_id: str | None
+    state: WebhookState
     last_error: str | None
+    lag_seconds: float | None
 
 
 @statement
-async def list_disabled_webhooks(source: Source) -> list[DisabledWebhook]: ...
+async def check_webhooks(source: Source) -> list[WebhookCheck]: ...
 
 
 async def find_due_webhooks(source: Source, *, now: datetime, busy: Collection[int]) -> list[DueWebhook]:
@@ -127,15 +133,5 @@ async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveri
     return bool(await fetch(source, "save_deliveries", parameters))
 
 
-async def adapt_restored_feed(session: AsyncSession) -> bool:
-    """Makes the feed readable after it was restored from a dump of another server. Returns whether this was necessary.
-
-    The events contain transaction ids of the other server, which may be higher than the next id of this server. Without
-    this change, readers would not get these events, and the webhooks' cursors would skip new events.
-    """
-    async with session.transaction():
-        if not await fetch(session, "find_restored_feed"):
-            return False
-        await fetch(session, "begin_restored_cursors")
-        await fetch(session, "begin_restored_feed")
-        return True
+@statement
+async def restore_feed(source: Source) -> bool: ...

@@ -24,7 +24,7 @@ from dispatcher.errors import ConfigurationError, SchemaError, ServerUnavailable
 from dispatcher.providers.registry import open_provider
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import verify_schema
-from dispatcher.store.server import verify_sessions, verify_writable
+from dispatcher.store.server import show_server, verify_sessions
 from dispatcher.telemetry.log import get_log
 
 LONGEST_WAIT_SECONDS = 10.0
@@ -69,7 +69,7 @@ async def _try_provider(name: str, settings: Settings) -> None:
 def _verify_store(settings: Settings) -> None:
     asyncio.run(verify_sessions(settings.database_url, name="dispatcher run"))
     with connected(settings.database_url, name="dispatcher run") as connection:
-        verify_writable(connection)
+        show_server.sync(connection).verify_writable()
         verify_schema(connection)
 
 

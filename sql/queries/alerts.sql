@@ -84,12 +84,9 @@ order by 2 desc;
 insert into dispatcher.alert_check (queue, host, checked_at, depth, fault, alerts)
 values (%(queue)s, %(host)s, clock_timestamp(), %(depth)s::bigint, %(fault)s::text, %(alerts)s::jsonb)
 on conflict (queue) do update
-set
-    host = excluded.host,
-    checked_at = excluded.checked_at,
-    depth = excluded.depth,
-    fault = excluded.fault,
-    alerts = excluded.alerts
+set (host, checked_at, depth, fault, alerts) = (
+    excluded.host, excluded.checked_at, excluded.depth, excluded.fault, excluded.alerts
+)
 returning queue;
 
 -- name: list_shared_host_names

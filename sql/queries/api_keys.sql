@@ -75,8 +75,7 @@ with today as (
 ),
 granted as (
     select
-        key_id,
-        day,
+        key_id, day,
         case
             when %(quota)s - recipient_count < %(needed)s then 0
             else least(%(wanted)s, %(quota)s - recipient_count)
@@ -89,8 +88,7 @@ from granted as g
 where d.key_id = g.key_id
     and d.day = g.day
 returning
-    d.day,
-    g.granted,
+    d.day, g.granted,
     extract(epoch from (d.day + 1)::timestamp - (clock_timestamp() at time zone 'UTC'))::double precision;
 
 -- name: return_recipients

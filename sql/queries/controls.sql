@@ -1,9 +1,17 @@
 -- name: list_pauses
--- The pauses that have not ended, in the order in which they began.
+-- The pauses that have not ended, in the order in which they began: all, or those that can stop an email.
 select scope, name, until_at as until, reason, actor, began_at
 from dispatcher.pause
-where until_at is null
-    or until_at > clock_timestamp()
+where (until_at is null or until_at > clock_timestamp())
+    and (
+        %(email_id)s::uuid is null
+        or scope in ('all', 'provider')
+        or (scope, name) in (
+            select unnest(array['lane', 'tenant']), unnest(array[lane, tenant_id])
+            from dispatcher.email_log
+            where email_id = %(email_id)s
+        )
+    )
 order by began_at, scope, name;
 
 -- name: list_lane_policies
@@ -38,18 +46,6 @@ set published_at = null, publish_due_at = clock_timestamp() + %(away_seconds)s *
 where {is_given}
     and (status = 'pending' and proven_by is null and tenant_id = any(%(tenants)s::text[])) is true
 returning email_id;
-
--- name: find_pauses_of
--- The pauses in force that can stop an email: of everything, of the email's lane, of its tenant, or of any provider.
-select p.scope, p.name, p.until_at as until, p.reason, p.actor, p.began_at
-from dispatcher.email_log as e
-join dispatcher.pause as p
-    on p.scope in ('all', 'provider')
-    or (p.scope = 'lane' and p.name = e.lane)
-    or (p.scope = 'tenant' and p.name = e.tenant_id)
-where e.email_id = %(email_id)s
-    and (p.until_at is null or p.until_at > clock_timestamp())
-order by p.began_at, p.scope, p.name;
 
 -- name: begin_pause
 -- Begins a pause, or replaces the end, reason and actor of a pause that is in force. for_seconds is null: until an
@@ -87,13 +83,7 @@ with ended as (
     delete from dispatcher.pause
     where scope = %(scope)s
         and name = %(name)s
-    returning scope, name, until_at, reason, actor, began_at
-),
-effective as (
-    select scope, name, until_at, reason, actor, began_at
-    from ended
-    where until_at is null
-        or until_at > clock_timestamp()
+    returning *, until_at is null or until_at > clock_timestamp() as was_in_force
 ),
 resumed as (
     update dispatcher.provider_state
@@ -122,11 +112,12 @@ hastened as (
 ),
 over as (
     select scope, name, until_at, reason, actor, began_at
-    from effective
+    from ended
+    where was_in_force
     union all
     select %(scope)s, %(name)s, max(until_at), coalesce(min(reason), ''), 'dispatcher', min(changed_at)
     from resumed
-    where not exists (select from effective)
+    where not exists (select from ended where was_in_force)
     having count(*) > 0
 ),
 audited as (

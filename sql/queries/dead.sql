@@ -105,12 +105,6 @@ from {dead_emails}
 order by e.email_id
 limit %(most)s;
 
--- name: find_known_ids
--- Those of the given ids that exist in email_log, with any status.
-select email_id
-from dispatcher.email_log
-where {is_given};
-
 -- name: count_dead
 -- The selected emails by status: their number and the first ids. Counts at most `most` emails.
 select status, count(*) as emails, (array_agg(email_id order by email_id))[1:%(sample)s] as ids
@@ -127,8 +121,7 @@ order by status;
 -- Discards the dead letters of failed and held emails, which keep their status. Returns a row per email that exists.
 with found as (
     select
-        email_id,
-        status,
+        email_id, status,
         case
             when status not in ('failed', 'held') then 'not_dead'
             when dead_letter_discarded_at is not null then 'already_discarded'
@@ -189,13 +182,8 @@ select email_id, message_key, status, attempt_count, dead_letter_discarded_at is
 from dispatcher.email_log
 where {is_given};
 
--- name: audit_orphans
--- Audits that an operator discards dead letters whose emails no longer exist. No rows.
-insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
-select %(actor)s, 'discard', %(reason)s, o.email_id, jsonb_build_object('letters', o.dead_letter_count)
-from unnest(%(email_ids)s::uuid[], %(counts)s::integer[]) as o (email_id, dead_letter_count);
-
 -- name: audit
--- Audits an action that changed no row in email_log. No rows.
+-- Audits an action that changed no row in email_log, for each email (null: for none). No rows.
 insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
-values (%(actor)s, %(action)s, %(reason)s, %(email_id)s, %(detail)s::jsonb);
+select %(actor)s, %(action)s, %(reason)s, email_id, detail
+from unnest(%(email_ids)s::uuid[], %(details)s::jsonb[]) as t (email_id, detail);

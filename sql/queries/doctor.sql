@@ -1,16 +1,12 @@
 -- name: find_filled_defaults
 -- Default partitions that contain rows, because the rows' week had no partition.
-select 'email_log_default'
-where exists (select 1 from dispatcher.email_log_default)
+select 'email_log_default' where exists (select from dispatcher.email_log_default)
 union all
-select 'email_content_default'
-where exists (select 1 from dispatcher.email_content_default)
+select 'email_content_default' where exists (select from dispatcher.email_content_default)
 union all
-select 'email_attachment_default'
-where exists (select 1 from dispatcher.email_attachment_default)
+select 'email_attachment_default' where exists (select from dispatcher.email_attachment_default)
 union all
-select 'email_attempt_default'
-where exists (select 1 from dispatcher.email_attempt_default);
+select 'email_attempt_default' where exists (select from dispatcher.email_attempt_default);
 
 -- name: find_hash_readers
 -- The roles to which an earlier release granted the right to read the hashes of payloads. No row: `dispatcher topology

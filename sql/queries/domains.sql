@@ -204,23 +204,17 @@ returning e.email_id;
 -- name: list_awaited_domains
 -- The domains for whose ceilings emails wait. Takes one step in the index per domain, however many emails wait.
 with recursive waiting (domain) as (
-    (
-        select wait_domain
-        from dispatcher.email_log
-        where status = 'waiting'
-            and wait_reason = 'domain'
-        order by wait_domain
-        limit 1
-    )
+    select min(wait_domain)
+    from dispatcher.email_log
+    where status = 'waiting'
+        and wait_reason = 'domain'
     union all
     select (
-        select e.wait_domain
+        select min(e.wait_domain)
         from dispatcher.email_log as e
         where e.status = 'waiting'
             and e.wait_reason = 'domain'
             and e.wait_domain > waiting.domain
-        order by e.wait_domain
-        limit 1
     )
     from waiting
     where waiting.domain is not null

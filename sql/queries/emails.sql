@@ -7,6 +7,10 @@ email_id = any(%(email_ids)s) and email_id between %(lowest_id)s and %(highest_i
 -- As is_given, for the email `e`.
 e.email_id = any(%(email_ids)s) and e.email_id between %(lowest_id)s and %(highest_id)s
 
+-- part: is_free
+-- Whether an email is in `free`: one of the given emails, whose row this statement has locked.
+email_id = any(array(select email_id from free)) and email_id between %(lowest_id)s and %(highest_id)s
+
 -- part: given_and_locked
 -- The given emails of a tenant (null: of any), locked in the order of their ids. Waits for locked rows, so that each
 -- answer is about a committed status, for example after a concurrent lease.

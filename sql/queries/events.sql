@@ -148,15 +148,7 @@ suppressed as (
         or r.reason = 'soft_bounce'
     order by r.tenant_id, r.address_hash, r.email_id, r.event_key
     on conflict (tenant_id, address_hash) do update
-    set
-        masked = excluded.masked,
-        reason = excluded.reason,
-        source_email_id = excluded.source_email_id,
-        source_event_key = excluded.source_event_key,
-        note = null,
-        created_at = excluded.created_at,
-        expires_at = excluded.expires_at,
-        changed_in = excluded.changed_in
+    set {new_suppression}
     where p.expires_at is not null
         and (excluded.expires_at is null or excluded.expires_at > p.expires_at)
 ),

@@ -76,20 +76,17 @@ with free as (
 ),
 content as (
     delete from dispatcher.email_content
-    where email_id = any(array(select email_id from free))
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_free}
     returning email_id
 ),
 attachment as (
     delete from dispatcher.email_attachment
-    where email_id = any(array(select email_id from free))
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_free}
     returning email_id
 ),
 recipient as (
     delete from dispatcher.email_recipient
-    where email_id = any(array(select email_id from free))
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_free}
 ),
 key as (
     update dispatcher.email_idempotency as k
@@ -108,24 +105,21 @@ event as (
         end,
         address_hash = nullif(address_hash, %(address_hash)s),
         detail = null
-    where email_id = any(array(select email_id from free))
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_free}
         and (detail is not null or address_hash = %(address_hash)s) is true
     returning email_id
 ),
 attempt as (
     update dispatcher.email_attempt
     set error = null
-    where email_id = any(array(select email_id from free))
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_free}
         and (error is not null) is true
     returning email_id
 ),
 answer as (
     update dispatcher.email_log
     set last_error = null
-    where email_id = any(array(select email_id from free))
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_free}
         and (last_error is not null) is true
     returning email_id
 ),

@@ -73,8 +73,7 @@ from found;
 -- name: release_held
 -- Releases held emails, although they may have arrived (see made_pending). Returns a row per email that exists.
 with item as (
-    select
-        email_id, status, true as is_of_held, true as include_held, 'infinity'::timestamptz as heeds_discards_from
+    select email_id, status, true as is_of_held, true as include_held, 'infinity'::timestamptz as heeds_discards_from
     {given_and_locked}
 ),
 {made_pending},

@@ -6,14 +6,18 @@ select (dispatcher.hash_addresses(array[%(address)s]))[1];
 -- The time since which emails can be found by their recipients, and whether there is an older email. One row.
 select
     recipients_since,
-    exists (
-        select from dispatcher.email_log where email_id < dispatcher.email_id_lowest_at(recipients_since)
-    )
+    exists (select from dispatcher.email_log where email_id < dispatcher.email_id_lowest_at(recipients_since))
 from dispatcher.dispatcher_database;
 
 -- part: found_email
 email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error, provider,
 provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+
+-- part: read_next
+-- The next emails that a page reads.
+email_id < %(below_id)s and email_id >= %(from_id)s
+order by email_id desc
+limit %(examined)s
 
 -- name: find_emails
 -- A page of emails, newest first, between two ids. Reads at most `examined` emails, whatever the filters, so each page
@@ -25,10 +29,7 @@ with examined as (
         select {found_email}
         from dispatcher.email_log
         where %(start)s = 'all'
-            and email_id < %(below_id)s
-            and email_id >= %(from_id)s
-        order by email_id desc
-        limit %(examined)s
+            and {read_next}
     )
     union all
     (
@@ -37,10 +38,7 @@ with examined as (
         where %(start)s = 'status'
             and status = %(status)s
             and status <> 'sent'
-            and email_id < %(below_id)s
-            and email_id >= %(from_id)s
-        order by email_id desc
-        limit %(examined)s
+            and {read_next}
     )
     union all
     (
@@ -48,10 +46,7 @@ with examined as (
         from dispatcher.email_log
         where %(start)s = 'correlation_id'
             and correlation_id = %(correlation_id)s
-            and email_id < %(below_id)s
-            and email_id >= %(from_id)s
-        order by email_id desc
-        limit %(examined)s
+            and {read_next}
     )
     union all
     select e.*

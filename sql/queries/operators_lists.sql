@@ -1,3 +1,7 @@
+-- part: is_cut
+-- Whether the search for a page stopped before it found enough rows.
+(select count(*) from examined) = %(examined)s and (select count(*) from wanted) < %(limit)s
+
 -- name: list_recent_events
 -- A page of what providers reported, newest first. Reads at most `examined` events, whatever the filters, so each page
 -- takes about the same time. If the search stops there, the last row is the last event that was read, with nulls.
@@ -19,24 +23,19 @@ wanted as (
         and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
     order by x.received_at desc, x.email_id desc, x.event_key desc
     limit %(limit)s
-),
-last as (
-    select received_at, email_id, event_key
-    from examined
-    where (select count(*) from examined) = %(examined)s
-        and (select count(*) from wanted) < %(limit)s
-    order by received_at, email_id, event_key
-    limit 1
 )
 select
     received_at, email_id, encode(event_key, 'hex') as event_key, happened_at, provider, kind, bounce, code, detail,
     doubt, tenant_id, message_key
 from wanted
 union all
-select
-    received_at, email_id, encode(event_key, 'hex'), null, null, null, null, null, null,
-    null, null, null
-from last
+(
+    select received_at, email_id, encode(event_key, 'hex'), null, null, null, null, null, null, null, null, null
+    from examined
+    where {is_cut}
+    order by examined.received_at, examined.email_id, examined.event_key
+    limit 1
+)
 order by received_at desc, email_id desc, event_key desc, provider;
 
 -- name: count_recent_events
@@ -76,20 +75,17 @@ wanted as (
     where {audit_kind}
     order by acted_at desc, audit_id desc
     limit %(limit)s
-),
-last as (
-    select audit_id, acted_at
-    from examined
-    where (select count(*) from examined) = %(examined)s
-        and (select count(*) from wanted) < %(limit)s
-    order by acted_at, audit_id
-    limit 1
 )
 select audit_id, acted_at, actor, action, reason, email_id, replay_id, detail
 from wanted
 union all
-select audit_id, acted_at, null, null, null, null, null, null
-from last
+(
+    select audit_id, acted_at, null, null, null, null, null, null
+    from examined
+    where {is_cut}
+    order by acted_at, audit_id
+    limit 1
+)
 order by acted_at desc, audit_id desc, actor;
 
 -- name: list_audit_of_email

@@ -75,25 +75,14 @@ where {is_given}
     and publish_due_at is not null;
 
 -- name: find_due_tenants
--- The lanes and tenants that have emails with a due mark, except in the given lanes. Takes one step in the index for
--- each lane and each tenant, however many emails a tenant has. A due mark may be in the future.
+-- The lanes, except the given ones, and tenants that have emails with a due mark, which may be in the future. Takes one
+-- step in the index for each of them.
 with recursive lanes (lane) as (
-    (
-        select lane
-        from dispatcher.email_log
-        where publish_due_at is not null
-        order by lane
-        limit 1
-    )
+    select min(lane)
+    from dispatcher.email_log
+    where publish_due_at is not null
     union all
-    select (
-        select e.lane
-        from dispatcher.email_log as e
-        where e.publish_due_at is not null
-            and e.lane > lanes.lane
-        order by e.lane
-        limit 1
-    )
+    select (select min(e.lane) from dispatcher.email_log as e where e.publish_due_at is not null and e.lane > lanes.lane)
     from lanes
     where lanes.lane is not null
 )
@@ -101,23 +90,17 @@ select lanes.lane, tenants.tenant_id
 from lanes
 cross join lateral (
     with recursive tenants (tenant_id) as (
-        (
-            select e.tenant_id
-            from dispatcher.email_log as e
-            where e.publish_due_at is not null
-                and e.lane = lanes.lane
-            order by e.tenant_id
-            limit 1
-        )
+        select min(e.tenant_id)
+        from dispatcher.email_log as e
+        where e.publish_due_at is not null
+            and e.lane = lanes.lane
         union all
         select (
-            select e.tenant_id
+            select min(e.tenant_id)
             from dispatcher.email_log as e
             where e.publish_due_at is not null
                 and e.lane = lanes.lane
                 and e.tenant_id > tenants.tenant_id
-            order by e.tenant_id
-            limit 1
         )
         from tenants
         where tenants.tenant_id is not null
@@ -208,6 +191,11 @@ cross join lateral (
     limit t.most
 ) as due;
 
+-- part: given_marks
+-- The given emails with the due marks that the publisher read.
+select t.email_id, t.due_at
+from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
+
 -- name: mark_published
 -- Clears the due marks of emails whose messages RabbitMQ confirmed and routed, if a mark is still the one that the
 -- publisher read. The statement waits for no lock, so it delays no lease. It returns the ids of emails that are still
@@ -218,32 +206,20 @@ with free as (
     select email_id
     from dispatcher.email_log
     where {is_given}
-        and (
-            (email_id, publish_due_at) in (
-                select t.email_id, t.due_at
-                from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
-            )
-        ) is true
+        and ((email_id, publish_due_at) in ({given_marks})) is true
     for update skip locked
 ),
 marked as (
     update dispatcher.email_log
     set publish_due_at = null, published_at = clock_timestamp()
-    where email_id = any(array(select email_id from free))
-        and email_id between %(lowest_id)s and %(highest_id)s
+    where {is_free}
     returning email_id
 )
 select email_id
 from dispatcher.email_log
 where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
     and {is_given}
-    and (
-        (email_id, publish_due_at) in (
-            select t.email_id, t.due_at
-            from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
-        )
-        and email_id not in (select email_id from marked)
-    ) is true;
+    and ((email_id, publish_due_at) in ({given_marks}) and email_id not in (select email_id from marked)) is true;
 
 -- name: find_dead_letter_due
 -- Emails whose dead letter must be published to the DLQ, longest due first. Includes marks that were written before the
@@ -256,42 +232,31 @@ order by dead_letter_due_at
 limit %(limit)s;
 
 -- name: find_due_dead_letters
--- The dead letters of these emails. Texts are truncated as in the dead letter, to need little memory.
+-- The dead letters of these emails. Texts are truncated as in the dead letter, to need little memory. With is_minimal,
+-- without the optional columns, which may be damaged.
 select
-    email_id, tenant_id, left(message_key, 4000), left(correlation_id, 4000), status, left(error_type, 4000),
-    left(last_error, 4000), attempt_count, left(provider, 4000), created_at, dead_letter_due_at,
-    coalesce(left(channel, 4000), 'email'), traceparent
+    email_id, tenant_id, left(message_key, 4000), case when not %(is_minimal)s then left(correlation_id, 4000) end,
+    status, case when not %(is_minimal)s then left(error_type, 4000) end,
+    case when not %(is_minimal)s then left(last_error, 4000) end, attempt_count,
+    case when not %(is_minimal)s then left(provider, 4000) end, created_at, dead_letter_due_at,
+    coalesce(case when not %(is_minimal)s then left(channel, 4000) end, 'email'),
+    case when not %(is_minimal)s then traceparent end
 from dispatcher.email_log
 where {is_given}
     and dead_letter_due_at is not null
 order by dead_letter_due_at;
-
--- name: find_minimal_dead_letter
--- As find_due_dead_letters for one email, without the optional columns, which may be damaged.
-select
-    email_id, tenant_id, left(message_key, 4000), null, status, null, null, attempt_count, null,
-    created_at, dead_letter_due_at, 'email', null
-from dispatcher.email_log
-where email_id = %(email_id)s
-    and dead_letter_due_at is not null;
 
 -- name: mark_dead_lettered
 -- Clears a due mark only if it equals the time in the dead letter. If an email has failed again since, another is due.
 update dispatcher.email_log
 set dead_letter_due_at = null, dead_lettered_at = clock_timestamp()
 where {is_given}
-    and (
-        (email_id, dead_letter_due_at) in (
-            select t.email_id, t.due_at
-            from unnest(%(email_ids)s::uuid[], %(due_ats)s::timestamptz[]) as t (email_id, due_at)
-        )
-    ) is true;
+    and ((email_id, dead_letter_due_at) in ({given_marks})) is true;
 
 -- name: recover_expired
--- Recovers emails whose lease expired without a result from the worker, so it is unknown whether the emails were sent.
--- By policy, an email becomes held, with a dead letter due, or pending and due. An email also becomes held if it has no
--- attempt left, as in domain/decision.py. Recovers only leases that ended more than grace_seconds ago and have not
--- changed since find_expiring returned them, so a renewed lease is kept. Returns a row per recovered email.
+-- Recovers emails whose lease expired without a result, so it is unknown whether they were sent. By policy, or if it has
+-- no attempt left (see domain/decision.py), an email becomes held, with a dead letter due; otherwise pending and due.
+-- Recovers only leases that ended more than grace_seconds ago and have not changed since find_expiring returned them.
 with expired as (
     select
         email_id,
@@ -344,50 +309,36 @@ changed as (
 select email_id, correlation_id, status, attempt_count
 from changed;
 
+-- part: is_published
+-- Whether an email's message was published, and no worker has leased the email since.
+status = 'pending' and publish_due_at is null
+
 -- name: find_lost_messages
 -- The lanes with at least one email that is still pending although its message was published more than age_seconds ago.
 -- The message is probably lost, unless many emails wait on the queue. Here and in find_lost_message_ids, a time more
 -- than ahead_seconds ahead of the clock counts as long ago, because it was written before the clock was set back.
 with recursive lanes (lane) as (
-    (
-        select lane
-        from dispatcher.email_log
-        where status = 'pending'
-            and publish_due_at is null
-        order by lane
-        limit 1
-    )
+    select min(lane)
+    from dispatcher.email_log
+    where {is_published}
     union all
-    select (
-        select e.lane
-        from dispatcher.email_log as e
-        where e.status = 'pending'
-            and e.publish_due_at is null
-            and e.lane > lanes.lane
-        order by e.lane
-        limit 1
-    )
+    select (select min(e.lane) from dispatcher.email_log as e where {is_published} and e.lane > lanes.lane)
     from lanes
     where lanes.lane is not null
 )
 select lane
 from lanes
-where lane is not null
-    and (
-        exists (
-            select from dispatcher.email_log as e
-            where e.status = 'pending'
-                and e.publish_due_at is null
-                and e.lane = lanes.lane
-                and e.published_at < clock_timestamp() - %(age_seconds)s * interval '1 second'
-        )
-        or exists (
-            select from dispatcher.email_log as e
-            where e.status = 'pending'
-                and e.publish_due_at is null
-                and e.lane = lanes.lane
-                and e.published_at > clock_timestamp() + %(ahead_seconds)s * interval '1 second'
-        )
+where exists (
+        select from dispatcher.email_log as e
+        where {is_published}
+            and e.lane = lanes.lane
+            and e.published_at < clock_timestamp() - %(age_seconds)s * interval '1 second'
+    )
+    or exists (
+        select from dispatcher.email_log as e
+        where {is_published}
+            and e.lane = lanes.lane
+            and e.published_at > clock_timestamp() + %(ahead_seconds)s * interval '1 second'
     );
 
 -- name: find_lost_message_ids

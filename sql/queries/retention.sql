@@ -25,11 +25,20 @@ where not dispatcher.email_log_must_stay(
         ended.from_id, ended.until_id, clock_timestamp() - %(days)s * interval '1 day'
     );
 
+-- part: deleted_content
+-- Deletes the content of the emails in `old`.
+attachments as (
+    delete from dispatcher.email_attachment
+    where email_id = any(array(select email_id from old))
+)
+delete from dispatcher.email_content
+where email_id = any(array(select email_id from old))
+returning email_id
+
 -- name: delete_content
--- The content of up to `limit` emails that are finished and older than `days`, counted from when an email could first
--- be sent. The statement is for emails whose partition was not dropped: other emails in the partition must be kept, or
--- it is the default partition, which is never dropped. Uses statement_timestamp(), because PostgreSQL cannot search an
--- index by a value that may change from row to row.
+-- Of up to `limit` emails that are finished and older than `days`, counted from when an email could first be sent, and
+-- whose partition was not dropped: it has other emails, or it is the default partition. Uses statement_timestamp(),
+-- because PostgreSQL cannot search an index by a value that may change from row to row.
 with old as (
     select c.email_id
     from (
@@ -61,17 +70,11 @@ with old as (
     limit %(limit)s
     for update of e skip locked
 ),
-attachments as (
-    delete from dispatcher.email_attachment
-    where email_id = any(array(select email_id from old))
-)
-delete from dispatcher.email_content
-where email_id = any(array(select email_id from old))
-returning email_id;
+{deleted_content};
 
 -- name: delete_one_time_codes
 -- Deletes the content of sent or cancelled emails with `erase_after_sending`, and the hashes of their recipients.
-with codes as (
+with old as (
     select c.email_id
     from dispatcher.email_content as c
     join dispatcher.email_log as e on e.email_id = c.email_id
@@ -80,17 +83,11 @@ with codes as (
     limit %(limit)s
     for update of e skip locked
 ),
-attachments as (
-    delete from dispatcher.email_attachment
-    where email_id = any(array(select email_id from codes))
-),
 recipients as (
     delete from dispatcher.email_recipient
-    where email_id = any(array(select email_id from codes))
-)
-delete from dispatcher.email_content
-where email_id = any(array(select email_id from codes))
-returning email_id;
+    where email_id = any(array(select email_id from old))
+),
+{deleted_content};
 
 -- name: delete_keys
 -- Keys that are older than `days` and whose email no longer exists. A later email with such a key counts as new.

@@ -229,7 +229,8 @@ from dispatcher.dispatcher_database;
 select dispatcher.email_partitions_make(clock_timestamp(), %(weeks_ahead)s);
 
 -- name: show_server
--- For `doctor`: version, whether a commit waits for the disk and for a standby, connections, and streaming standbys.
+-- Version, whether a commit waits for the disk, connections, streaming standbys, which standbys a commit waits for, and
+-- whether the server is a standby and the session read-only. One row.
 select
     current_setting('server_version'),
     current_setting('server_version_num')::integer,
@@ -237,14 +238,9 @@ select
     current_setting('fsync'),
     current_setting('max_connections')::integer,
     (select count(*) from pg_stat_replication),
-    current_setting('synchronous_standby_names') <> '';
-
--- name: describe_writes
--- Whether the server is a standby, whether the session is read-only, and which standbys a commit waits for. One row.
-select
+    current_setting('synchronous_standby_names'),
     pg_is_in_recovery(),
-    current_setting('transaction_read_only')::boolean,
-    current_setting('synchronous_standby_names');
+    current_setting('transaction_read_only')::boolean;
 
 -- name: write_nothing
 -- Writes a message to the write-ahead log. Its commit waits for the same confirmations as others, but stores no row.

@@ -8,17 +8,6 @@ where application_name = %(application_name)s
     and pid <> pg_backend_pid()
     and has_table_privilege(usesysid, 'dispatcher.email_log', 'update');
 
--- name: find_leases
--- The leases of a worker, with the columns of find_expiring except the last one. No row: the worker has no lease.
--- Here and below, seconds are subtracted and not instants: an infinite instant, or an interval out of range, in one row
--- would make PostgreSQL refuse the statement.
-select
-    email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
-    (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision
-from dispatcher.email_log
-where status = 'sending'
-    and locked_by = %(worker)s;
-
 -- name: find_recovered
 -- The emails that a recovery took from a worker and set to `held`, with the tokens of the lost leases.
 select email_id, rescued_token
@@ -69,7 +58,8 @@ from recovered;
 
 -- part: retry_history
 -- How many attempts an email had before its last replay or redelivery, for how many seconds it has been pinned to a
--- provider, and its own retry limits (see lease).
+-- provider, and its own retry limits (see lease). Seconds are subtracted and not instants: an infinite instant, or an
+-- interval out of range, in one row would make PostgreSQL refuse the statement.
 attempt_base, (extract(epoch from clock_timestamp()) - extract(epoch from pinned_at))::double precision,
 case
     when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
@@ -121,8 +111,7 @@ changed as (
         publish_due_at = case when e.crash_count + 1 < %(most_crashes)s then clock_timestamp() end,
         settled_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() else e.settled_at end,
         dead_letter_due_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() end
-    where e.email_id = any(array(select email_id from free))
-        and e.email_id between %(lowest_id)s and %(highest_id)s
+    where {is_free}
     returning
         e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.crash_count, e.error_type as reason,
         case when e.status in ('failed', 'held') then e.status end as kind, null as provider
@@ -132,7 +121,7 @@ select email_id, correlation_id, status, crash_count
 from changed;
 
 -- name: find_expiring
--- Leases that have expired by PostgreSQL's clock, or soon expire. Read them before the ledger of their worker.
+-- Leases that have expired by PostgreSQL's clock, or expire soon. Read them before the ledger of their worker.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(),
     {retry_history}

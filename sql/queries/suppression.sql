@@ -132,20 +132,17 @@ wanted as (
     where %(kind)s::text is null or kind = %(kind)s
     order by created_at desc, id desc
     limit %(limit)s
-),
-bound as (
-    select *
-    from examined
-    where (select count(*) from examined) = %(examined)s
-        and (select count(*) from wanted) < %(limit)s
-    order by created_at, id
-    limit 1
 )
 select *
 from wanted
 union all
-select id, null, is_domain, kind, created_at, expires_at, source_email_id, note, tenant_id
-from bound
+(
+    select id, null, is_domain, kind, created_at, expires_at, source_email_id, note, tenant_id
+    from examined
+    where {is_cut}
+    order by created_at, id
+    limit 1
+)
 order by created_at desc, id desc, recipient nulls last;
 
 -- name: find_suppressions

@@ -7,34 +7,14 @@
 -- is infinite. A mark more than ahead_seconds ahead of the clock is due, as in find_publish_due.
 select
     (least(
+        (select extract(epoch from min(publish_due_at)) from dispatcher.email_log where publish_due_at is not null),
+        (select extract(epoch from min(dead_letter_due_at)) from dispatcher.email_log where dead_letter_due_at is not null),
+        (select extract(epoch from min(wait_until)) from dispatcher.email_log where status = 'waiting'),
         (
-            select extract(epoch from publish_due_at)
-            from dispatcher.email_log
-            where publish_due_at is not null
-            order by publish_due_at
-            limit 1
-        ),
-        (
-            select extract(epoch from dead_letter_due_at)
-            from dispatcher.email_log
-            where dead_letter_due_at is not null
-            order by dead_letter_due_at
-            limit 1
-        ),
-        (
-            select extract(epoch from wait_until)
-            from dispatcher.email_log
-            where status = 'waiting'
-            order by wait_until
-            limit 1
-        ),
-        (
-            select extract(epoch from expires_at)
+            select extract(epoch from min(expires_at))
             from dispatcher.email_log
             where status in ('pending', 'waiting', 'held')
                 and expires_at is not null
-            order by expires_at
-            limit 1
         ),
         (
             select 0
@@ -59,12 +39,10 @@ select
 ;
 
 -- name: find_next_wake
--- Negative: overdue. Before PostgreSQL 17, `wait_until - clock_timestamp()` would raise an error if it is infinite.
-select (extract(epoch from wait_until) - extract(epoch from clock_timestamp()))::double precision
+-- Negative: overdue. Null: no email waits. Before PostgreSQL 17, `wait_until - clock_timestamp()` would raise an error if it is infinite.
+select (extract(epoch from min(wait_until)) - extract(epoch from clock_timestamp()))::double precision
 from dispatcher.email_log
-where status = 'waiting'
-order by wait_until
-limit 1;
+where status = 'waiting';
 
 -- name: find_wakeable
 -- Waiting emails whose time has come, longest overdue first. Leaves out emails that another transaction has locked (for

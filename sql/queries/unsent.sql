@@ -22,8 +22,7 @@ where e.status in ('pending', 'waiting')
 -- lease the email. If RabbitMQ still has a message, a worker acknowledges it without an attempt.
 -- Returns a row per email that exists: its verdict, and its previous status.
 with found as (
-    select
-        email_id, status, {is_unsent} as is_unsent
+    select email_id, status, {is_unsent} as is_unsent
     {given_and_locked}
 ),
 changed as (

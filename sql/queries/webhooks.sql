@@ -62,11 +62,8 @@ order by w.webhook_id;
 -- name: find_webhook_target
 -- The URL and the secrets of a webhook, newest secret first; used to post a test event.
 select
-    webhook_id as id,
-    url,
-    array_remove(
-        array[secret, case when previous_until > clock_timestamp() then previous_secret end], null
-    ) as secrets
+    webhook_id as id, url,
+    array_remove(array[secret, case when previous_until > clock_timestamp() then previous_secret end], null) as secrets
 from dispatcher.webhook
 where {wanted_webhook};
 
@@ -151,8 +148,7 @@ forgotten as (
         and event_id >= dispatcher.email_id_lowest_at(%(since)s)
 ),
 {audited_webhook}
-select
-    {webhook_columns}, {lag_seconds} as lag_seconds, r.retries, r.given_up
+select {webhook_columns}, {lag_seconds} as lag_seconds, r.retries, r.given_up
 from changed as w
 cross join lateral (
     select count(*) filter (where due_at is not null) as retries, count(*) filter (where due_at is null) as given_up
@@ -245,48 +241,43 @@ refused as (
 select webhook_id
 from changed;
 
--- name: find_restored_feed
--- A row: an event of the feed, or the cursor of a webhook, contains a transaction id that this server has not reached
--- yet. So the rows come from a dump of another server. Readers would not get such an event until this server has
--- reached the transaction id of the event.
-select 1
-from (select pg_snapshot_xmax(pg_current_snapshot()) as next) as s
-where exists (select from dispatcher.outgoing_event as e where e.made_in >= s.next)
-    or exists (select from dispatcher.webhook as w where w.made_in > s.next);
-
--- name: begin_restored_cursors
--- For a restored feed: all events that were not delivered are then after the cursors. No rows.
-update dispatcher.webhook as w
-set
-    made_in = '0',
-    position = coalesce(
-        (
-            select min(e.position) - 1
-            from dispatcher.outgoing_event as e
-            where (e.made_in, e.position) > (w.made_in, w.position)
+-- name: restore_feed
+-- If an event of the feed, or the cursor of a webhook, contains a transaction id that this server has not reached yet,
+-- the rows come from a dump of another server. Readers would not get such an event until this server has reached the id.
+-- So these events move before all events of this server, and the cursors before the events that were not delivered. No
+-- row: nothing was restored.
+with restored as (
+    select true as is_restored
+    from (select pg_snapshot_xmax(pg_current_snapshot()) as next) as s
+    where exists (select from dispatcher.outgoing_event as e where e.made_in >= s.next)
+        or exists (select from dispatcher.webhook as w where w.made_in > s.next)
+),
+moved as (
+    update dispatcher.outgoing_event
+    set made_in = '0'
+    where made_in >= pg_snapshot_xmax(pg_current_snapshot())
+),
+begun as (
+    update dispatcher.webhook as w
+    set
+        made_in = '0',
+        position = coalesce(
+            (
+                select min(e.position) - 1
+                from dispatcher.outgoing_event as e
+                where (e.made_in, e.position) > (w.made_in, w.position)
+            ),
+            w.position
         ),
-        w.position
-    ),
-    revision = w.revision + 1;
+        revision = w.revision + 1
+    where exists (select from restored)
+)
+select is_restored
+from restored;
 
--- name: begin_restored_feed
--- Moves the events of find_restored_feed before all events of this server. Call begin_restored_cursors first. No rows.
-update dispatcher.outgoing_event
-set made_in = '0'
-where made_in >= pg_snapshot_xmax(pg_current_snapshot());
-
--- name: list_disabled_webhooks
--- The disabled webhooks: an operator disabled the webhook, or its receiver failed for too long or answered 410 (gone).
-select webhook_id, tenant_id, last_error
-from dispatcher.webhook
-where state = 'disabled'
-order by webhook_id;
-
--- name: measure_webhook_lag
--- For each active webhook: the age in seconds of the oldest event of the feed after its cursor; 0 if there is none.
-select
-    w.webhook_id,
-    coalesce({lag_seconds}, 0)
+-- name: check_webhooks
+-- The state of each webhook: active; or disabled by an operator, or because its receiver failed for too long or answered
+-- 410 (gone).
+select w.webhook_id, w.tenant_id, w.state, w.last_error, {lag_seconds}
 from dispatcher.webhook as w
-where w.state = 'active'
 order by w.webhook_id;

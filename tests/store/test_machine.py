@@ -155,14 +155,14 @@ MUTANTS: Final = {
     ),
     "published_with_another_due_mark": Mutant(
         "mark_published",
-        "where email_id = any(%(email_ids)s) and email_id between %(lowest_id)s and %(highest_id)s\nand (\n"
-        "(email_id, publish_due_at) in (\nselect t.email_id, t.due_at",
-        "where email_id = any(%(email_ids)s)\nand (\n(email_id) in (\nselect t.email_id",
+        "where email_id = any(%(email_ids)s) and email_id between %(lowest_id)s and %(highest_id)s\n"
+        "and ((email_id, publish_due_at) in (select t.email_id, t.due_at",
+        "where email_id = any(%(email_ids)s)\nand ((email_id) in (select t.email_id",
     ),
     "dead_letter_with_another_due_mark": Mutant(
         "mark_dead_lettered",
-        "(email_id, dead_letter_due_at) in (\n            select t.email_id, t.due_at",
-        "(email_id) in (\n            select t.email_id",
+        "(email_id, dead_letter_due_at) in (select t.email_id, t.due_at",
+        "(email_id) in (select t.email_id",
     ),
     "recovery_with_any_token": Mutant(
         "recover_expired",
@@ -205,7 +205,6 @@ MUTANTS: Final = {
     ),
     "expired_lease_released_with_any_end": Mutant("release_found", _EXPIRED, _OURS),
     "expired_lease_released_with_the_same_token": Mutant("release_found", "e.lease_token + 1", "e.lease_token"),
-    "leases_of_other_workers_found": Mutant("find_leases", "locked_by = %(worker)s", "%(worker)s <> ''"),
     "crash_with_any_token": Mutant(
         "note_crashes",
         "(email_id, lease_token, status, locked_by) in (\n                select w.email_id, w.lease_token,",

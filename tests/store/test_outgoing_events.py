@@ -21,7 +21,7 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.store.outgoing_events import ALL_KINDS, BEGINNING, Cursor, Position, Slice, read_page, read_slice
 from dispatcher.store.retention import PrunedStep, Pruner, Retention
 from dispatcher.store.statements import fetch
-from dispatcher.store.webhooks import adapt_restored_feed, find_due_webhooks
+from dispatcher.store.webhooks import find_due_webhooks, restore_feed
 from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import wait_until
@@ -232,12 +232,12 @@ async def test_a_feed_from_a_dump_of_another_server_stays_readable(session: Asyn
     fresh = announce(books.connection)
     assert ids_of(await read(session)) == fresh
 
-    assert await adapt_restored_feed(session)
+    assert await restore_feed(session)
 
     assert ids_of(await read(session)) == handled + waiting + fresh
     (webhook,) = await find_due_webhooks(session, now=datetime.now(UTC), busy=[])
     assert ids_of(await read(session, webhook.position)) == waiting + fresh
-    assert not await adapt_restored_feed(session)
+    assert not await restore_feed(session)
 
 
 async def test_old_events_are_pruned_and_an_unwanted_feed_is_stopped(session: AsyncSession, books: Books) -> None:
