@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 from dispatcher.actions.action import Action, Change, Listing, Mistake, Mistakes, Refusal, field
 from dispatcher.domain.api_key import Key, NewKey, Scope, Secret
 from dispatcher.domain.kinds import FILTER_TEXT, FLAG, TENANT, Kind, many, number, one_of, text, whole
+from dispatcher.domain.text import DEFAULT_TENANT
 
 _MOST: Final = 100
 _ID: Final = re.compile(r"ed_[a-z0-9]{12}")
@@ -175,7 +176,7 @@ class CreateKey(Change[NewKey], name="keys create", query="insert_key"):
             **parameters,
             "key_id": key.key_id,
             "secret_hash": key.hashed(),
-            "tenant_id": None if self.all_tenants else self.tenant_id or "default",
+            "tenant_id": None if self.all_tenants else self.tenant_id or DEFAULT_TENANT,
             "scopes": sorted(set(self.scopes)),
             "from_domains": None if self.from_anywhere else list(self.from_domains),
             "from_addresses": None if self.from_anywhere else list(self.from_addresses),

@@ -74,8 +74,11 @@ class _Begin(_Named):
     done = "All hosts apply the change within two seconds."
 
 
+def _not_paused(words: str) -> tuple[Refusal]:
+    return (Refusal("not-paused", "not-found", words, _LIST),)
+
+
 class _End(_Named):
-    refusals = (Refusal("not-paused", "not-found", "This pause is not in force.", _LIST),)
     needs_reason = False
     done = "Resumed. All hosts apply the change within two seconds."
 
@@ -132,6 +135,7 @@ class ResumeAll(_End, name="resume all", http="DELETE /v1/pauses/all", query="en
     """End the pause of everything. Other pauses stay in force."""
 
     constants: ClassVar = {"scope": PauseScope.ALL}
+    refusals = _not_paused("Sending as a whole is not paused.")
     examples = ("resume all",)
 
 
@@ -141,6 +145,7 @@ class ResumeLane(_End, name="resume lane", http="DELETE /v1/pauses/lanes/{lane}"
     lane: str = field(LANE, "The lane. DISPATCHER_LANES need not contain it any more.")
 
     constants: ClassVar = {"scope": PauseScope.LANE}
+    refusals = _not_paused("The lane {lane} is not paused.")
     examples = ("resume lane bulk",)
 
 
@@ -151,6 +156,7 @@ class ResumeTenant(_End, name="resume tenant", http="DELETE /v1/pauses", query="
 
     arguments = ("tenant_id",)
     constants: ClassVar = {"scope": PauseScope.TENANT}
+    refusals = _not_paused("The tenant {tenant_id} is not paused.")
     examples = ('resume tenant acme --reason "the list is clean now"',)
 
 
@@ -162,9 +168,7 @@ class ResumeProvider(_End, name="resume provider", http="DELETE /v1/pauses/provi
     provider: str = field(PROVIDER, "The provider. DISPATCHER_PROVIDERS need not contain it any more.")
 
     constants: ClassVar = {"scope": PauseScope.PROVIDER}
-    refusals = (
-        Refusal("not-paused", "not-found", "The provider {provider} is not paused, and no worker waits for it.", _LIST),
-    )
+    refusals = _not_paused("The provider {provider} is not paused, and no worker waits for it.")
     examples = ("resume provider sendgrid",)
 
 

@@ -10,13 +10,13 @@ from uuid import UUID
 from dispatcher.actions.action import Action, Change, Paged, Reach, Refused
 from dispatcher.actions.batch import SAMPLE, Batch, Group, Judged
 from dispatcher.domain.api_key import Scope
+from dispatcher.domain.text import DEFAULT_TENANT
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import StoreBusy
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
 
 R = TypeVar("R")
-DEFAULT_TENANT: Final = "default"
 
 
 class Face(StrEnum):

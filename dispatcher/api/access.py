@@ -25,6 +25,7 @@ from dispatcher.api.problems import FieldError, Problem, pointer_of
 from dispatcher.api.quotas import Quotas
 from dispatcher.config.values import LOOPBACKS
 from dispatcher.domain.api_key import Scope, Secret
+from dispatcher.domain.text import DEFAULT_TENANT
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.api_keys import ApiKey, KeyStore
 from dispatcher.store.comparable_address import comparable_address
@@ -35,7 +36,6 @@ MIN_REFRESH_INTERVAL_SECONDS: Final = 0.2
 """The shortest time between two reads of all keys. A request with an unknown key causes a read, because the key may be
 new."""
 _NO_HASH: Final = bytes(32)
-DEFAULT_TENANT: Final = "default"
 _KEY_ID: Final = re.compile(r"\bed_([0-9A-Za-z]+)")
 
 

@@ -19,6 +19,7 @@ from dispatcher.cli.options import ACTOR, confirm, known_lane, progress
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.config import Settings
+from dispatcher.domain.text import DEFAULT_TENANT
 
 _MAX_LISTED: Final = 20
 """The most results that are printed one per line. If there are more, the output is a count for each kind of result."""
@@ -100,7 +101,7 @@ def _run(asked: Batch, names: tuple[str, ...], actor: str | None, *, yes: bool, 
 
 
 def _find(asked: Batch, names: tuple[str, ...], settings: Settings) -> tuple[list[Group], Sequence[UUID]]:
-    from dispatcher.actions.runner import DEFAULT_TENANT, preview, select
+    from dispatcher.actions.runner import preview, select
     from dispatcher.ops.names import find_ids
 
     async def find(session: Any) -> tuple[list[Group], Sequence[UUID]]:

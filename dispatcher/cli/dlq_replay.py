@@ -18,6 +18,7 @@ from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import RunOnSession, one_session, open_dlq, run_with_dlq
 from dispatcher.domain.failures import ItemOutcome, ReplayState, Selection
 from dispatcher.domain.poison_id import is_poison_id
+from dispatcher.domain.text import DEFAULT_TENANT
 from dispatcher.errors import ServerUnavailable
 
 if TYPE_CHECKING:
@@ -182,7 +183,6 @@ async def _find(
     include_held: bool,
     session: AsyncSession,
 ) -> _Replayable:
-    from dispatcher.actions.runner import DEFAULT_TENANT
     from dispatcher.ops.names import find_ids
     from dispatcher.ops.replaying import overlaps, preview
     from dispatcher.store.failures import find_dead_ids

@@ -17,6 +17,7 @@ from dispatcher.cli.output import counted, print_data, print_json, say
 from dispatcher.cli.sessions import open_dlq, run_with_dlq, run_with_session
 from dispatcher.cli.table import Table
 from dispatcher.domain.poison_id import is_poison_id
+from dispatcher.domain.text import DEFAULT_TENANT
 from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _HEX_WIDTH: Final = 16
 
 @click.command("show")
 @click.argument("name", metavar="ID|KEY|p-…")
-@click.option("--tenant", "tenant_id", default="default", show_default=True, help="The tenant that KEY belongs to.")
+@click.option("--tenant", "tenant_id", default=DEFAULT_TENANT, show_default=True, help="The tenant of KEY.")
 @click.option("--no-queue", is_flag=True, help="Do not search the DLQ for the email's dead letter.")
 @click.option(
     "--reveal",

@@ -20,6 +20,7 @@ from dispatcher.cli.options import audit_options, confirm, json_option
 from dispatcher.cli.output import counted, print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.domain.suppression import AddedSuppressions, SuppressionReason
+from dispatcher.domain.text import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -173,7 +174,6 @@ def import_(file: TextIO, tenant_id: str | None, kind: str | None, act: Act, dry
     Exit codes: 0 done, 1 every line was refused, 3 some lines were refused.
     """
     asked = face.read_options(actions.ListSuppressions, {"tenant_id": tenant_id, "kind": kind})
-    from dispatcher.actions.runner import DEFAULT_TENANT
     from dispatcher.ops.suppressions import import_lines
 
     tenant_id, reason = asked.tenant_id or DEFAULT_TENANT, asked.kind or SuppressionReason.MANUAL
@@ -207,7 +207,6 @@ def export(tenant_id: str | None) -> int:
     match no address.
     """
     asked = face.read_options(actions.ListSuppressions, {"tenant_id": tenant_id})
-    from dispatcher.actions.runner import DEFAULT_TENANT
     from dispatcher.ops import suppressions
     from dispatcher.store.suppressions import Exported
 

@@ -13,6 +13,7 @@ from dispatcher.domain.json_data import NO_DATA, canonical_data
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, Attachment
 from dispatcher.domain.status import OnUncertain
+from dispatcher.domain.text import DEFAULT_TENANT
 from dispatcher.errors import InvalidEmail
 
 
@@ -44,7 +45,7 @@ class Email(Message):
         headers: Mapping[str, str] = rules.NO_HEADERS,
         attachments: Sequence[Attachment] = (),
         tags: Sequence[str] = (),
-        tenant_id: str = "default",
+        tenant_id: str = DEFAULT_TENANT,
         correlation_id: str | None = None,
         on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
         erase_after_sending: bool = False,

@@ -27,7 +27,7 @@ from dispatcher.domain.json_data import NO_DATA, checked_data
 from dispatcher.domain.lanes import LANE
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment, stored_tags
 from dispatcher.domain.status import OnUncertain
-from dispatcher.domain.text import MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS, TENANT_PATTERN, body_fault
+from dispatcher.domain.text import DEFAULT_TENANT, MAX_KEY_CHARACTERS, MAX_TENANT_CHARACTERS, TENANT_PATTERN, body_fault
 from dispatcher.errors import InvalidEmail
 
 __all__ = ["EMAIL_CHANNEL", "Message", "TextMessage"]
@@ -196,7 +196,7 @@ class Message:
     tenant_id: str = stated_as(
         _TENANT,
         "The email's tenant. Keys are unique per tenant. Default: `default`.",
-        "default",
+        DEFAULT_TENANT,
         over_http="Leave it out if you use an API key: the key has a tenant.",
     )
     correlation_id: str | None = stated_as(
@@ -362,7 +362,7 @@ class TextMessage(Message):
         text: str,
         sender: str = "",
         tags: Sequence[str] = (),
-        tenant_id: str = "default",
+        tenant_id: str = DEFAULT_TENANT,
         correlation_id: str | None = None,
         on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
         erase_after_sending: bool = False,

@@ -93,7 +93,7 @@ def _run(stage: StormStage, *words: str) -> str | None:
     with suppress(subprocess.TimeoutExpired):
         ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
         is_answered = ended.returncode == 0 or (
-            ended.returncode in (1, 3) and (ended.stdout.startswith("{") or "pause is not in force" in ended.stderr)
+            ended.returncode in (1, 3) and (ended.stdout.startswith("{") or "not paused" in ended.stderr)
         )
         stage.diary.note_event("command", words=words, code=ended.returncode, printed=ended.stderr[-300:])
         return ended.stdout if is_answered else None

@@ -27,7 +27,7 @@ def test_a_tenant_is_paused_listed_and_resumed(storing: CommandLine, connection:
 
     assert (resumed.code, again.code) == (0, 1)
     assert "Resumed." in resumed.stderr
-    assert again.stderr.splitlines()[0] == "dispatcher: This pause is not in force."
+    assert again.stderr.splitlines()[0] == "dispatcher: The tenant acme is not paused."
     audited = connection.execute("select action, reason from operator_audit order by audit_id").fetchall()
     assert audited == [("pause", "complaints"), ("resume", "dispatcher resume tenant")]
 

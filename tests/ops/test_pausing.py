@@ -97,7 +97,7 @@ async def test_a_pause_that_has_ended_by_itself_is_no_longer_in_force(session: A
         return await list_pauses(session) == []
 
     await until_answer(has_ended)
-    with pytest.raises(Refused, match="This pause is not in force"):
+    with pytest.raises(Refused, match="The tenant acme is not paused"):
         await end(session, PauseScope.TENANT, "acme")
     assert books.count("operator_audit") == 0
     again = await begin(session, PauseScope.TENANT, "acme")
