@@ -23,11 +23,10 @@ from dispatcher.store import named_locks
 from dispatcher.store.connections import TimedSession, connect_async
 from dispatcher.store.controls import list_pauses
 from dispatcher.store.emails import find_facts
-from dispatcher.store.figures import list_host_reports
+from dispatcher.store.figures import WebhookCheck, check_webhooks, list_host_reports
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.retention import Retention, count_expiring
 from dispatcher.store.statements import Row, Source, fetch, statement
-from dispatcher.store.webhooks import WebhookCheck, check_webhooks
 
 ANSWER_SECONDS: Final = 4.0
 """How long a monitor waits for PostgreSQL to answer a statement about alerts."""

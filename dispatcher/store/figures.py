@@ -17,7 +17,6 @@ from dispatcher.store.controls import list_pauses
 from dispatcher.store.named_locks import RELAY_BLOCKED, is_held_by_another
 from dispatcher.store.queries import query
 from dispatcher.store.statements import Source, fetch, statement
-from dispatcher.store.webhooks import check_webhooks
 
 MISSED_REPORTS: Final = 3
 """A host counts as silent only after its monitor missed this many reports, even if DISPATCHER_ALERT_AFTER_SECONDS is
@@ -56,6 +55,22 @@ class MonitorCounts:
     webhook_lag_seconds: Mapping[int, float]
     pauses: Sequence[Pause] = ()
     is_blocked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookCheck:
+    """What the monitor checks of a webhook.
+
+    Attributes:
+        last_error: Of a disabled webhook, why it is disabled: an operator disabled it, or its receiver fails.
+        lag_seconds: The age of the oldest event of the feed after the webhook's cursor. None if there is none.
+    """
+
+    webhook_id: int
+    tenant_id: str | None
+    state: WebhookState
+    last_error: str | None
+    lag_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +219,8 @@ async def count_sent_recently(source: Source) -> tuple[float, float]: ...
 async def measure_latency(source: Source, *, limit: int = READ_FOR_LATENCY) -> Latency | None: ...
 @statement
 async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attempts]: ...
+@statement
+async def check_webhooks(source: Source) -> list[WebhookCheck]: ...
 @statement
 async def list_workers(source: Source) -> list[WorkerSeen]: ...
 @statement

@@ -66,26 +66,6 @@ class Deliveries:
     refused: Sequence[RefusedEvent]
 
 
-@dataclass(frozen=True, slots=True)
-class WebhookCheck:
-    """What the monitor checks of a webhook.
-
-    Attributes:
-        last_error: Of a disabled webhook, why it is disabled: an operator disabled it, or its receiver fails.
-        lag_seconds: The age of the oldest event of the feed after the webhook's cursor. None if there is none.
-    """
-
-    webhook_id: int
-    tenant_id: str | None
-    state: WebhookState
-    last_error: str | None
-    lag_seconds: float | None
-
-
-@statement
-async def check_webhooks(source: Source) -> list[WebhookCheck]: ...
-
-
 async def find_due_webhooks(source: Source, *, now: datetime, busy: Collection[int]) -> list[DueWebhook]:
     """The webhooks that have something to deliver, without those in `busy`."""
     parameters = {"now": now, "busy": list(busy), "most_retries": MAX_RETRIES}
