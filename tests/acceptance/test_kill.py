@@ -260,7 +260,10 @@ def test_a_hundred_kills_of_any_process_lose_and_repeat_nothing(host: Host) -> N
     for _ in range(5):
         run = host.run(WORKERS=4)
         for kill in range(20):
-            host.await_delivered(len(host.recipient.delivered()) + 20)
+            delivered = len(host.recipient.delivered())
+            if len(ids) - delivered < 1000:  # on a slow machine, many are sent between two kills
+                ids |= host.enqueue(emails(1000, name=f"more-{len(ids)}"))
+            host.await_delivered(delivered + 20)
             role = roles[kill % len(roles)]
             os.kill(run.pid_of(role), signal.SIGKILL)
             killed_workers += role != "relay"
@@ -271,4 +274,4 @@ def test_a_hundred_kills_of_any_process_lose_and_repeat_nothing(host: Host) -> N
     stop(run)
     books.assert_balanced()
     assert books.count("held") <= killed_workers * CONNECTIONS
-    assert books.count("sent") + books.count("held") == 8000
+    assert books.count("sent") + books.count("held") == len(ids)

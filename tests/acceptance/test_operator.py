@@ -17,6 +17,7 @@ import pytest
 
 from tests.acceptance.books import Books, announced_in
 from tests.acceptance.harness import Host, Sink, emails, stop
+from tests.acceptance.rabbit import QueueMessage
 from tests.cli.commandline import CommandLine, CommandResult
 from tests.supervisor.program import Program, eventually
 
@@ -163,8 +164,12 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     day.await_depth(total)
 
     # A dead letter that is moved to a send queue goes back to the DLQ. A replay sends its email.
-    dead_letters = host.rabbit.read_all(host.topology.dlq)
-    dead_letter = next(each for each in dead_letters if b"recipient_deferred" in each.body)
+    def deferred() -> QueueMessage | None:  # none while a sweep reads the DLQ
+        return next(
+            (each for each in host.rabbit.read_all(host.topology.dlq) if b"recipient_deferred" in each.body), None
+        )
+
+    dead_letter = eventually(deferred, "the dead letter of a full mailbox")
     host.rabbit.publish(host.topology.queue, dead_letter.body, exchange=host.topology.exchange)
     run.await_events("message.returned", 1)
     (by_hand,) = announced_in([dead_letter])
