@@ -1,5 +1,5 @@
 -- part: is_selected
--- Whether the operators' filters select the email `e`. A parameter that is null does not filter.
+-- Whether the filters that select failed, held or unsent emails select the email `e`. A parameter that is null does not.
 (%(status)s::text is null or e.status = %(status)s)
 and (%(channel)s::text is null or coalesce(e.channel, 'email') = %(channel)s)
 and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
