@@ -36,6 +36,8 @@ once. Parsing a piece takes as much CPU as parsing a header."""
 MAX_PIPELINED: Final = 16
 """The most requests of a connection without a response. A client that sends thousands of requests and reads no response
 would keep the process busy with parsing."""
+PIPELINED_STARTS: Final = 8
+"""How many pipelined requests, of all connections together, start per iteration of the event loop."""
 _STEP_BYTES: Final = 16 * 1024
 _CONNECTION: Final = "dispatcher.connection"
 _HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
@@ -90,6 +92,10 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
         """Starts the timer for the first request."""
         self._transport = transport
         self._http.connection_made(self)
+        if transport.get_extra_info("peername") is None:
+            # The client has already reset the connection: parsing and answering its request would waste CPU.
+            transport.abort()
+            return
         self._set_timer(self._timeouts.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -239,6 +245,10 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
         """From now on, the client would read a refusal as a part of the response."""
         self._is_answering = True
 
+    def is_pipelining(self) -> bool:
+        """Whether more requests have arrived than the one to which a response is due."""
+        return self._unanswered > 1
+
     def end_response(self) -> None:
         self._unanswered -= 1
         self._is_answering = False
@@ -289,9 +299,13 @@ class GuardedApp:
         """
         self._app = app
         self._static_paths = static_paths
+        self._pipelined_starts = asyncio.Semaphore(PIPELINED_STARTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: GuardedProtocol = scope["state"][_CONNECTION]
+        if connection.is_pipelining():
+            async with self._pipelined_starts:
+                await asyncio.sleep(0)  # the event loop serves other connections before the next requests start
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":

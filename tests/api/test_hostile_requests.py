@@ -22,7 +22,7 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from dispatcher.api.http_protocol import MAX_HEAD_BYTES
+from dispatcher.api.http_protocol import MAX_HEAD_BYTES, PIPELINED_STARTS, GuardedApp
 from dispatcher.api.large_json import MAX_VALUES
 from dispatcher.config import Settings
 from tests.api.raw import DEADLINE_SECONDS, exchange, request
@@ -364,6 +364,45 @@ async def test_a_few_pipelined_requests_are_answered_in_order(api: Api) -> None:
 
     writer.close()
     assert [answer[:3] for answer in answers] == [b"200"] * 9 + [b"404"]
+
+
+async def test_few_pipelined_requests_start_at_once_so_that_others_are_served_in_between() -> None:
+    class Pipelining:
+        is_pipelining, end_response = (lambda _: True), (lambda _: None)
+
+    started = 0
+
+    async def start(*_: object) -> None:
+        nonlocal started
+        started += 1
+
+    app = GuardedApp(start)
+    scope = {"state": {"dispatcher.connection": Pipelining()}}
+    requests = [asyncio.ensure_future(app(scope, None, None)) for _ in range(100)]  # type: ignore[arg-type]
+    most, before = 0, 0
+    while not all(each.done() for each in requests):
+        await asyncio.sleep(0)
+        most, before = max(most, started - before), started
+
+    assert started == 100
+    assert most <= PIPELINED_STARTS
+
+
+def test_the_request_of_a_connection_that_is_reset_before_it_is_accepted_is_not_read(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
+    async def reset() -> None:
+        async with running(settings) as api:
+            body = orjson.dumps(EMAIL)
+            client = socket.create_connection(("127.0.0.1", api.port))
+            client.sendall(request("/v1/emails", *JSON, f"Content-Length: {len(body)}") + body)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()  # the API is in this event loop, which has not accepted the connection
+            assert (await api.post("k-2")).status == 202
+
+    uvloop.run(reset())  # asyncio's own loop reports the peer of a closed connection, too
+
+    assert connection.execute("select message_key from email_log").fetchall() == [("k-2",)]
 
 
 async def test_an_endless_head_is_refused(api: Api) -> None:
