@@ -373,7 +373,7 @@ class Paged(Action[Page[T]]):
     """
 
     is_list = True
-    page_type = Page
+    page_type: ClassVar[type[Page[Any]]] = Page
     after: str | None = field(cursor(()), "Continue after an earlier page: its `next`.", default=None)
     limit: int = field(PAGE_ROWS, "The most rows.", default=50)
 

@@ -54,6 +54,7 @@ class FeedPage(Page[FeedEvent]):
         has_more: Whether the next request may return events now.
     """
 
+    next: str
     has_more: bool = False
 
 
