@@ -249,8 +249,20 @@ def body_of(action: type[Action[Any]]) -> dict[str, Any]:
     fields = {name: each for name, each in action.fields.items() if name not in in_path}
     optional = [name for name, each in fields.items() if not each.is_required and name != "reason"]
     properties = {name: _schema(each) for name, each in fields.items()}
-    some = {"anyOf": [{"required": [name]} for name in action.some_of]} if action.some_of else {}
-    return {**object_schema(properties, *optional), **some}
+    schema = object_schema(properties, *optional)
+    if action.some_of:
+        schema["anyOf"] = bodies_with(action, action.some_of)
+    if action.one_of:
+        schema["oneOf"] = bodies_with(action, action.one_of)
+    if action.not_both:
+        schema["not"] = {"allOf": bodies_with(action, action.not_both)}
+    return schema
+
+
+def bodies_with(action: type[Action[Any]], names: Iterable[str]) -> list[dict[str, Any]]:
+    """For each field, the schema of the bodies that give it. A flag is given if it is true."""
+    are_true = {name: {"properties": {name: {"const": True}}} for name in names if action.fields[name].kind.is_flag}
+    return [{"required": [name], **are_true.get(name, {})} for name in names]
 
 
 def _schema(field: Field) -> dict[str, Any]:
