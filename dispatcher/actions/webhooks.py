@@ -43,7 +43,7 @@ EVENT_TYPE: Final = Kind(f"must be one of: {', '.join(TYPES)}", {"type": "string
 URL: Final = text(
     MAX_URL_CHARACTERS,
     r'^https?://[!-"$-.0->A-~]+(?:[/?][!-"$-~]*)?$',  # no user, no fragment
-    "must be a URL that begins with https://, without user, password or #fragment",
+    "must be a URL that begins with https:// and has no user, password or #fragment",
     "URL",
 )
 ALL_TENANTS: Final = replace(FLAG, schema={"type": "boolean", "const": False})
