@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlencode
 from uuid import UUID
 
+import jsonschema
 import psycopg
 import pytest
 
@@ -35,9 +36,11 @@ from dispatcher.actions.batch import Batch
 from dispatcher.actions.dlq import ListDead
 from dispatcher.actions.held import ListHeld
 from dispatcher.actions.runner import Face, Who, run, tenant_of
+from dispatcher.actions.suppressions import AddSuppressions
 from dispatcher.actions.tenants import ListTenants, SetTenant, UnsetTenant
-from dispatcher.actions.unsent import Reschedule
-from dispatcher.api.batch_face import BATCHES
+from dispatcher.actions.unsent import Cancel, Reschedule
+from dispatcher.actions.webhooks import AddWebhook, ReplayWebhook
+from dispatcher.api.batch_face import BATCHES, schemas
 from dispatcher.api.face import body_of, operation
 from dispatcher.broker.topology import Topology
 from dispatcher.cli.batch_face import batch_command
@@ -48,7 +51,7 @@ from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.controls import TenantLimit
-from dispatcher.domain.kinds import FLAG, LIMIT, TENANT, Wrong
+from dispatcher.domain.kinds import LIMIT, TENANT, Wrong
 from dispatcher.domain.values import dataclass
 from dispatcher.store.queries import all_queries
 from tests.api.ops_page.browsing import Browser, forms_of
@@ -200,7 +203,7 @@ async def test_all_faces_report_all_mistakes_at_once_in_the_same_words(
     wrong = {
         name: _wrong_text(each.kind)
         for name, each in action.fields.items()
-        if not each.kind.choices and each.kind is not FLAG
+        if not each.kind.choices and not each.kind.is_flag
     }
     rules = [rule for name in wrong for rule in _rules(action, name, wrong[name])]
     async with running(settings) as api:
@@ -272,6 +275,48 @@ def test_a_batch_has_the_same_filters_in_all_faces(action: type[Batch]) -> None:
     options = {each.name for each in batch_command(action).params} - {"names", "actor", "yes", "as_json"}
     assert options == set(action.fields) - {"email_ids"}
     assert set(body_of(action)["properties"]) == set(action.fields)
+
+
+@pytest.mark.parametrize(
+    ("action", "given", "fits"),
+    [
+        (Reschedule, {"now": True}, True),
+        (Reschedule, {"now": False}, False),
+        (Reschedule, {"now": False, "send_in_seconds": 5}, True),
+        (Reschedule, {"now": True, "send_in_seconds": 5}, False),
+        (SetTenant, {"weight": 2}, True),
+        (SetTenant, {}, False),
+        (AddSuppressions, {"recipients": ["example.org"], "days": 3}, True),
+        (AddSuppressions, {"recipients": ["example.org"], "days": 3, "expires_at": "2099-01-01T00:00:00Z"}, False),
+        (ReplayWebhook, {"since": "2h"}, True),
+        (ReplayWebhook, {"since": "2026-11-21T10:00Z"}, True),
+        (ReplayWebhook, {"since": "yesterday"}, False),
+        (AddWebhook, {"url": "https://shop.example.com/hooks?a=@"}, True),
+        (AddWebhook, {"url": "https://ann@shop.example.com/hooks"}, False),
+    ],
+)
+def test_the_published_schema_and_the_validation_state_the_same_rules(
+    action: type[Action[Any]], given: dict[str, Any], fits: bool
+) -> None:
+    given = {"reason": "why", **given}
+    in_path = dict.fromkeys(action.path_names(), "1")
+
+    assert jsonschema.Draft202012Validator(body_of(action)).is_valid(given) is fits
+    try:
+        read(action, given, in_path, is_reason_required=True)
+    except Mistakes:
+        assert not fits
+    else:
+        assert fits
+
+
+@pytest.mark.parametrize("given", [{}, {"all": False}, {"all": True}, {"dry_run": True}, {"tag": "sale"}], ids=str)
+def test_the_published_schema_of_a_batch_demands_what_selects_emails(given: dict[str, Any]) -> None:
+    asked = read(Cancel, given, {})
+
+    is_valid = jsonschema.Draft202012Validator(schemas()["Cancel"]).is_valid({"reason": "why", **given})
+
+    assert is_valid == (asked.dry_run or asked.is_selecting())
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda each: each.name)

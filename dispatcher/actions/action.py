@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar, dataclass_transform, overload
 
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.kinds import FLAG, PAGE_ROWS, REASON, Kind, Wrong, cursor, cursor_text, cursor_values
+from dispatcher.domain.kinds import PAGE_ROWS, REASON, Kind, Wrong, cursor, cursor_text, cursor_values
 from dispatcher.domain.status import Status
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import DispatcherError
@@ -147,7 +147,7 @@ def example(action: type[Action[Any]], line: str = "") -> dict[str, Any]:
         word = words.pop(0)
         if word in flags:
             field = flags[word]
-            found[field.name] = True if field.kind is FLAG else field.kind.parse(words.pop(0))
+            found[field.name] = True if field.kind.is_flag else field.kind.parse(words.pop(0))
         elif names and (kind := action.fields[names[0]].kind).is_list:
             found.setdefault(names[0], []).extend(kind.parse(word))
         elif names:
@@ -214,6 +214,7 @@ class Action(Generic[R_co]):
         constants: More parameters of the query.
         some_of: The request must give at least one of these fields.
         one_of: The request must give exactly one of these fields.
+        not_both: The request must not give both of these fields.
         done: What the command and the page say afterwards.
         tells_row: Whether they also say the row's `describe()`.
         secret: The field of the row with a secret, which every face shows once.
@@ -237,6 +238,7 @@ class Action(Generic[R_co]):
     refusals: ClassVar[tuple[Refusal, ...]] = ()
     some_of: ClassVar[tuple[str, ...]] = ()
     one_of: ClassVar[tuple[str, ...]] = ()
+    not_both: ClassVar[tuple[str, ...]] = ()
     done: ClassVar[str] = ""
     tells_row: ClassVar[bool] = False
     secret: ClassVar[str] = ""
@@ -373,7 +375,7 @@ class Paged(Action[Page[T]]):
     """
 
     is_list = True
-    page_type = Page
+    page_type: ClassVar[type[Page[Any]]] = Page
     after: str | None = field(cursor(()), "Continue after an earlier page: its `next`.", default=None)
     limit: int = field(PAGE_ROWS, "The most rows.", default=50)
 
@@ -463,10 +465,15 @@ def read(
             mistakes += [Mistake(name, rule, path) for path, rule in wrong.mistakes]
     if action.some_of and not any(given.get(each) is not None or texts.get(each) for each in action.some_of):
         mistakes.append(Mistake("", f"needs at least one of: {', '.join(action.some_of)}"))
-    faulty = {each.field for each in mistakes}
-    chosen = [each for each in action.one_of if values.get(each, False) is not False]
-    if action.one_of and not faulty & set(action.one_of) and len(chosen) != 1:
-        mistakes.append(Mistake(action.one_of[0], f"is required, or another one of: {', '.join(action.one_of)}"))
+    mistakes += _wrong_choices(action, values, {each.field for each in mistakes})
     if mistakes:
         raise Mistakes(mistakes)
     return action(**values)
+
+
+def _wrong_choices(action: type[Action[Any]], values: Mapping[str, Any], faulty: set[str]) -> Iterator[Mistake]:
+    chosen = {name for name, value in values.items() if value is not False}
+    if action.one_of and not faulty & set(action.one_of) and len(chosen & set(action.one_of)) != 1:
+        yield Mistake(action.one_of[0], f"is required, or another one of: {', '.join(action.one_of)}")
+    if action.not_both and chosen >= set(action.not_both):
+        yield Mistake(action.not_both[0], f"must not be given together with {action.not_both[1]}")

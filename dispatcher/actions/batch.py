@@ -135,10 +135,14 @@ class Batch(Change[Outcome], reach=Reach.ANY_TENANT):
         ids = None if self.email_ids is None else list(self.email_ids)
         return {**{name: getattr(self, name) for name in self.filters}, "tenant_id": self.tenant_id, "email_ids": ids}
 
+    @classmethod
+    def selectors(cls) -> tuple[str, ...]:
+        """The fields of which one must be given, except for a dry run."""
+        return (*cls.filters, "email_ids", "all")
+
     def is_selecting(self) -> bool:
         """Whether something selects emails."""
-        given = (getattr(self, name) for name in (*self.filters, "email_ids", "all"))
-        return any(each not in (None, False) for each in given)
+        return any(getattr(self, name) not in (None, False) for name in self.selectors())
 
     def change(self) -> dict[str, Any]:
         """More parameters of the query."""

@@ -13,7 +13,7 @@ from dispatcher.domain.kinds import FILTER_TEXT, SINCE, TENANT, Kind, Wrong, cur
 from dispatcher.domain.listed_email import ListedEmail
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
-from dispatcher.domain.suppression import Recipient
+from dispatcher.domain.suppression import RECIPIENT_PATTERN, Recipient
 from dispatcher.domain.values import dataclass
 
 MAX_ADDRESS_CHARACTERS: Final = 1_000
@@ -33,7 +33,7 @@ def _recipient(text: str, *, addresses: bool, domains: bool) -> str:
 
 def _whom(what: str, metavar: str, *, addresses: bool = False, domains: bool = False) -> Kind[str]:
     """Addresses, domains or both. The words never repeat the text."""
-    schema = {"type": "string", "minLength": 3, "maxLength": MAX_ADDRESS_CHARACTERS}
+    schema = {"type": "string", "minLength": 3, "maxLength": MAX_ADDRESS_CHARACTERS, "pattern": RECIPIENT_PATTERN}
     rule = f"must be {what} of 3 to {MAX_ADDRESS_CHARACTERS:,} characters"
     return Kind(rule, schema, lambda text: _recipient(text, addresses=addresses, domains=domains), metavar=metavar)
 

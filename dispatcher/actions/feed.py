@@ -10,7 +10,7 @@ from uuid import UUID
 from dispatcher.actions.action import Page, Paged, Reach, field
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.event import TYPES, Bounce
-from dispatcher.domain.kinds import TENANT, Kind, whole
+from dispatcher.domain.kinds import CURSOR_TEXT, TENANT, Kind, whole
 from dispatcher.domain.values import dataclass
 
 if TYPE_CHECKING:
@@ -54,13 +54,14 @@ class FeedPage(Page[FeedEvent]):
         has_more: Whether the next request may return events now.
     """
 
+    next: str
     has_more: bool = False
 
 
 def _cursor(value: Any) -> str:
     from dispatcher.store.outgoing_events import Cursor
 
-    return Cursor.parse(value).text()
+    return Cursor.parse(CURSOR_TEXT.read(value)).text()
 
 
 class ListEvents(Paged[FeedEvent], name="feed", http="GET /v1/events", scope=Scope.READ, reach=Reach.ANY_TENANT):
@@ -71,7 +72,7 @@ class ListEvents(Paged[FeedEvent], name="feed", http="GET /v1/events", scope=Sco
     """
 
     after: str | None = field(
-        Kind("must be a cursor from an earlier response", {"type": "string"}, _cursor, metavar="CURSOR"),
+        Kind("must be a cursor from an earlier response", CURSOR_TEXT.schema, _cursor, metavar="CURSOR"),
         "The `next` of an earlier response, or the `cursor` of an event. Without it, the response begins with the "
         "oldest event that is kept.",
         default=None,

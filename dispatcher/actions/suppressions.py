@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final
 
-from dispatcher.actions.action import Change, Listing, Mistake, Mistakes, Paged, Reach, field
-from dispatcher.domain.kinds import INSTANT, SINCE, TENANT, Kind, many, one_of, whole
+from dispatcher.actions.action import Change, Listing, Paged, Reach, field
+from dispatcher.domain.kinds import INSTANT, PRINTABLE, SINCE, TENANT, Kind, many, one_of, text, whole
 from dispatcher.domain.suppression import (
+    RECIPIENT_PATTERN,
     AddedSuppressions,
     Recipient,
     RemovedSuppressions,
@@ -35,26 +36,23 @@ def _recipient(value: object) -> str:
     return Recipient.parse(value).text
 
 
-def _note(value: object) -> str:
-    if not isinstance(value, str) or len(value) > MAX_NOTE_CHARACTERS or not value.isprintable():
-        raise ValueError
-    return value
-
-
 def _lines(text: str) -> list[str]:
     return [each for each in re.split(r"[\n,]", text) if each.strip()]
 
 
-RECIPIENT: Final = Kind("must be an address or a domain", {"type": "string"}, _recipient, metavar="ADDRESS|DOMAIN")
+RECIPIENT: Final = Kind(
+    "must be an address or a domain",
+    {"type": "string", "minLength": 3, "pattern": RECIPIENT_PATTERN},
+    _recipient,
+    metavar="ADDRESS|DOMAIN",
+)
 """An address, a phone number or a domain. A value must not be logged, or be in a URL."""
 _MANY: Final = many(RECIPIENT, MAX_RECIPIENTS, "addresses or domains")
 RECIPIENTS: Final = Kind(_MANY.rule, _MANY.schema, _MANY.read, _lines, RECIPIENT.metavar)
 """Recipients. In a text, each has a line, or commas separate them, because a display name may contain spaces."""
 KIND: Final = one_of(SuppressionReason)
-_NOTE: Final = Kind(
-    f"must be at most {MAX_NOTE_CHARACTERS} printable characters",
-    {"type": "string", "maxLength": MAX_NOTE_CHARACTERS},
-    _note,
+_NOTE: Final = text(
+    MAX_NOTE_CHARACTERS, PRINTABLE, f"must be at most {MAX_NOTE_CHARACTERS} printable characters", least=0
 )
 _OWN: Final = (
     "The tenant; by default the tenant of the key, or `default`. Each tenant has its own suppressed recipients."
@@ -126,17 +124,13 @@ class AddSuppressions(
     note: str | None = field(_NOTE, "A note for operators, without addresses.", default=None)
 
     arguments = ("recipients",)
+    not_both = ("days", "expires_at")
     tells_row = True
     done = "All hosts apply the change within two seconds."
     examples = (
         'suppressions add ann@example.org --reason "closed account"',
         'suppressions add example.net --days 30 --reason "their server is broken"',
     )
-
-    def check(self, settings: Any) -> None:
-        del settings
-        if self.days is not None and self.expires_at is not None:
-            raise Mistakes([Mistake("days", "must not be given together with expires_at")])
 
     async def prepare(self, source: Any, settings: Any) -> Mapping[str, Any]:
         from dispatcher.domain.scrub import scrub

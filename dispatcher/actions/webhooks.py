@@ -9,6 +9,7 @@ with GET /v1/events of the HTTP API. See docs/webhooks.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -39,7 +40,14 @@ def _kind(value: object) -> OutgoingKind:
 
 
 EVENT_TYPE: Final = Kind(f"must be one of: {', '.join(TYPES)}", {"type": "string", "enum": list(TYPES)}, _kind)
-URL: Final = text(MAX_URL_CHARACTERS, r"https?://[!-~]+", "must be a URL that begins with https://", "URL")
+URL: Final = text(
+    MAX_URL_CHARACTERS,
+    r'^https?://[!-"$-.0->A-~]+(?:[/?][!-"$-~]*)?$',  # no user, no fragment
+    "must be a URL that begins with https:// and has no user, password or #fragment",
+    "URL",
+)
+ALL_TENANTS: Final = replace(FLAG, schema={"type": "boolean", "const": False})
+"""A flag of the command. Over HTTP, a request is always about one tenant."""
 WEBHOOK_ID: Final = whole(1, 2**63 - 1)
 
 
@@ -97,7 +105,7 @@ class AddWebhook(
         TENANT, "The tenant whose events the webhook gets. Required without --all-tenants.", default=None
     )
     all_tenants: bool = field(
-        FLAG,
+        ALL_TENANTS,
         "The webhook gets the events of all tenants. Not over HTTP, where a webhook has one tenant.",
         default=False,
     )

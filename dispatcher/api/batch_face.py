@@ -13,7 +13,16 @@ from dispatcher.actions import all_actions
 from dispatcher.actions.action import example, read
 from dispatcher.actions.batch import LOCKED, UNKNOWN, Batch, Judged, Outcome
 from dispatcher.actions.runner import Who, of_tenant, preview, run_batch, select
-from dispatcher.api.face import ActionEndpoints, Endpoint, body_of, json_response, problems, row_schemas, who
+from dispatcher.api.face import (
+    ActionEndpoints,
+    Endpoint,
+    bodies_with,
+    body_of,
+    json_response,
+    problems,
+    row_schemas,
+    who,
+)
 from dispatcher.api.operation import BODY_PROBLEMS, DECISION_PROBLEMS, ID, Operation, object_schema, path_parameter
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
@@ -129,13 +138,11 @@ def _after(action: type[Batch], judged: Judged) -> Status:
 def _schemas(action: type[Batch]) -> dict[str, Any]:
     """The schemas of a batch's bodies and results."""
     whole = body_of(action)
-    if action.one_of:
-        whole["oneOf"] = [{"required": [name]} for name in action.one_of]
     names = _known(action, action.fields, is_one=True)
     properties = {name: each for name, each in whole["properties"].items() if name in names}
     one = {**whole, "properties": properties}
     return {
-        action.__name__: whole,
+        action.__name__: {**whole, "anyOf": bodies_with(action, (*action.selectors(), "dry_run"))},
         f"{action.__name__}One": one,
         "ChangedEmail": object_schema({"id": ID, "status": {"type": "string", "enum": list(Status)}}),
         **row_schemas([Outcome]),

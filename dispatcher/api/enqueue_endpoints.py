@@ -32,6 +32,7 @@ from dispatcher.domain.api_key import Scope
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.email import Email
 from dispatcher.domain.message import SHARED_SCHEMAS, Message, text_schema
+from dispatcher.domain.phone import NUMBER_PATTERN
 from dispatcher.domain.sms import SMS_CHANNEL, Sms
 from dispatcher.domain.status import Status
 from dispatcher.domain.text import MAX_KEY_CHARACTERS
@@ -65,7 +66,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             ["to", "text"],
             **{
                 "channel": {"anyOf": [{"const": SMS_CHANNEL}, {"type": "null"}]},
-                "to": text_schema(40, 3, pattern=r"^\+", description=_NUMBER),
+                "to": text_schema(40, 3, pattern=NUMBER_PATTERN, description=_NUMBER),
                 "from": {"anyOf": [text_schema(40), {"type": "null"}], "description": _SENDER},
                 "text": text_schema(Sms.max_characters, 1, description="The text."),
             },

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, field, is_dataclass
+from datetime import datetime
+from typing import Any, ClassVar, Final, get_args, get_type_hints
 
 import msgspec
 import orjson
@@ -217,7 +218,13 @@ def schemas() -> dict[str, Any]:
 
 def row_schemas(rows: Iterable[type[Any]]) -> dict[str, Any]:
     """The schemas of row types, and of the types in them. Every field is present in a response."""
+    rows = list(rows)
     _, found = msgspec.json.schema_components(rows, ref_template="#/components/schemas/{name}")
+    for name, each in _instants(rows):  # msgspec states no format for a datetime that may be without a zone
+        schema = found[name]["properties"][each]
+        next(kind for kind in (schema, *schema.get("anyOf", ())) if kind.get("type") == "string")["format"] = (
+            "date-time"
+        )
     for schema in found.values():
         schema.pop("title", None)
         if "properties" not in schema:
@@ -229,13 +236,33 @@ def row_schemas(rows: Iterable[type[Any]]) -> dict[str, Any]:
     return dict(found)
 
 
+def _instants(types: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """The type and the name of each field with an instant, in these types and in the types of their fields."""
+    for each in types:
+        hints = get_type_hints(each) if is_dataclass(each) else {}
+        yield from ((each.__name__, name) for name, hint in hints.items() if datetime in (hint, *get_args(hint)))
+        yield from _instants((*hints.values(), *get_args(each)))
+
+
 def body_of(action: type[Action[Any]]) -> dict[str, Any]:
     in_path = action.path_names()
     fields = {name: each for name, each in action.fields.items() if name not in in_path}
     optional = [name for name, each in fields.items() if not each.is_required and name != "reason"]
     properties = {name: _schema(each) for name, each in fields.items()}
-    some = {"anyOf": [{"required": [name]} for name in action.some_of]} if action.some_of else {}
-    return {**object_schema(properties, *optional), **some}
+    schema = object_schema(properties, *optional)
+    if action.some_of:
+        schema["anyOf"] = bodies_with(action, action.some_of)
+    if action.one_of:
+        schema["oneOf"] = bodies_with(action, action.one_of)
+    if action.not_both:
+        schema["not"] = {"allOf": bodies_with(action, action.not_both)}
+    return schema
+
+
+def bodies_with(action: type[Action[Any]], names: Iterable[str]) -> list[dict[str, Any]]:
+    """For each field, the schema of the bodies that give it. A flag is given if it is true."""
+    are_true = {name: {"properties": {name: {"const": True}}} for name in names if action.fields[name].kind.is_flag}
+    return [{"required": [name], **are_true.get(name, {})} for name in names]
 
 
 def _schema(field: Field) -> dict[str, Any]:

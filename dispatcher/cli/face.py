@@ -18,7 +18,6 @@ from dispatcher.cli.options import ACTOR
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
-from dispatcher.domain.kinds import FLAG
 
 A = TypeVar("A", bound=Action[Any])
 
@@ -56,7 +55,7 @@ def command(action: type[Action[Any]]) -> click.Command:
 
 def option(action: type[Action[Any]], field: Field) -> click.Option:
     """The option of a field; its value stays text, so that all mistakes are reported at once."""
-    if field.kind is FLAG:
+    if field.kind.is_flag:
         return click.Option([field.flag, field.name], is_flag=True, help=field.about)
     is_required = field.is_required or (field.name == "reason" and issubclass(action, Change) and action.needs_reason)
     kind = click.Choice(list(field.kind.choices)) if field.kind.choices else click.STRING

@@ -28,10 +28,10 @@ _UNPRINTABLE: Final = (
     r"\x00-\x1f\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\uffff"
 )
 NOT_BLANK: Final = rf"^ *[^ {_UNPRINTABLE}][^{_UNPRINTABLE}]*$"
+PRINTABLE: Final = rf"^[^{_UNPRINTABLE}]*$"
 MAX_SECONDS: Final = 10 * 366 * 86_400
 MAX_IDS: Final = 1000
 MAX_PAGE_ROWS: Final = 100
-_MAX_CURSOR_CHARACTERS: Final = 1000
 
 
 class Wrong(ValueError):
@@ -65,6 +65,10 @@ class Kind(Generic[T]):
     @property
     def is_list(self) -> bool:
         return self.schema.get("type") == "array"
+
+    @property
+    def is_flag(self) -> bool:
+        return self.schema.get("type") == "boolean"
 
     def of_json(self, value: object) -> T:
         """The value of a JSON value; raises `Wrong` with all its mistakes."""
@@ -103,10 +107,11 @@ def number(least: float, most: float) -> Kind[float]:
 
 
 def whole(least: int, most: int) -> Kind[int]:
-    """A whole number within a range."""
+    """A whole number within a range. In JSON, `5.0` is the same number as `5`."""
 
     def read(value: Any) -> int:
-        _require(isinstance(value, int) and not isinstance(value, bool) and least <= value <= most)
+        is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
+        _require(is_whole and not isinstance(value, bool) and least <= value <= most)
         return int(value)
 
     def parse(text: str) -> int:
@@ -117,15 +122,15 @@ def whole(least: int, most: int) -> Kind[int]:
     return Kind(f"must be a whole number from {least:,} to {most:,}", schema, read, parse, "N")
 
 
-def text(most: int, pattern: str = NOT_BLANK, rule: str = "", metavar: str = "TEXT") -> Kind[str]:
-    """A text of at most `most` characters that matches a pattern."""
+def text(most: int, pattern: str = NOT_BLANK, rule: str = "", metavar: str = "TEXT", *, least: int = 1) -> Kind[str]:
+    """A text of at most `most` characters that matches a pattern, which begins with `^` and ends with `$`."""
 
     def read(value: Any) -> str:
-        _require(isinstance(value, str) and 1 <= len(value) <= most and re.fullmatch(pattern, value) is not None)
+        _require(isinstance(value, str) and least <= len(value) <= most and re.fullmatch(pattern, value) is not None)
         return str(value)
 
-    schema = {"type": "string", "minLength": 1, "maxLength": most, "pattern": pattern}
-    return Kind(rule or f"must be 1 to {most:,} printable characters", schema, read, metavar=metavar)
+    schema = {"type": "string", "minLength": least, "maxLength": most, "pattern": pattern}
+    return Kind(rule or f"must be {least} to {most:,} printable characters", schema, read, metavar=metavar)
 
 
 def one_of(values: type[E], *some: str) -> Kind[E]:
@@ -164,8 +169,8 @@ def many(item: Kind[T], most: int, items: str) -> Kind[tuple[T, ...]]:
 
 def seconds(least: float, most: float = MAX_SECONDS, *, metavar: str = "TIME") -> Kind[float]:
     """A length of time: a number of seconds in JSON, and for people a text such as `2h`."""
-    days = f"{most / 86_400:,.0f} days"
-    rule = f"must be a length of time such as 90s, 15m, 2h or 3d, from {least:g} seconds to {days}"
+    first, days = f"{least:g} second{'' if least == 1 else 's'}", f"{most / 86_400:,.0f} days"
+    rule = f"must be a length of time such as 90s, 15m, 2h or 3d, from {first} to {days}"
     schema = {"type": "number", "minimum": least, "maximum": most}
     return Kind(rule, schema, number(least, most).read, parse_length, metavar)
 
@@ -175,12 +180,10 @@ def cursor(columns: Iterable[type[Any]]) -> Kind[str]:
     types = tuple(columns)
 
     def read(value: Any) -> str:
-        _require(len(value) <= _MAX_CURSOR_CHARACTERS)
-        cursor_values(types, value)
+        cursor_values(types, CURSOR_TEXT.read(value))
         return str(value)
 
-    schema = {"type": "string", "minLength": 1, "maxLength": _MAX_CURSOR_CHARACTERS}
-    return Kind("must be `next` of an earlier page", schema, read, metavar="CURSOR")
+    return Kind("must be `next` of an earlier page", CURSOR_TEXT.schema, read, metavar="CURSOR")
 
 
 def cursor_text(values: Iterable[object]) -> str:
@@ -228,7 +231,7 @@ def _instant(value: Any) -> datetime:
 
 
 def _since(value: Any) -> datetime:
-    _require(isinstance(value, str))
+    _SINCE_TEXT.read(value)
     with suppress(ValueError):
         return datetime.now(UTC) - timedelta(seconds=parse_length(value))
     with suppress(ValueError):
@@ -257,17 +260,20 @@ TENANT: Final = Kind(
 )
 REASON: Final = text(500, rule="must be 1 to 500 printable characters that say why")
 FILTER_TEXT: Final = text(255)
+CURSOR_TEXT: Final = text(1000, "^[A-Za-z0-9_-]+$")
+"""What every cursor is: base64url. A list refuses cursors of other lists, too."""
 LIMIT: Final = number(MIN_LIMIT, MAX_LIMIT)
 PAGE_ROWS: Final = whole(1, MAX_PAGE_ROWS)
-AGE: Final = seconds(0, metavar="AGE")
+AGE: Final = seconds(1, metavar="AGE")
 EMAIL_ID: Final = Kind("must be an email id (a UUID)", {"type": "string", "format": "uuid"}, _uuid, metavar="ID")
 EMAIL_IDS: Final = many(EMAIL_ID, MAX_IDS, "email ids (UUIDs)")
 INSTANT: Final[Kind[datetime]] = Kind(
     "must be a time in ISO 8601, such as 2026-11-21T10:00:00Z", _INSTANT, _instant, metavar="TIME"
 )
+_SINCE_TEXT: Final = text(40, r"^(?:[0-9.]{1,25}[smhdw]|[0-9]{4}[-0-9Ww][-+.,:0-9A-Za-z ]+)$", least=2)
 SINCE: Final = Kind(
     "must be an age such as 90s, 2h or 3d, or a time such as 2026-11-21T10:00Z",
-    {"type": "string", "maxLength": 40},
+    _SINCE_TEXT.schema,
     _since,
     metavar="AGE|TIME",
 )

@@ -14,7 +14,9 @@ from dispatcher.errors import InvalidEmail
 if TYPE_CHECKING:
     from phonenumbers import PhoneNumber
 
-_NUMBER: Final = re.compile(r"\+[0-9][0-9 ()./-]{1,38}", re.ASCII)
+NUMBER_PATTERN: Final = r"^\+[0-9][0-9 ()./-]{1,38}$"
+"""What a number looks like. Not every such text is a number."""
+_NUMBER: Final = re.compile(NUMBER_PATTERN, re.ASCII)
 _FAULT: Final = "must be a phone number with its country code, such as +4915112345678"
 _FORMS: Final = tuple(
     (re.compile(pattern, re.ASCII), form)

@@ -19,6 +19,9 @@ from dispatcher.domain.phone import phone_number
 from dispatcher.domain.values import dataclass
 from dispatcher.errors import InvalidEmail
 
+RECIPIENT_PATTERN: Final = "[@.+]"
+"""Matches every text that `Recipient.parse` accepts: an address, a domain with a dot, or a phone number."""
+
 
 class SuppressionReason(StrEnum):
     """Why a recipient is suppressed. The value of `suppression.reason`."""

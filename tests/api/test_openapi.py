@@ -25,6 +25,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from dispatcher.api import face
 from dispatcher.api.enqueue_endpoints import SCHEMAS
 from dispatcher.config import Settings
 from dispatcher.domain.email import Email
@@ -153,6 +154,16 @@ def test_the_schema_accepts_every_email_that_the_domain_accepts() -> None:
         accepted += 1
         assert schema.is_valid(document), document
     assert accepted > 20
+
+
+def test_the_schemas_of_the_feed_state_the_format_of_times_and_that_there_is_always_a_next() -> None:
+    found = face.schemas()
+
+    assert found["FeedEvent"]["properties"]["timestamp"] == {"type": "string", "format": "date-time"}
+    assert found["FeedData"]["properties"]["happened_at"] == {"type": "string", "format": "date-time"}
+    assert found["FeedEvents"]["properties"]["next"] == {"type": "string"}
+    ended = [{"type": "string", "format": "date-time"}, {"type": "null"}]
+    assert found["Suppression"]["properties"]["expires_at"]["anyOf"] == ended
 
 
 async def test_the_docs_page_needs_no_external_resources(api: Api) -> None:

@@ -49,6 +49,7 @@ def test_a_text_is_read(kind: Kind[Any], text: str, expected: object) -> None:
         (STATUS, ["sent"], [("", "must be one of: sent, held")]),
         (kinds.INSTANT, 5, [("", kinds.INSTANT.rule)]),
         (kinds.SINCE, "tomorrow", [("", kinds.SINCE.rule)]),
+        (kinds.CURSOR_TEXT, "W1 0=", [("", "must be 1 to 1,000 printable characters")]),
         (kinds.FILTER_TEXT, "a\nb", [("", "must be 1 to 255 printable characters")]),
         (kinds.EMAIL_IDS, [], [("", "must be a list of 1 to 1,000 email ids (UUIDs)")]),
         (kinds.EMAIL_IDS, [ID, "x", 7], [("1", kinds.EMAIL_ID.rule), ("2", kinds.EMAIL_ID.rule)]),
@@ -58,6 +59,10 @@ def test_every_mistake_is_told(kind: Kind[Any], value: object, mistakes: list[tu
     with pytest.raises(Wrong) as caught:
         kind.of_json(value)
     assert list(caught.value.mistakes) == mistakes
+
+
+def test_a_whole_number_may_be_written_with_a_fraction_of_zero() -> None:
+    assert repr(COUNT.of_json(5.0)) == "5"
 
 
 def test_a_cursor_returns_the_values_of_its_columns() -> None:
