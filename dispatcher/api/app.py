@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -123,20 +124,24 @@ def make_app(
 
 def _pages(access: AccessControl, operations: Sequence[tuple[str, str, Operation]]) -> list[Route]:
     cached: dict[bool, tuple[bytes, str]] = {}
+    building = asyncio.Lock()
 
-    def documentation() -> tuple[bytes, str]:
-        # The document changes once: as soon as a key exists, it says that operations need a key.
-        if access.is_open not in cached:
-            schemas = {**face.schemas(), **batch_face.schemas()}
-            whole = openapi(operations, schemas, needs_key=not access.is_open)
-            cached[access.is_open] = orjson.dumps(whole), page(whole)
-        return cached[access.is_open]
+    def build(*, needs_key: bool) -> tuple[bytes, str]:
+        whole = openapi(operations, {**face.schemas(), **batch_face.schemas()}, needs_key=needs_key)
+        return orjson.dumps(whole), page(whole)
+
+    async def documentation() -> tuple[bytes, str]:
+        async with building:
+            # The document changes once: as soon as a key exists, it says that operations need a key.
+            if (is_open := access.is_open) not in cached:
+                cached[is_open] = await asyncio.to_thread(build, needs_key=not is_open)  # takes a tenth of a second
+            return cached[is_open]
 
     async def document(_request: Request) -> Response:
-        return Response(documentation()[0], media_type="application/json")
+        return Response((await documentation())[0], media_type="application/json")
 
     async def docs(_request: Request) -> Response:
-        return HTMLResponse(documentation()[1], headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY})
+        return HTMLResponse((await documentation())[1], headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY})
 
     async def health(_request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
