@@ -85,6 +85,8 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
         self._pieces = 0
         self._unanswered = 0  # requests whose head is complete
         self._is_answering = False
+        self._is_head_next = False
+        self._head = b""  # of a response. It is written with the beginning of the body, in one system call.
 
     # asyncio's protocol
 
@@ -155,8 +157,11 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
         """Writes a part of a response, unless the connection is closing. Then uvloop would raise an error."""
-        if not self.is_closing():
-            self._transport.write(data)
+        if self._is_head_next:
+            self._head, self._is_head_next = data, False
+        elif not self.is_closing():
+            self._transport.write(self._head + data)
+            self._head = b""
 
     def is_closing(self) -> bool:
         """Whether `close` was called. From then on, nothing more is written, and further input is ignored."""
@@ -171,6 +176,7 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
         """
         if self.is_closing():
             return
+        self._write_head()
         if self._is_in_head and not self._overhead_bytes:
             self._transport.close()
             return
@@ -243,15 +249,22 @@ class GuardedProtocol(asyncio.Protocol, asyncio.Transport):
 
     def begin_response(self) -> None:
         """From now on, the client would read a refusal as a part of the response."""
-        self._is_answering = True
+        self._is_answering = self._is_head_next = True
 
     def is_pipelining(self) -> bool:
         """Whether more requests have arrived than the one to which a response is due."""
         return self._unanswered > 1
 
     def end_response(self) -> None:
+        self._is_head_next = False
+        self._write_head()
         self._unanswered -= 1
         self._is_answering = False
+
+    def _write_head(self) -> None:
+        """Writes the head of a response whose body has not begun."""
+        if self._head:
+            self.write(b"")
 
     def _set_timer(self, seconds: float | None) -> None:
         if self._timer is not None:
