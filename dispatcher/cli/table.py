@@ -23,6 +23,8 @@ from dispatcher.domain.text import printable
 _GAP: Final = "   "
 _MARGIN: Final = " " * 4
 _NARROWEST_FOLD: Final = 20
+_MAX_CELL_CHARACTERS: Final = 4000
+"""A longer text is cut, because all rows are as wide as the longest: an application can insert a key of a megabyte."""
 
 
 class Styled(NamedTuple):
@@ -47,9 +49,9 @@ class Table:
 
     def add(self, *cells: object, style: str = "") -> None:
         """Adds a row. None becomes a dash; a `datetime` is shown in local time, without its zone. Control characters
-        are replaced. `style` is the style of the cells that are not `Styled`."""
+        are replaced, and very long texts cut. `style` is the style of the cells that are not `Styled`."""
         styled = (cell if isinstance(cell, Styled) else Styled(_words(cell), style) for cell in cells)
-        self._rows.append(tuple(Styled(printable(cell.text), cell.style) for cell in styled))
+        self._rows.append(tuple(Styled(_cut(printable(cell.text)), cell.style) for cell in styled))
 
     def add_gap(self) -> None:
         self._rows.append(())
@@ -124,6 +126,10 @@ def is_coloured(stream: TextIO) -> bool:
 def is_redrawable(stream: TextIO) -> bool:
     """Whether a stream is a terminal that supports escape sequences."""
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CELL_CHARACTERS else text[:_MAX_CELL_CHARACTERS] + "…"
 
 
 def _words(cell: object) -> str:

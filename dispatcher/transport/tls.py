@@ -15,17 +15,22 @@ from typing import Any, Final, cast
 
 _READ_OCTETS: Final = 16 * 1024
 """The maximum number of octets in one record (RFC 8446, section 5.1)."""
+_CIPHERS: Final = "@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
+"""For TLS 1.2: what Python accepts if its build does not choose otherwise."""
 
 
 def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
     """A TLS context that verifies the server's certificate and host name. `ca_file`: instead of the system's.
 
-    Some builds of Python (Debian 12's) accept a connection that ends without TLS's closing message. An attacker on the
-    network could then cut off a response that has no length. This context treats such an end as an error. Raises
-    OSError (which ssl.SSLError is) if the file cannot be read, or contains no certificates.
+    Some builds of Python (Debian 12's) accept old versions of TLS, weak ciphers, and a connection that ends without
+    TLS's closing message. An attacker on the network could then cut off a response that has no length. This context
+    does not accept them. Raises OSError (which ssl.SSLError is) if the file cannot be read, or contains no
+    certificates.
     """
     context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
     return context
 
 

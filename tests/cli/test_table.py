@@ -54,6 +54,12 @@ def test_control_characters_become_replacement_characters() -> None:
     assert table("\x1b[31mred\n").lines()[2].endswith("\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}")
 
 
+def test_a_very_long_text_is_cut_so_that_the_other_rows_stay_short() -> None:
+    lines = table("x" * 1_000_000).lines()
+
+    assert max(map(len, lines)) < 5000
+
+
 def test_a_table_without_a_heading_has_only_rows() -> None:
     made = Table()
     made.add("email", "0198c2f4")

@@ -136,7 +136,7 @@ def test_rescheduled_emails_wait_until_the_time_in_its_zone(prepared: CommandLin
 
     by_time = prepared("reschedule", str(first), "--send-at", at.isoformat(), *WHY)
     by_age = prepared("reschedule", str(second), "--send-in", "2h", *WHY)
-    now = prepared("reschedule", "--status", "waiting", "--older-than", "0s", "--now", *WHY, "--yes", "--json")
+    now = prepared("reschedule", "--status", "waiting", "--newer-than", "1h", "--now", *WHY, "--yes", "--json")
 
     assert (by_time.code, by_time.stderr) == (0, f"{first}: rescheduled.\n")
     assert by_age.code == 0
