@@ -175,8 +175,8 @@ class Known:
 
     @property
     def may_be_accepted(self) -> bool:
-        """Whether a worker may have sent the email."""
-        return self.attempts > 0 or bool(self.rows)
+        """Whether a worker may have sent the email. An event that settled it has named the provider."""
+        return self.attempts > 0 or bool(self.rows) or (self.status is Status.SENT and self.proven_by is not None)
 
     def report(self, kind: EventKind, provider: str) -> None:
         """A new event of the provider is stored."""
