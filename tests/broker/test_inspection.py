@@ -115,7 +115,8 @@ async def test_a_send_queue_without_dead_lettering_is_named(
 ) -> None:
     await declare(amqp_url, undeclared)
     await rabbit.delete_queue(undeclared.queue)
-    await rabbit.declare_queue(undeclared.queue, **{"x-queue-type": "quorum"})
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT}  # RabbitMQ 4 has a default of 20
+    await rabbit.declare_queue(undeclared.queue, **arguments)
     await rabbit.bind_queue(undeclared.queue, undeclared.exchange)
 
     words = await fault_texts(management, undeclared)
