@@ -48,8 +48,9 @@ _LOCK_MODES: Final = {
 _BEFORE_BASELINE: Final = {
     (65, "lease_indexes", "ae1626ac4e39d11272c063aec46a396e344a0feac779512a65569d53935a64aa"),
     (1, "baseline", "5f443c0ea190afab8083233a1b91dc480c2ea064e6178faab7a0392ad42b6416"),
+    (1, "baseline", "7e4b563cbfe6a5117789e85dfa90d5521d074f5f689d8b175746ab368e37c6cd"),
 }
-"""The last migrations of commit bb5680df and of the first text of the baseline, with their checksums. Their tables are
+"""The last migrations of commit bb5680df and of earlier texts of the baseline, with their checksums. Their tables are
 the baseline's, so `init` only replaces the record of their migrations (docs/decisions/0085-one-baseline.md)."""
 T = TypeVar("T")
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")

@@ -64,6 +64,7 @@ create table dispatcher_database (
 );
 comment on column dispatcher_database.recipients_since is 'Emails that were enqueued since then are found by their recipients. Older emails have no rows in email_recipient.';
 insert into dispatcher_database default values;
+analyze dispatcher_database;  -- without statistics, PostgreSQL would plan hash_addresses anew at each call
 
 -- The first 6 bytes of the hash of each address, as `AddressHasher.hash` in store/address_hashes.py computes it. Among
 -- 10,000,000 emails to one domain, a look-up finds an email of another recipient once in 28,000,000 look-ups. The

@@ -205,6 +205,7 @@ drop function if exists
     dispatcher.email_partition_prune(text, timestamptz);
 comment on column dispatcher.host_presence.processes is
     'The processes of the host''s `dispatcher run`, as its monitor last reported them. Null: not reported yet.';
+analyze dispatcher.dispatcher_database;
 delete from dispatcher.dispatcher_migration;
 insert into dispatcher.dispatcher_migration (number, name, checksum)
 values (0, 'one_baseline', '');
